@@ -1,0 +1,78 @@
+"""The draft tree: what every drafter proposes and the target verifies. A chain is the tree with parents -1, 0, 1, ..."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.messages import TopProbs
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Guessed continuations of one sequence.
+
+    Invariants: parents[i] < i, so parents come before children; siblings have distinct tokens; confidence does not
+    rise from parent to child. confidence[i] estimates the probability that node i is on the accepted path.
+    """
+
+    token_ids: np.ndarray  # int32 [n]
+    parents: np.ndarray  # int32 [n]; -1: child of the root, which is the last committed token
+    confidence: np.ndarray  # float32 [n], in [0, 1]
+    probs: TopProbs | None = field(default=None)  # draft distributions, only for acceptance == "rejection"
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @staticmethod
+    def empty() -> DraftTree:
+        return _EMPTY
+
+    @staticmethod
+    def chain(token_ids: np.ndarray, confidence: np.ndarray, probs: TopProbs | None = None) -> DraftTree:
+        """A single path: token_ids int32 [n], confidence float32 [n] cumulative from the root."""
+        count = len(token_ids)
+        return DraftTree(
+            np.asarray(token_ids, dtype=np.int32),
+            np.arange(-1, count - 1, dtype=np.int32),
+            np.asarray(confidence, dtype=np.float32),
+            probs,
+        )
+
+    def is_valid(self, vocab_size: int) -> bool:
+        """Whether shapes, dtypes, ids, parents and confidences are what the class promises (distinct siblings too)."""
+        count = len(self.token_ids)
+        if count == 0:
+            return len(self.parents) == 0 and len(self.confidence) == 0
+        if len(self.parents) != count or len(self.confidence) != count:
+            return False
+        if self.token_ids.min() < 0 or self.token_ids.max() >= vocab_size or self.parents.min() < -1:
+            return False
+        if (self.parents >= np.arange(count)).any():
+            return False
+        if not ((self.confidence >= 0.0) & (self.confidence <= 1.0)).all():  # also refuses NaN
+            return False
+        edges = self.parents.astype(np.int64) * vocab_size + self.token_ids
+        return bool(len(np.unique(edges)) == count)
+
+
+_EMPTY = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+
+
+def depths_of(parents: np.ndarray) -> np.ndarray:
+    """Depth of every node, int32 [n]; children of the root have depth 1."""
+    depths = np.empty(len(parents), dtype=np.int32)
+    for index, parent in enumerate(parents):
+        depths[index] = 1 if parent < 0 else depths[parent] + 1
+    return depths
+
+
+def ancestor_mask(parents: np.ndarray) -> np.ndarray:
+    """bool [n, n]: row i is true at node i itself and at each of its ancestors."""
+    count = len(parents)
+    mask = np.eye(count, dtype=bool)
+    for index, parent in enumerate(parents):
+        if parent >= 0:
+            mask[index] |= mask[parent]
+    return mask

@@ -1,0 +1,60 @@
+"""Errors of the machine side.
+
+    PacelineError
+    ├── InvalidRequest        what a caller sent is wrong: names field, value and limit
+    ├── Overloaded            no room now; says when to come back
+    ├── Unavailable           the service is starting, draining or has lost its target group
+    ├── DeadlineExceeded      the caller's own time limit has passed
+    ├── ModelError            a model cannot be found, read or run
+    └── LinkError             a message between workers could not be read or did not arrive
+
+Every class passes its arguments to `Exception.__init__`, so it survives pickling across processes.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Root of every error that Paceline raises on purpose."""
+
+
+class InvalidRequest(PacelineError):
+    """A request carries a value that cannot be served. `field` is the request's own name for it."""
+
+    def __init__(self, field: str, value: object, limit: str, code: str = "invalid_value") -> None:
+        super().__init__(field, value, limit, code)
+        self.field = field
+        self.value = value
+        self.limit = limit
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.value!r}; {self.limit}"
+
+
+class Overloaded(PacelineError):
+    """The bounded queue is full; try again after `retry_after_s` seconds."""
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason, retry_after_s)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.reason}; retry after {self.retry_after_s:g} s"
+
+
+class Unavailable(PacelineError):
+    """The service cannot take requests at the moment (starting, draining, target group lost)."""
+
+
+class DeadlineExceeded(PacelineError):
+    """The request's own deadline passed before it finished."""
+
+
+class ModelError(PacelineError):
+    """A model cannot be found, read or run."""
+
+
+class LinkError(PacelineError):
+    """A message between workers is malformed, of another protocol version, or did not arrive in time."""

@@ -1,0 +1,231 @@
+"""Everything that crosses a link between router, draft workers and target group.
+
+Rules: the router is the only truth about committed tokens and workers hold copies; a receiver whose length
+differs from `SequenceDelta.start` answers with the sequence in `stale_seq_ids` and is sent it again from 0;
+an empty draft tree is always valid; one message per worker and round. Arrays are numpy int32 or float32.
+
+Encoding is msgpack (msgspec), arrays as extension types. `codec.py` in `actors/links` frames and versions it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+PROTOCOL_VERSION = 1
+
+Acceptance = Literal["coupled", "rejection"]
+
+
+def no_tokens() -> np.ndarray:
+    return np.empty(0, dtype=np.int32)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How the target's logits become a token. Processing order: repetition penalty, presence and frequency
+    penalties, logit bias, temperature, top-k, top-p, min-p (design: sampling is a function of seed, position, logits)."""
+
+    seed: int  # 0 <= seed < 2**64
+    temperature: float = 1.0  # <= 1e-6 means argmax
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    presence_penalty: float = 0.0  # once per distinct output token
+    frequency_penalty: float = 0.0  # per occurrence in the output
+    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens in prompt or output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to the logit)
+    acceptance: Acceptance = "coupled"
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature <= 1e-6
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway asks of a router; validated at the gateway, trusted afterwards."""
+
+    request_id: str
+    prompt_token_ids: np.ndarray  # int32 [n], n >= 1; after a failover it ends with tokens already delivered
+    num_output_in_prompt: int = 0  # how many of the last prompt tokens are output already delivered
+    sampling: SamplingParams
+    max_new_tokens: int  # >= 1, counted from the end of prompt_token_ids
+    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless the caller ignores them
+    namespace: str = ""  # prefix blocks and learnt tokens are shared inside one namespace only
+    timeout_s: float | None = None  # None: no deadline
+    drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation
+    max_draft_tokens: int | None = None  # None: the planner's own limit
+
+
+class SpeculationStats(msgspec.Struct, kw_only=True):
+    """What speculation did for one request."""
+
+    rounds: int = 0  # target forwards that emitted tokens of this request
+    target_rows: int = 0  # rows the target computed for it, prompt included
+    draft_tokens: int = 0  # tree nodes verified
+    accepted_tokens: dict[str, int] = {}  # by source
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """All tokens that one round emitted for a request. The last chunk has a finish reason."""
+
+    request_id: str
+    index: int  # 0, 1, 2, ... within the request
+    token_ids: tuple[int, ...]  # may be empty in the last chunk
+    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    sources: tuple[str, ...] = ()  # who proposed each token; "target" for recovered and bonus tokens
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first chunk)
+    stats: SpeculationStats | None = None  # in the last chunk
+
+
+class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that the receiver lacks. start == 0 (re)starts the sequence and forgets what was there."""
+
+    seq_id: int
+    start: int  # tokens the receiver must already know, else it answers stale
+    token_ids: np.ndarray  # int32 [n]: the next ones, in order
+    # Nodes of the last round's draft tree that lie on the accepted path, in order: the first
+    # len(kept_nodes) of token_ids, whose KV the receiver therefore already has.
+    kept_nodes: np.ndarray = msgspec.field(default_factory=no_tokens)
+
+
+class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker must know of a sequence besides its tokens; sent with start == 0."""
+
+    sampling: SamplingParams
+    num_prompt_tokens: int  # tokens before this index are prompt, for the output penalties
+    namespace: str = ""
+
+
+class DraftItem(msgspec.Struct, frozen=True, array_like=True):
+    delta: SequenceDelta
+    max_nodes: int  # >= 0; 0 only brings the drafter up to date
+    begin: SequenceStart | None = None  # present when delta.start == 0
+
+
+class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
+    round_id: int
+    items: list[DraftItem]
+    finished: list[int] = []  # sequences to forget
+
+
+class TopProbs(msgspec.Struct, frozen=True, array_like=True):
+    """A truncated draft distribution per node: q is *defined* as these pairs, so nothing is lost by sending few."""
+
+    token_ids: np.ndarray  # int32 [n * k]
+    probs: np.ndarray  # float32 [n * k], each run of k sums to 1
+    k: int
+
+
+class TreeMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A draft tree on the wire; see `actors.draft_tree.DraftTree` for the invariants."""
+
+    token_ids: np.ndarray  # int32 [n]
+    parents: np.ndarray  # int32 [n], -1 for children of the root
+    confidence: np.ndarray  # float32 [n]
+    probs: TopProbs | None = None  # with acceptance == "rejection"
+
+
+class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
+    round_id: int
+    seq_ids: list[int]
+    trees: list[TreeMessage]
+    stale_seq_ids: list[int] = []
+    elapsed_s: float = 0.0
+
+
+class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
+    delta: SequenceDelta
+    max_rows: int  # at most this many not yet computed tokens are computed this round (chunked prefill)
+    token_ids: np.ndarray = msgspec.field(default_factory=no_tokens)  # draft tree: int32 [n]
+    parents: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32 [n], -1: child of the last token
+    probs: TopProbs | None = None
+    begin: SequenceStart | None = None  # present when delta.start == 0
+
+
+class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
+    round_id: int
+    items: list[VerifyItem]
+    finished: list[int] = []  # sequences to free before anything else
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What the target says of one sequence. next_token is -1 while its tokens are not all computed."""
+
+    seq_id: int
+    num_computed: int  # committed tokens whose KV is valid after the round; draft nodes not counted
+    rows: int  # rows computed for it this round
+    next_token: int  # recovered or bonus token, or -1
+    path: np.ndarray = msgspec.field(default_factory=no_tokens)  # accepted node indices, in order
+    num_cached: int = 0  # tokens found in the prefix cache when the sequence was (re)started
+
+
+class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
+    round_id: int
+    verdicts: list[Verdict]
+    stale_seq_ids: list[int] = []  # unknown here or of another length: send from 0
+    starved_seq_ids: list[int] = []  # no KV blocks left for them; unchanged, try again or preempt
+    free_blocks: int = 0
+    total_blocks: int = 0
+    rows: int = 0
+    elapsed_s: float = 0.0
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Asks a worker what it is; the answer is a `WorkerInfo`. Also used as heartbeat."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
+    role: Literal["target", "draft"]
+    incarnation: int  # differs after every restart
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    total_blocks: int
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """A batch could not be carried out; the worker lives on. Never holds tokens or text."""
+
+    round_id: int
+    reason: str
+
+
+Message = Hello | WorkerInfo | Failure | DraftBatch | DraftResult | VerifyBatch | VerifyResult
+
+_EXT_INT32, _EXT_FLOAT32 = 1, 2
+_EXT_OF_DTYPE = {np.dtype(np.int32): _EXT_INT32, np.dtype(np.float32): _EXT_FLOAT32}
+_DTYPE_OF_EXT = {_EXT_INT32: np.int32, _EXT_FLOAT32: np.float32}
+
+
+def _encode_array(value: object) -> msgspec.msgpack.Ext:
+    if isinstance(value, np.ndarray) and value.dtype in _EXT_OF_DTYPE and value.ndim == 1:
+        return msgspec.msgpack.Ext(_EXT_OF_DTYPE[value.dtype], value.tobytes())
+    raise TypeError(f"only 1-D int32 and float32 arrays go on the wire, not {type(value).__name__}")
+
+
+def _decode_ext(code: int, data: memoryview) -> np.ndarray:
+    if code not in _DTYPE_OF_EXT:
+        raise ValueError(f"extension type {code} is unknown")
+    return np.frombuffer(data, _DTYPE_OF_EXT[code])
+
+
+def _check_array(expected: type, value: object) -> object:
+    if expected is np.ndarray and isinstance(value, np.ndarray):
+        return value
+    raise ValueError(f"expected an array, got {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder = msgspec.msgpack.Decoder(Message, ext_hook=_decode_ext, dec_hook=_check_array)
+
+
+def encode_message(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes) -> Message:
+    """Raises msgspec.MsgspecError or ValueError for anything that is not a message of this protocol."""
+    decoded: Message = _decoder.decode(data)
+    return decoded

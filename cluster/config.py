@@ -1,0 +1,168 @@
+"""The typed configuration of a cluster. Data enters here from YAML and the command line, is validated once and frozen.
+
+Unknown keys are errors. A component is handed its own part, never the whole.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetConfig(_Section):
+    """The model whose output counts, and the group of GPU actors it lives on."""
+
+    model: str = "smollm2"  # a prepared name, a directory, a .gguf file or a Hugging Face id
+    served_name: str | None = None  # what clients call it; None: the model's own name
+    dtype: Dtype = "float32"
+    device: str = "auto"  # auto, cpu, cuda
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # rank actors
+    threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads a rank, on CPU
+    max_model_len: Annotated[int, Field(ge=16)] | None = None  # None: what the model was made for
+    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None  # None: from kv_cache_fraction of free memory
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.2
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    prefix_cache: bool = True
+    exact: Literal["default", "bitwise"] = "default"
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class DraftConfig(_Section):
+    """The draft model and its workers."""
+
+    model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    dtype: Dtype = "float32"
+    device: str = "auto"
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens a round
+    deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
+    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+
+
+class SpeculationConfig(_Section):
+    """How drafts are made, merged and accepted."""
+
+    drafters: tuple[str, ...] = ("auto",)  # auto, none, draft_model, prompt_lookup, suffix
+    acceptance: Literal["coupled", "rejection"] = "coupled"
+    max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16  # tree nodes a sequence and round
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on drafts, all sequences
+
+
+class RouterConfig(_Section):
+    """Batching, admission and fairness."""
+
+    max_running: Annotated[int, Field(ge=1, le=4096)] = 16  # sequences in one round
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64  # beyond: 429 / RESOURCE_EXHAUSTED
+    max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # prompt rows a round, all sequences
+    verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # a target that takes longer has failed
+
+
+class GatewayConfig(_Section):
+    """The public face."""
+
+    host: str = "127.0.0.1"
+    http_port: Annotated[int, Field(ge=1, le=65_535)] = 8000
+    grpc_port: Annotated[int, Field(ge=1, le=65_535)] = 9000
+    replicas: Annotated[int, Field(ge=1, le=256)] = 1
+    max_new_tokens: Annotated[int, Field(ge=1)] = 4096  # most a request may ask for
+    default_max_tokens: Annotated[int, Field(ge=1)] = 256  # when the request does not say
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    grpc_reflection: bool = True
+
+
+class ClusterConfig(_Section):
+    """One file describes one cluster."""
+
+    target: TargetConfig = TargetConfig()
+    draft: DraftConfig = DraftConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    router: RouterConfig = RouterConfig()
+    gateway: GatewayConfig = GatewayConfig()
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> ClusterConfig:
+        if self.gateway.http_port == self.gateway.grpc_port:
+            raise ValueError(f"gateway.http_port and gateway.grpc_port are both {self.gateway.http_port}; they must differ")
+        return self
+
+
+def paceline_home() -> Path:
+    """Where prepared models live: $PACELINE_HOME, by default ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_HOME") or "~/.cache/paceline").expanduser()
+
+
+def load_config(path: Path | None, overrides: list[str] | None = None) -> ClusterConfig:
+    """Read a YAML file (None: all defaults) and apply `path.to.key=value` overrides, values in YAML syntax.
+
+    Raises ConfigError with one line that names file, key, value and limit.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        data = _read_yaml(path)
+    for override in overrides or []:
+        _apply_override(data, override)
+    try:
+        return ClusterConfig.model_validate(data)
+    except ValidationError as error:
+        where = str(path) if path is not None else "configuration"
+        raise ConfigError(f"{where}: {_describe(error)}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: the top level is a {type(data).__name__}; it must be a mapping of sections")
+    return data
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"--set {override}: write it as path.to.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    section = data
+    for part in parts[:-1]:
+        child = section.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {part} is not a section")
+        section = child
+    section[parts[-1]] = value
+
+
+def _describe(error: ValidationError) -> str:
+    parts = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        if problem["type"] == "extra_forbidden":
+            parts.append(f"{field}: unknown key")
+        elif problem["type"] in ("missing", "value_error"):
+            parts.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}")
+        else:
+            parts.append(f"{field} is {problem['input']!r}: {problem['msg']}")
+    return "; ".join(parts)
