@@ -80,14 +80,15 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that the receiver lacks. start == 0 (re)starts the sequence and forgets what was there."""
+    """Tokens that the receiver lacks. start == 0 (re)starts the sequence and forgets what was there.
+
+    A receiver that computed draft nodes in its last round walks that tree with token_ids: siblings are distinct, so
+    the nodes on the walk are the accepted path, and their KV is kept. No list of kept nodes needs to travel.
+    """
 
     seq_id: int
     start: int  # tokens the receiver must already know, else it answers stale
     token_ids: np.ndarray  # int32 [n]: the next ones, in order
-    # Nodes of the last round's draft tree that lie on the accepted path, in order: the first
-    # len(kept_nodes) of token_ids, whose KV the receiver therefore already has.
-    kept_nodes: np.ndarray = msgspec.field(default_factory=no_tokens)
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
