@@ -1,0 +1,229 @@
+"""Models and tokenizers, loaded as `transformers` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actors.errors import ModelError
+from actors.models.quiet import quiet_transformers
+from actors.models.source import ModelSource
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = ("float32", "bfloat16", "float16")
+_FALLBACK_MODEL_LEN = 2048  # for models that state no limit (ALiBi)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the cluster must know of a model, read without its weights."""
+
+    name: str  # what clients call it
+    vocab_size: int  # columns of the output logits
+    max_model_len: int  # tokens of prompt and output together
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    hidden_size: int
+    weights_fingerprint: str
+    tokenizer_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A draft model. Column c of its logits stands for token `token_ids[c]`, or for token c where that is None."""
+
+    model: PreTrainedModel
+    token_ids: torch.Tensor | None  # int64 [Vd] on the model's device, strictly increasing
+
+
+def choose_device(device: str) -> str:
+    """`auto` becomes cuda where there is one, else cpu; other names pass. Raises ModelError if cuda is missing."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device is {device!r}; this machine offers no CUDA device to torch")
+    return device
+
+
+def load_config(source: ModelSource) -> PretrainedConfig:
+    """The model's configuration. Raises ModelError unless it is a decoder-only model that `transformers` knows."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"model {source.spec!r}: config.json cannot be used: {_one_line(error)}") from None
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"model {source.spec!r}: {config.model_type} has an encoder; only decoder-only models are served"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"model {source.spec!r}: {config.model_type} is not a language model that transformers generates with"
+        )
+    return config
+
+
+def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    """The model's tokenizer with its chat template, if it has one. Raises ModelError."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"model {source.spec!r}: the tokenizer cannot be loaded: {_one_line(error)}") from None
+
+
+def load_model(
+    source: ModelSource,
+    dtype: str = "float32",
+    device: str = "cpu",
+    attn_implementation: str = "sdpa",
+    tensor_parallel: int = 1,
+) -> PreTrainedModel:
+    """Load a model unpatched, in eval mode, its parameters without gradients.
+
+    `attn_implementation` is any name registered with `transformers`' AttentionInterface. With `tensor_parallel` > 1,
+    every rank calls this after `torch.distributed` has been initialised by the caller with that world size, and gets
+    its shard by the model's own plan. Raises ModelError.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    config = load_config(source)
+    device = choose_device(device)
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, dtype),
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": False,
+    }
+    if tensor_parallel > 1:
+        options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
+    elif device != "cpu":
+        options["device_map"] = {"": device}  # straight onto the device, never whole in host memory
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(source.path, **options)
+    except Exception as error:
+        raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
+def load_draft_model(
+    source: ModelSource, dtype: str = "float32", device: str = "cpu", attn_implementation: str = "sdpa"
+) -> DraftModel:
+    """Load a draft model; where the directory holds a vocabulary map, keep only those rows of its output layer.
+
+    The map is `token_ids`, int32 or int64 [Vd], strictly increasing, in vocab_map.safetensors. Logits then have Vd
+    columns. Raises ModelError.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    model = load_model(source, dtype, device, attn_implementation)
+    path = source.vocab_map_path
+    if path is None:
+        return DraftModel(model=model, token_ids=None)
+    try:
+        token_ids = load_file(path)["token_ids"].to(torch.int64)
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read: {_one_line(error)}") from None
+    head = model.get_output_embeddings()
+    rows = head.weight.shape[0]
+    if token_ids.ndim != 1 or not len(token_ids) or bool((token_ids.diff() <= 0).any()):
+        raise ModelError(f"{path}: token_ids must be one strictly increasing row of ids")
+    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= rows:
+        raise ModelError(f"{path}: token_ids reach from {token_ids[0]} to {token_ids[-1]}; the model has {rows} ids")
+    token_ids = token_ids.to(head.weight.device)
+    reduced = torch.nn.Linear(
+        head.in_features, len(token_ids), bias=head.bias is not None, device=head.weight.device, dtype=head.weight.dtype
+    )
+    reduced.weight = torch.nn.Parameter(head.weight[token_ids].clone(), requires_grad=False)
+    if head.bias is not None:
+        reduced.bias = torch.nn.Parameter(head.bias[token_ids].clone(), requires_grad=False)
+    model.set_output_embeddings(reduced)
+    return DraftModel(model=model.eval(), token_ids=token_ids)
+
+
+def read_model_info(source: ModelSource, served_name: str | None = None) -> ModelInfo:
+    """Everything that is known without loading weights. Raises ModelError."""
+    config = load_config(source)
+    text = config.get_text_config()
+    return ModelInfo(
+        name=served_name or source.name,
+        vocab_size=int(text.vocab_size),
+        max_model_len=max_model_len(text),
+        eos_token_ids=_eos_token_ids(source, text),
+        num_layers=int(text.num_hidden_layers),
+        hidden_size=int(text.hidden_size),
+        weights_fingerprint=source.weights_fingerprint(),
+        tokenizer_fingerprint=source.tokenizer_fingerprint(),
+    )
+
+
+def max_model_len(config: PretrainedConfig) -> int:
+    """Positions the model was made for, in tokens, stretched where its rotary scaling says so.
+
+    YaRN scales from its original length; linear and dynamic scaling from the stated one. Llama 3 and LongRoPE state
+    the stretched length already, and so do models that scale some layer types only (Gemma 3).
+    """
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
+    if not limit:
+        return _FALLBACK_MODEL_LEN
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, Mapping) or "rope_type" not in rope:
+        return int(limit)
+    factor = float(rope.get("factor") or 1.0)
+    if rope["rope_type"] == "yarn":
+        original = rope.get("original_max_position_embeddings") or limit
+        return max(int(limit), int(original * factor))
+    if rope["rope_type"] in ("linear", "dynamic"):
+        return max(int(limit), int(limit * factor))
+    return int(limit)
+
+
+def _eos_token_ids(source: ModelSource, config: PretrainedConfig) -> tuple[int, ...]:
+    """As `generate` decides: generation_config.json first, then config.json, then the tokenizer."""
+    for value in (
+        source.read_json("generation_config.json").get("eos_token_id"),
+        getattr(config, "eos_token_id", None),
+    ):
+        if isinstance(value, int):
+            return (value,)
+        if value:
+            return tuple(int(token) for token in value)
+    if not (source.path / "tokenizer_config.json").is_file():
+        return ()
+    value = load_tokenizer(source).eos_token_id
+    return () if value is None else (int(value),)
+
+
+def _distributed_config(source: ModelSource, config: PretrainedConfig, tensor_parallel: int) -> Any:
+    import torch.distributed as dist
+    from transformers.distributed import DistributedConfig
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != tensor_parallel:
+        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+        raise ModelError(f"tensor_parallel is {tensor_parallel}; torch.distributed is set up for {size} ranks")
+    if not getattr(config.get_text_config(), "base_model_tp_plan", None):
+        raise ModelError(
+            f"model {source.spec!r}: {config.model_type} has no tensor-parallel plan; tensor_parallel must be 1"
+        )
+    return DistributedConfig(tp_size=tensor_parallel)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
