@@ -1,0 +1,151 @@
+"""Tiny random models of several architectures: real code paths, milliseconds a forward, no download."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from actors.models.quiet import quiet_transformers
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+TinyKind = Literal["llama", "qwen3", "gemma3", "gpt2"]
+TINY_KINDS: tuple[TinyKind, ...] = get_args(TinyKind)
+
+BYTE_VOCAB_SIZE = 259  # 256 bytes, end of turn, start of turn, padding
+END_OF_TURN, START_OF_TURN, PADDING = 256, 257, 258
+
+_LOGIT_SPREAD = 4.0  # standard deviation of the logits: argmax margins far above rounding, softmax not one-hot
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_tiny_model(
+    kind: TinyKind = "llama",
+    seed: int = 0,
+    vocab_size: int = 193,
+    layers: int = 2,
+    hidden_size: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    max_positions: int = 1024,
+    sliding_window: int = 8,
+    eos_token_id: int | None = None,
+) -> PreTrainedModel:
+    """A random decoder in float32 and eval mode, without gradients; the same seed gives the same weights.
+
+    Query heads share key heads (llama, qwen3, gemma3), every other Gemma 3 layer sees `sliding_window` tokens only,
+    GPT-2 has learned positions and biases. Weights are scaled by fan-in, not by the tiny default, so that context
+    decides the argmax.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(
+        kind, vocab_size, layers, hidden_size, heads, kv_heads, max_positions, sliding_window, eos_token_id
+    )
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    generator = torch.Generator().manual_seed(seed)
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            _randomise(name, parameter, generator, input_major=kind == "gpt2")
+        noise = torch.randn(head.weight.shape, generator=generator)
+        head.weight.copy_(noise * (_LOGIT_SPREAD / math.sqrt(hidden_size)))
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
+def save_tiny_model(directory: Path, kind: TinyKind = "llama", seed: int = 0, **shape: Any) -> Path:
+    """Write `make_tiny_model(kind, seed, **shape)` with a byte tokenizer and a chat template as a model directory.
+
+    The vocabulary has 259 ids unless `vocab_size` says more; the end of turn is the end of sequence unless
+    `eos_token_id` says otherwise.
+    """
+    shape = {"vocab_size": BYTE_VOCAB_SIZE, "eos_token_id": END_OF_TURN, **shape}
+    if shape["vocab_size"] < BYTE_VOCAB_SIZE:
+        raise ValueError(f"vocab_size is {shape['vocab_size']}; a byte tokenizer needs at least {BYTE_VOCAB_SIZE}")
+    with quiet_transformers():
+        make_tiny_model(kind, seed, **shape).save_pretrained(directory)
+        make_byte_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def make_byte_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer with one token per UTF-8 byte and three special tokens; every text survives a round trip."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|start|>", "<|pad|>"])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<|start|>", pad_token="<|pad|>"
+    )
+    fast.chat_template = _CHAT_TEMPLATE
+    return fast
+
+
+def _config(
+    kind: TinyKind,
+    vocab_size: int,
+    layers: int,
+    hidden_size: int,
+    heads: int,
+    kv_heads: int,
+    max_positions: int,
+    sliding_window: int,
+    eos_token_id: int | None,
+) -> PretrainedConfig:
+    from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen3Config
+
+    tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None, "tie_word_embeddings": False}
+    if kind == "gpt2":
+        return GPT2Config(
+            vocab_size=vocab_size, n_positions=max_positions, n_embd=hidden_size, n_layer=layers, n_head=heads, **tokens
+        )
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden_size // heads,
+        "max_position_embeddings": max_positions,
+        **tokens,
+    }
+    if kind == "llama":
+        return LlamaConfig(**common)
+    if kind == "qwen3":
+        return Qwen3Config(**common)
+    if kind == "gemma3":
+        return Gemma3TextConfig(
+            **common,
+            sliding_window=sliding_window,
+            query_pre_attn_scalar=hidden_size // heads,
+            layer_types=["sliding_attention" if layer % 2 == 0 else "full_attention" for layer in range(layers)],
+        )
+    raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(TINY_KINDS)}")
+
+
+def _randomise(name: str, parameter: torch.Tensor, generator: torch.Generator, input_major: bool) -> None:
+    import torch
+
+    noise = torch.randn(parameter.shape, generator=generator)
+    if parameter.ndim == 1:  # norms stay near what they were, biases leave zero: both must count in a comparison
+        parameter.add_(0.1 * noise)
+    elif "embed" in name or name.endswith(("wte.weight", "wpe.weight")):
+        parameter.copy_(noise)
+    else:
+        fan_in = parameter.shape[0 if input_major else 1]
+        parameter.copy_(noise * (1.5 / math.sqrt(fan_in)))
