@@ -1,0 +1,48 @@
+"""The limits of a link, the same on both ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import zmq
+
+from actors.errors import LinkError
+from actors.links.codec import MAX_FRAME_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """How much a link takes and how soon it gives up on a silent peer.
+
+    A peer that vanishes without closing its connection is noticed within heartbeat_s + dead_after_s. The heartbeats
+    are ZeroMQ's own, answered by its I/O thread, so a worker in the middle of a long forward does not look dead.
+    """
+
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    queue_messages: int = 64  # each way and peer; beyond, the sender is told instead of made to wait
+    heartbeat_s: float = 0.4
+    dead_after_s: float = 1.2
+    reconnect_s: float = 0.1  # first pause before connecting again; doubles up to reconnect_max_s
+    reconnect_max_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_frame_bytes", "queue_messages"):
+            if getattr(self, name) < 1:
+                raise LinkError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("heartbeat_s", "dead_after_s", "reconnect_s", "reconnect_max_s"):
+            if getattr(self, name) < 0.001:
+                raise LinkError(f"{name} is {getattr(self, name)}; it must be at least 0.001")
+
+    def apply(self, socket: zmq.Socket[bytes]) -> None:
+        """Set the options that both ends share, before bind or connect."""
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = self.queue_messages
+        # `unpack` refuses and counts what is over the limit; ZeroMQ itself hangs up on what is far over it, unread.
+        socket.maxmsgsize = 2 * self.max_frame_bytes
+        socket.set(zmq.HEARTBEAT_IVL, milliseconds(self.heartbeat_s))
+        socket.set(zmq.HEARTBEAT_TIMEOUT, milliseconds(self.dead_after_s))
+        socket.set(zmq.HANDSHAKE_IVL, 5000)  # a connection that says nothing for so long is closed
+
+
+def milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
