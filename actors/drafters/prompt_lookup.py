@@ -1,0 +1,171 @@
+"""Prompt lookup: the last few tokens, found earlier in the sequence, predict that the same tokens follow again.
+
+After Saxena, "Prompt Lookup Decoding" (2023), which scans the sequence for the first occurrence. Here an index from
+every n-gram to its most recent end is kept up to date, so that a round costs the same at any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext, Outcome
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+# Longest n-gram looked up, and the chance that the token after an n-gram of known length is the target's (index 0 is
+# not used; every accepted token makes the known match longer). Measured on greedy answers of SmolLM2-135M-Instruct to
+# Spec-Bench prompts; the planner calibrates it further online.
+_MAX_NGRAM = 3
+_ACCEPTANCE = np.array([0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9], dtype=np.float32)
+
+# A node less likely than this is not worth its row even where rows are nearly free.
+_FLOOR = 0.05
+
+
+class _NgramIndex:
+    """The tokens of one sequence, and where each of their n-grams was last seen."""
+
+    __slots__ = ("indexed", "size", "table", "text")
+
+    def __init__(self) -> None:
+        self.text: Int32Array = np.empty(0, np.int32)
+        # [max_ngram, slots], a power of two: per n-gram length, tokens up to and including the n-gram's last; 0: free.
+        self.table: Int32Array = np.empty((0, 0), np.int32)
+        self.size = 0
+        self.indexed = 0  # n-grams that end within so many tokens are in the table
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.text.nbytes + self.table.nbytes
+
+    def append(self, tokens: npt.NDArray[np.int32], max_ngram: int) -> None:
+        size = self.size + len(tokens)
+        if size > len(self.text):
+            room = max(64, 1 << (size - 1).bit_length())
+            text = np.empty(room, np.int32)
+            text[: self.size] = self.text[: self.size]
+            self.text = text
+            # Twice as many slots as there can be n-grams keeps probing short. The next look-up fills them anew.
+            self.table = np.zeros((max_ngram, 2 * room), np.int32)
+            self.indexed = 0
+        self.text[self.size : size] = tokens
+        self.size = size
+
+
+class PromptLookupDrafter:
+    """Drafts the chain of tokens that followed the most recent occurrence of the longest n-gram found."""
+
+    name = "prompt_lookup"
+
+    def __init__(
+        self, *, max_ngram: int = _MAX_NGRAM, acceptance: Float32Array = _ACCEPTANCE, floor: float = _FLOOR
+    ) -> None:
+        """max_ngram >= 1; acceptance: float32 [m], by known match length; floor: least confidence of a node."""
+        if max_ngram < 1:
+            raise ValueError(f"max_ngram is {max_ngram}; it must be at least 1")
+        self._max_ngram = max_ngram
+        self._acceptance = acceptance
+        self._floor = floor
+        self._indexes: dict[int, _NgramIndex] = {}
+        self._warm_up()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        return [self._propose_one(context) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn: the next proposal brings the emitted tokens."""
+
+    def forget(self, seq_id: int) -> None:
+        self._indexes.pop(seq_id, None)
+
+    def memory_bytes(self) -> int:
+        return sum(index.memory_bytes for index in self._indexes.values())
+
+    def _propose_one(self, context: DraftContext) -> DraftTree:
+        index = self._indexes.get(context.seq_id)
+        if index is None or index.size != context.start:
+            index = self._indexes[context.seq_id] = _NgramIndex()
+        index.append(context.tokens[index.size :], self._max_ngram)
+        room = max(context.max_nodes, 0)
+        token_ids = np.empty(room, np.int32)
+        confidence = np.empty(room, np.float32)
+        count = _index_and_draft(
+            index.text,
+            index.table,
+            index.indexed,
+            index.size,
+            self._max_ngram,
+            self._acceptance,
+            self._floor,
+            token_ids,
+            confidence,
+        )
+        index.indexed = max(index.size - 1, 0)
+        return DraftTree.chain(token_ids[:count], confidence[:count]) if count else DraftTree.empty()
+
+    def _warm_up(self) -> None:
+        index = _NgramIndex()
+        index.append(np.array([1, 2, 1], np.int32), self._max_ngram)
+        _index_and_draft(
+            index.text, index.table, 0, 3, self._max_ngram, self._acceptance, self._floor,
+            np.empty(2, np.int32), np.empty(2, np.float32),
+        )  # fmt: skip
+
+
+def create_drafter(*, max_ngram: int = _MAX_NGRAM, floor: float = _FLOOR) -> PromptLookupDrafter:
+    return PromptLookupDrafter(max_ngram=max_ngram, floor=floor)
+
+
+@njit(cache=True, nogil=True)
+def _slot_of(text, table, end, ngram):  # type: ignore[no-untyped-def]
+    """The slot of the n-gram that ends at `end`, or the free one where it belongs."""
+    key = np.uint64(0)
+    for position in range(end - ngram, end):
+        key = (key ^ np.uint64(np.uint32(text[position]))) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(32)
+    mask = np.int64(table.shape[1] - 1)
+    slot = np.int64(key >> np.uint64(16)) & mask
+    while True:
+        other = table[ngram - 1, slot]
+        if other == 0:
+            return slot
+        back = 1
+        while back <= ngram and text[other - back] == text[end - back]:
+            back += 1
+        if back > ngram:
+            return slot
+        slot = (slot + 1) & mask
+
+
+@njit(cache=True, nogil=True)
+def _index_and_draft(  # type: ignore[no-untyped-def]
+    text, table, indexed, size, max_ngram, acceptance, floor, token_ids, confidence
+):
+    # The n-grams that end with the last token are looked up, not indexed: nothing has followed them yet.
+    for end in range(indexed + 1, size):
+        for ngram in range(1, min(max_ngram, end) + 1):
+            table[ngram - 1, _slot_of(text, table, end, ngram)] = end
+    if len(token_ids) == 0:
+        return 0
+    for ngram in range(min(max_ngram, size - 1), 0, -1):
+        begin = np.int64(table[ngram - 1, _slot_of(text, table, size, ngram)])
+        if begin == 0:
+            continue
+        sure = np.float32(1)
+        count = 0
+        while count < len(token_ids):
+            sure *= acceptance[min(ngram + count, len(acceptance) - 1)]
+            if sure < floor:
+                break
+            # At the end of the text the draft goes on with its own start, as a period would.
+            token_ids[count] = text[begin + count % (size - begin)]
+            confidence[count] = sure
+            count += 1
+        return count
+    return 0

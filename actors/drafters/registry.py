@@ -1,0 +1,61 @@
+"""Drafters by name. Every module beside this one is a CPU drafter named after its file, save those listed below.
+
+Such a module offers `create_drafter(**options) -> Drafter`; nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+
+import actors.drafters
+from actors.drafters.contract import Drafter
+from actors.errors import InvalidRequest
+
+AUTO = "auto"
+NONE = "none"
+DRAFT_MODEL = "draft_model"
+
+_NOT_CPU_DRAFTERS = frozenset({"contract", "registry", DRAFT_MODEL})
+
+CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
+    sorted(
+        module.name
+        for module in pkgutil.iter_modules(actors.drafters.__path__)
+        if module.name not in _NOT_CPU_DRAFTERS and not module.name.startswith("_")
+    )
+)
+DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, DRAFT_MODEL, *CPU_DRAFTER_NAMES)
+
+
+def create_drafter(name: str, **options: object) -> Drafter:
+    """A CPU drafter, its kernels compiled. Options are the drafter's own. Raises InvalidRequest for other names."""
+    if name not in CPU_DRAFTER_NAMES:
+        raise InvalidRequest("drafter", name, f"drafters of the router are {', '.join(CPU_DRAFTER_NAMES)}")
+    drafter: Drafter = importlib.import_module(f"actors.drafters.{name}").create_drafter(**options)
+    return drafter
+
+
+def expand_drafters(names: Sequence[str], *, has_draft_model: bool = True, field: str = "drafters") -> tuple[str, ...]:
+    """What a configuration or request asks for, as distinct names of CPU drafters and draft_model, in order.
+
+    () and ("none",) mean no speculation and give (). "auto" stands for all CPU drafters, and the draft model where
+    there is one. Raises InvalidRequest naming `field` for unknown names and for "none" beside others.
+    """
+    for name in names:
+        if name not in DRAFTER_NAMES:
+            raise InvalidRequest(field, name, f"known drafters are {', '.join(DRAFTER_NAMES)}")
+    if NONE in names:
+        if set(names) != {NONE}:
+            raise InvalidRequest(field, tuple(names), f"{NONE} excludes every other drafter")
+        return ()
+    expanded: list[str] = []
+    for name in names:
+        if name == AUTO:
+            expanded.extend(CPU_DRAFTER_NAMES)
+            if has_draft_model:
+                expanded.append(DRAFT_MODEL)
+        else:
+            expanded.append(name)
+    return tuple(dict.fromkeys(expanded))
