@@ -1,0 +1,90 @@
+"""From raw logits to those that are sampled from: penalties, bias, temperature, top-k, top-p, min-p, in that order.
+
+Everything here works row by row without reductions that depend on the number of rows, and the masses that top-p adds
+up are integers, so that what is kept depends neither on the company of a row nor on the order of summation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.sampling.rows import RowSampling
+
+_MASS_SCALE = float(1 << 40)  # the likeliest token's mass; less than 2**-40 of it counts as nothing. Sums fit int64.
+
+
+def process_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+    """Processed logits, float32 [R, V], on the device of the input, which is left as it was; masked entries are -inf.
+
+    logits: [R, V], any floating dtype. token_ids: int64 [V], the target's id of each column when the vocabulary is
+    reduced. Equal logits count in column order. At least the likeliest token is kept. Nucleus (top-p) after Holtzman
+    et al. 2020, which keeps the token that crosses the limit; min-p after Nguyen et al. 2024. Rows without temperature
+    get penalties and bias only.
+    """
+    if len(logits) != len(rows):
+        raise ValueError(f"logits has {len(logits)} rows; the sampling parameters have {len(rows)}")
+    scores = adjust_logits(logits, rows, token_ids)
+    if (rows.temperature != 1.0).any():
+        scores.div_(torch.from_numpy(rows.temperature).to(scores.device).unsqueeze(-1))
+    truncated = np.flatnonzero(rows.truncates)
+    if len(truncated) == len(rows) > 0:
+        return _truncate(scores, rows)
+    if len(truncated) > 0:
+        index = torch.from_numpy(truncated).to(scores.device)
+        scores[index] = _truncate(scores[index], rows.take(truncated))
+    return scores
+
+
+def adjust_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+    """Penalties and bias only; a float32 copy, [R, V]. Arguments as for `process_logits`."""
+    scores = logits.to(torch.float32, copy=True)
+    if len(rows.tokens) == 0:
+        return scores
+    columns = columns_of(rows.tokens, scores.shape[-1], token_ids)
+    row_index = np.repeat(np.arange(len(rows)), rows.offsets[1:] - rows.offsets[:-1])
+    present = columns >= 0
+    device = scores.device
+    where = (torch.from_numpy(row_index[present]).to(device), torch.from_numpy(columns[present]).to(device))
+    divisor, subtrahend, bias = (
+        torch.from_numpy(part[present]).to(device) for part in (rows.divisor, rows.subtrahend, rows.bias)
+    )
+    before = scores[where]
+    scores[where] = torch.where(before > 0, before / divisor, before * divisor) - subtrahend + bias
+    return scores
+
+
+def columns_of(tokens: np.ndarray, num_columns: int, token_ids: Tensor | None) -> np.ndarray:
+    """The column of each token (int64 [N]), -1 for a token that has none."""
+    if token_ids is None:
+        return np.where((tokens >= 0) & (tokens < num_columns), tokens, -1)
+    ids = token_ids.cpu().numpy()
+    table = np.full(max(int(ids.max()), int(tokens.max())) + 1, -1, np.int64)
+    table[ids] = np.arange(num_columns)
+    return np.where(tokens >= 0, table[tokens], -1)
+
+
+def masses(scores: Tensor, peak: Tensor) -> Tensor:
+    """Unnormalised probabilities as integers: int64, of the shape of `scores`; `peak` (broadcast) has mass 2**40."""
+    # A row that is masked all over has a peak of -inf; the clamp keeps -inf - -inf from becoming NaN.
+    return torch.exp(scores - peak.clamp_min(torch.finfo(torch.float32).min)).mul_(_MASS_SCALE).to(torch.int64)
+
+
+def _truncate(scores: Tensor, rows: RowSampling) -> Tensor:
+    device, width = scores.device, scores.shape[-1]
+    ordered, order = torch.sort(scores, dim=-1, descending=True, stable=True)
+    top_k, top_p, min_log_ratio = (
+        torch.from_numpy(part).to(device).unsqueeze(-1) for part in (rows.top_k, rows.top_p, rows.min_log_ratio)
+    )
+    rank = torch.arange(width, device=device)
+    keep = rank < torch.where(top_k > 0, top_k, width)
+    peak = ordered[:, :1]
+    mass = torch.where(keep, masses(ordered, peak), 0)
+    up_to = mass.cumsum(dim=-1)
+    limit = (top_p * up_to[:, -1:].to(torch.float64)).ceil_().to(torch.int64)
+    keep &= (up_to - mass < limit) | (top_p >= 1.0)
+    keep &= ordered - peak >= min_log_ratio
+    keep[:, 0] = True
+    kept = torch.zeros_like(keep).scatter_(-1, order, keep)
+    return scores.masked_fill(~kept, -torch.inf)

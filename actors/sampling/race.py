@@ -1,0 +1,116 @@
+"""Sampling one row on a CPU without noise for every token: only those that can still win the race are drawn exactly.
+
+argmax(scores + noise) comes out the same as over the whole vocabulary. Truncation finds its cut in a histogram instead
+of sorting the row. Then a compiled pass hashes each token and compares integers, since the noise that a token needs to
+win has a threshold, and only those that pass it are worth two logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import torch
+
+from actors.sampling.noise import MAX_NOISE
+from actors.sampling.processors import masses
+
+_BINS = 2048
+_BINS_PER_UNIT = 32.0  # of log-probability; the last bin holds all that is 64 or more below the best
+
+
+def support(scores: np.ndarray, top_k: int, top_p: float, min_log_ratio: float) -> np.ndarray:
+    """Columns that truncation keeps, int64, ascending; the same as `process_logits` keeps.
+
+    scores: float32 [V], after temperature. top_k: 0 is off. top_p: 1 is off. min_log_ratio: log(min_p), -inf is off.
+    """
+    peak = scores.max()
+    if peak == -np.inf:
+        return np.zeros(1, np.int64)
+    depths = peak - scores
+    kept = np.arange(len(scores))
+    if top_k > 0:
+        kept = _head(depths, np.ones(len(depths), np.int64), top_k)
+        depths = depths[kept]
+    if top_p < 1.0:
+        mass = masses(torch.from_numpy(scores[kept]), torch.tensor(peak)).numpy()
+        # At least 1, so that the likeliest token stays however small top_p is.
+        head = _head(depths, mass, max(1, math.ceil(top_p * float(mass.sum()))))
+        kept, depths = kept[head], depths[head]
+    if min_log_ratio > -np.inf:
+        kept = kept[-depths >= np.float32(min_log_ratio)]
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def _head(depths: np.ndarray, weights: np.ndarray, limit: int) -> np.ndarray:
+    """Indices, int64 ascending, of the entries before which less than `limit` of weight lies, in order of depth.
+
+    depths: float32 [n], >= 0; equal ones count in order of index. weights: int64 [n]. A histogram finds where the limit
+    falls, and only the entries of that one bin are sorted.
+    """
+    histogram = np.zeros(_BINS, np.int64)
+    bins = np.empty(len(depths), np.int16)
+    for index in range(len(depths)):
+        scaled = depths[index] * np.float32(_BINS_PER_UNIT)
+        bins[index] = np.int16(scaled) if scaled < _BINS - 1 else np.int16(_BINS - 1)
+        histogram[bins[index]] += weights[index]
+    last, before = 0, np.int64(0)
+    while last < _BINS - 1 and before + histogram[last] < limit:
+        before += histogram[last]
+        last += 1
+
+    inside = np.nonzero(bins == last)[0]
+    inside = inside[np.argsort(depths[inside], kind="mergesort")]
+    taken = 0
+    while taken < len(inside) and before < limit:
+        before += weights[inside[taken]]
+        taken += 1
+    bins[inside[:taken]] = -1
+    return np.nonzero(bins < last)[0]
+
+
+@numba.njit(cache=True, nogil=True)
+def contenders(scores: np.ndarray, token_ids: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Indices, int64 ascending, of the entries that may win argmax(scores + noise); the winner is always among them.
+
+    scores: float32 [n]. token_ids: int64 [n]. key: the row's hash state, `noise.row_keys` as uint64.
+    """
+    # Bit for bit the hash of `actors.sampling.noise`.
+    step, mix_1, mix_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+    shift_1, shift_2, shift_3, shift_4 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(12)
+    whole = np.uint64(1 << 52)
+    # -log(u) >= 1 - u, so noise above g needs 1 - u < exp(-g). In units of 2**-52, rounded up, for g = 0, 1, 2, ...
+    distance_limits = np.empty(64, np.uint64)
+    for index in range(64):
+        distance_limits[index] = np.uint64(math.ceil(2.0**52 * math.exp(-index))) + np.uint64(1)
+
+    leader = 0
+    for index in range(len(scores)):
+        if scores[index] > scores[leader]:
+            leader = index
+    found = np.empty(len(scores), np.int64)
+    count = 0
+    best = -np.inf
+    bar = -np.inf  # a little under the best sum so far: sums are compared in float32 in the end
+    for turn in range(-1, len(scores)):  # first the likeliest entry, which sets the bar high
+        index = leader if turn < 0 else turn
+        score = float(scores[index])
+        needed = bar - score
+        if not needed < MAX_NOISE:
+            continue
+        bits = key + np.uint64(token_ids[index]) * step
+        bits = (bits ^ (bits >> shift_1)) * mix_1
+        bits = (bits ^ (bits >> shift_2)) * mix_2
+        mantissa = (bits ^ (bits >> shift_3)) >> shift_4
+        if needed > 0.0 and whole - mantissa > distance_limits[int(needed)]:
+            continue
+        total = score - math.log(-math.log((float(mantissa) + 0.5) * 2.0**-52))
+        if total > best:
+            best = total
+            bar = best - 1e-3 - 1e-6 * abs(best)
+        if turn >= 0 and total >= bar:
+            found[count] = index
+            count += 1
+    return found[:count].copy()

@@ -1,0 +1,142 @@
+"""From rows of logits to tokens: argmax(process(logits) + noise(seed, position, token)).
+
+The token is a function of seed, position and logits alone, so output for a seed is the same with any draft and in any
+batch. At temperature 0 the noise is left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.sampling import noise
+from actors.sampling.processors import adjust_logits, process_logits
+from actors.sampling.race import contenders, support
+from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+
+__all__ = ["RowSampling", "SequenceSampling", "draft_with_probs", "rows_for", "sample_tokens"]
+
+_MIN_RACE_WIDTH = 2048  # columns from which a pass per row is cheaper than noise for all tokens of all rows
+
+
+def sample_tokens(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+    """One token per row, int64 [R], on the device of the logits; equal sums go to the lowest column.
+
+    logits: [R, V], any floating dtype, not modified. token_ids: int64 [V] maps the columns of a reduced vocabulary to
+    target ids; noise, penalties and bias then act on target ids and target ids are returned. A row's token does not
+    depend on the other rows. Raises ValueError when rows and logits differ in number.
+    """
+    if len(logits) != len(rows):
+        raise ValueError(f"logits has {len(logits)} rows; the sampling parameters have {len(rows)}")
+    logits = logits.detach()
+    if rows.is_greedy:
+        columns = logits.argmax(dim=-1)
+    elif logits.device.type == "cpu" and logits.shape[-1] >= _MIN_RACE_WIDTH:
+        columns = _sample_by_race(logits, rows, token_ids)
+    else:
+        columns = _sample_densely(logits, rows, token_ids)
+    return columns if token_ids is None else token_ids[columns]
+
+
+def draft_with_probs(
+    logits: Tensor, rows: RowSampling, k: int, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw draft tokens for rejection sampling from the k likeliest tokens of the processed draft distribution.
+
+    Arguments as for `sample_tokens`. Returns tokens int64 [R], ids int64 [R, k] and probs float32 [R, k]; each row of
+    probs sums to 1 and is the distribution that the token was drawn from, likeliest first, which is what the accept
+    test needs. Greedy rows have all mass on the argmax. Drafts use noise of their own stream. k is at most V.
+
+    The accept test is exact only if the decision to send a drawn token does not depend on that token.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}; it must be at least 1")
+    scores, columns = _top(process_logits(logits.detach(), rows, token_ids), min(k, logits.shape[-1]))
+    probs = scores.softmax(dim=-1)
+    is_hot = torch.from_numpy(rows.is_hot).to(probs.device)
+    first = torch.zeros_like(probs)
+    first[:, 0] = 1.0
+    probs = torch.where(is_hot.unsqueeze(-1), probs, first)
+    ids = columns if token_ids is None else token_ids[columns]
+    seeds, positions = _seeds_and_positions(rows, probs.device)
+    sums = probs.to(torch.float64).log_() + noise.gumbel(seeds, positions, ids, noise.DRAFT)
+    drawn = sums.argmax(dim=-1, keepdim=True)
+    return ids.gather(-1, drawn).squeeze(-1), ids, probs
+
+
+def _sample_densely(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:
+    """Columns, int64 [R], by the formula as it stands."""
+    scores = process_logits(logits, rows, token_ids)
+    hot = np.flatnonzero(rows.is_hot)
+    if len(hot) > 0:
+        device = logits.device
+        seeds, positions = _seeds_and_positions(rows.take(hot), device)
+        ids = torch.arange(logits.shape[-1], device=device) if token_ids is None else token_ids
+        drawn = noise.gumbel(seeds, positions, ids)
+        scores.index_add_(0, torch.from_numpy(hot).to(device), drawn)
+    return scores.argmax(dim=-1)
+
+
+def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:
+    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only."""
+    chosen = torch.empty(len(rows), dtype=torch.int64)
+    plain = torch.from_numpy(rows.is_plain)
+    if plain.any():
+        chosen[plain] = logits[plain].argmax(dim=-1)
+    hot = np.flatnonzero(rows.is_hot)
+    adjusting = np.flatnonzero(rows.offsets[1:] > rows.offsets[:-1])
+    adjusted = adjust_logits(logits[adjusting], rows.take(adjusting), token_ids)
+    adjusted_index = np.full(len(rows), -1)
+    adjusted_index[adjusting] = np.arange(len(adjusting))
+    keys = noise.row_keys(*_seeds_and_positions(rows, logits.device)).numpy().view(np.uint64)
+    all_ids = np.arange(logits.shape[-1]) if token_ids is None else token_ids.numpy()
+    found: list[np.ndarray] = []
+    found_scores: list[np.ndarray] = []
+    for row in np.flatnonzero(~rows.is_plain).tolist():
+        source = logits[row] if adjusted_index[row] < 0 else adjusted[adjusted_index[row]]
+        scores = source.to(torch.float32).contiguous().numpy()
+        if rows.temperature[row] != 1.0:
+            scores = scores / rows.temperature[row]
+        if not rows.is_hot[row]:
+            chosen[row] = int(scores.argmax())
+            continue
+        if rows.truncates[row]:
+            kept = support(scores, int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_log_ratio[row]))
+            columns = kept[contenders(scores[kept], all_ids[kept], keys[row])]
+        else:
+            columns = contenders(scores, all_ids, keys[row])
+        if len(columns) == 0:  # every token is masked; any answer is as good, and the dense formula says 0
+            columns = np.zeros(1, np.int64)
+        found.append(columns)
+        found_scores.append(scores[columns])
+    if len(hot) > 0:
+        chosen[torch.from_numpy(hot)] = _winners(rows.take(hot), found, found_scores, all_ids)
+    return chosen
+
+
+def _winners(rows: RowSampling, columns: list[np.ndarray], scores: list[np.ndarray], token_ids: np.ndarray) -> Tensor:
+    """The column with the largest score + noise of each row, int64 [R]. columns[r] ascends."""
+    lengths = np.array([len(part) for part in columns])
+    row_of = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
+    seeds, positions = _seeds_and_positions(rows, torch.device("cpu"))
+    ids = torch.from_numpy(token_ids[np.concatenate(columns)]).unsqueeze(-1)
+    drawn = noise.gumbel(seeds[row_of], positions[row_of], ids).squeeze(-1).numpy()
+    sums = np.concatenate(scores) + drawn
+    ends = lengths.cumsum()
+    winners = [part[sums[end - len(part) : end].argmax()] for part, end in zip(columns, ends.tolist(), strict=True)]
+    return torch.from_numpy(np.array(winners, np.int64))
+
+
+def _seeds_and_positions(rows: RowSampling, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rows.seeds).to(device), torch.from_numpy(rows.positions).to(device)
+
+
+def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest scores, float32 [R, k], and their columns; equal scores in column order, unlike torch.topk."""
+    width = scores.shape[-1]
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes one zero of two
+    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    keys = (ascending << 32) + torch.arange(width - 1, -1, -1, device=scores.device)
+    columns = width - 1 - (keys.topk(k, dim=-1).values & 0xFFFFFFFF)
+    return scores.gather(-1, columns), columns
