@@ -27,7 +27,7 @@ Role = Literal["target", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntry:
-    """One worker as the directory knows it. `worker_id` names a place that outlives restarts, `incarnation` does not."""
+    """One worker as the directory knows it. A restarted worker keeps its `worker_id` and has another `incarnation`."""
 
     role: Role
     worker_id: str

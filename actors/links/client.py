@@ -48,9 +48,8 @@ class AsyncLink:
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
 
-        self._socket: zmq.Socket = zmq.Context.instance().socket(
-            zmq.DEALER
-        )  # one I/O thread serves all links of a process
+        # One context, and so one I/O thread, for all links of a process.
+        self._socket: zmq.Socket[bytes] = zmq.Socket(zmq.Context.instance(), zmq.DEALER)
         self._settings.apply(self._socket)
         self._socket.ipv6 = "[" in address.endpoint
         self._socket.immediate = True  # nothing is queued for a worker that is not there

@@ -1,0 +1,305 @@
+"""The directory: the registry itself, then as an actor of a real Ray that is killed and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import ray
+from ray.actor import ActorProxy
+
+from actors.links.address import LinkAddress
+from actors.links.client import AsyncLink
+from actors.links.heartbeat import Heartbeat
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import Hello, WorkerInfo
+from cluster.directory import (
+    Directory,
+    DirectoryHandle,
+    WorkerEntry,
+    find_directory,
+    get_or_create_directory,
+)
+from cluster.registration import Registration
+
+PATIENCE_S = 60.0  # how long a busy machine may take to start a process
+
+
+def entry_of(worker_id: str, incarnation: int = 1, role: str = "draft") -> WorkerEntry:
+    address = LinkAddress(f"tcp://127.0.0.1:{1000 + incarnation}", LinkKeys.generate().public)
+    return WorkerEntry("target" if role == "target" else "draft", worker_id, address, incarnation)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < PATIENCE_S, "waited in vain"
+        time.sleep(0.02)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> Directory:
+    return Directory(LinkKeys.generate(), ttl_s=4.0, clock=clock)
+
+
+# --- the registry
+
+
+def test_workers_are_listed_by_role_and_in_order(registry: Directory) -> None:
+    target, second, first = entry_of("t", role="target"), entry_of("b"), entry_of("a")
+    for entry in (target, second, first):
+        registry.heartbeat(entry)
+    assert registry.workers() == [first, second, target]
+    assert registry.workers("draft") == [first, second]
+    assert registry.workers("target") == [target]
+
+
+def test_an_entry_that_is_not_renewed_vanishes(registry: Directory, clock: Clock) -> None:
+    registry.heartbeat(entry_of("silent"))
+    renewed = entry_of("renewed")
+    for _ in range(3):
+        registry.heartbeat(renewed)
+        clock.now += 2.0
+    assert registry.workers() == [renewed]
+    clock.now += 2.0
+    assert registry.workers() == [renewed]  # exactly as old as the limit
+    clock.now += 0.01
+    assert registry.workers() == []
+
+
+def test_a_restarted_worker_replaces_its_former_self_for_good(registry: Directory) -> None:
+    former, successor = entry_of("a", 1), entry_of("a", 2)
+    registry.heartbeat(former)
+    registry.heartbeat(successor)
+    registry.heartbeat(former)
+    assert registry.workers() == [successor]
+    registry.remove("a", former.incarnation)
+    assert registry.workers() == [successor]
+
+
+def test_a_worker_that_expired_may_come_back(registry: Directory, clock: Clock) -> None:
+    worker = entry_of("a")
+    registry.heartbeat(worker)
+    clock.now += 10.0
+    assert registry.workers() == []
+    registry.heartbeat(worker)
+    assert registry.workers() == [worker]
+
+
+def test_a_worker_may_change_its_address(registry: Directory) -> None:
+    worker = entry_of("a")
+    registry.heartbeat(worker)
+    moved = replace(worker, address=entry_of("a", 9).address)
+    registry.heartbeat(moved)
+    assert registry.workers() == [moved]
+
+
+def test_a_worker_that_leaves_is_gone_at_once_and_leaving_twice_is_fine(registry: Directory) -> None:
+    worker = entry_of("a")
+    registry.heartbeat(worker)
+    registry.remove("a", worker.incarnation)
+    registry.remove("a", worker.incarnation)
+    assert registry.workers() == []
+
+
+def test_workers_learn_the_public_key_only(registry: Directory) -> None:
+    keys = registry.client_keys()
+    assert registry.heartbeat(entry_of("a")) == (keys.public,)
+
+
+# --- the background beat
+
+
+def test_a_heartbeat_goes_on_after_beats_that_failed() -> None:
+    beats: list[int] = []
+
+    def beat() -> None:
+        beats.append(len(beats))
+        if len(beats) < 3:
+            raise ConnectionError("not yet")
+
+    heartbeat = Heartbeat(beat, 0.01, "test")
+    until(lambda: len(beats) >= 5)
+    heartbeat.stop()
+    heartbeat.stop()
+    count = len(beats)
+    time.sleep(0.05)
+    assert len(beats) == count
+
+
+# --- the actor
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80 * 1024 * 1024,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def process_of(directory: DirectoryHandle) -> int:
+    """Its process id; 0 while it restarts."""
+    try:
+        pid: int = ray.get(directory.__ray_call__.remote(lambda _: os.getpid()), timeout=PATIENCE_S)
+    except ray.exceptions.RayActorError:
+        return 0
+    return pid
+
+
+def workers_of(directory: DirectoryHandle) -> list[WorkerEntry]:
+    """What the directory lists; nothing while it restarts."""
+    try:
+        entries: list[WorkerEntry] = ray.get(directory.workers.remote(), timeout=PATIENCE_S)
+    except ray.exceptions.RayActorError:
+        return []
+    return entries
+
+
+def keys_of(directory: DirectoryHandle) -> LinkKeys:
+    keys: LinkKeys = ray.get(directory.client_keys.remote(), timeout=PATIENCE_S)
+    return keys
+
+
+@pytest.mark.usefixtures("cluster")
+def test_everybody_who_asks_for_a_name_gets_the_same_directory() -> None:
+    first = get_or_create_directory("same")
+    second = get_or_create_directory("same")
+    assert keys_of(first) == keys_of(second) == keys_of(find_directory("same"))
+    assert keys_of(get_or_create_directory("other")) != keys_of(first)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_name_that_nobody_made_is_not_found() -> None:
+    with pytest.raises(ValueError, match="nobody"):
+        find_directory("nobody")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_directory_comes_back_with_the_same_keys_and_fills_again() -> None:
+    directory = get_or_create_directory("killed")
+    entries = [entry_of("a"), entry_of("b"), entry_of("t", role="target")]
+    told: list[tuple[bytes, ...]] = []
+    registrations = [Registration("killed", entry, told.append, interval_s=0.2) for entry in entries]
+    until(lambda: workers_of(directory) == entries)
+    keys, process = keys_of(directory), process_of(directory)
+
+    os.kill(process, signal.SIGKILL)
+    until(lambda: process_of(directory) not in (0, process))  # and so it begins with an empty registry
+    until(lambda: workers_of(directory) == entries)
+    assert keys_of(directory) == keys
+    assert set(told) == {(keys.public,)}
+
+    registrations[0].leave()
+    assert workers_of(directory) == entries[1:]
+    for registration in registrations[1:]:
+        registration.leave()
+    assert workers_of(directory) == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_registration_waits_for_a_directory_that_does_not_exist_yet() -> None:
+    entry = entry_of("early")
+    registration = Registration("later", entry, lambda _: None, interval_s=0.1)
+    time.sleep(0.3)
+    directory = get_or_create_directory("later")
+    until(lambda: workers_of(directory) == [entry])
+    registration.leave()
+
+
+class Worker:
+    """A worker process with a link server in it, as the cluster runs them."""
+
+    def __init__(self, directory_name: str) -> None:
+        self._server = LinkServer(LinkKeys.generate(), [])
+        self._entry = WorkerEntry("target", "t", self._server.address, 1)
+        self._registration = Registration(directory_name, self._entry, self._server.allow, interval_s=0.2)
+
+    @ray.method
+    def serve(self) -> None:
+        while True:
+            read = self._server.recv(0.5)
+            if read is not None and isinstance(read[1], Hello):
+                self._server.send(read[0], WorkerInfo("target", 1, 100, 2048, 16, 64))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_router_finds_a_worker_and_a_directory_made_anew_lets_new_routers_in() -> None:
+    async def greet(directory: DirectoryHandle) -> WorkerInfo:
+        entries: list[WorkerEntry] = []
+        while not entries:
+            entries = await directory.workers.remote("target")
+            await asyncio.sleep(0.02)
+        link = AsyncLink(entries[0].address, await directory.client_keys.remote())
+        try:
+            answer = await link.call(Hello(), PATIENCE_S)
+            assert isinstance(answer, WorkerInfo)
+            return answer
+        finally:
+            link.close()
+
+    directory = get_or_create_directory("anew")
+    former_keys = keys_of(directory)
+    worker: ActorProxy[Worker] = ray.remote(Worker).options(num_cpus=0).remote("anew")
+    worker.serve.remote()
+    assert asyncio.run(greet(directory)).role == "target"
+
+    ray.kill(directory)
+    until(lambda: not exists("anew"))
+    directory = get_or_create_directory("anew")
+    assert keys_of(directory) != former_keys
+    assert asyncio.run(greet(directory)).role == "target"
+    ray.kill(worker)
+
+
+def exists(name: str) -> bool:
+    try:
+        find_directory(name)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("cluster")
+def test_only_a_detached_directory_outlives_its_maker() -> None:
+    @ray.remote(num_cpus=0)
+    class Maker:
+        def __init__(self) -> None:
+            self.kept = get_or_create_directory("kept", lifetime="detached")
+            self.lost = get_or_create_directory("lost")
+            ray.get([self.kept.client_keys.remote(), self.lost.client_keys.remote()])
+
+        def ready(self) -> bool:
+            return True
+
+    maker = Maker.remote()
+    assert ray.get(maker.ready.remote(), timeout=PATIENCE_S)
+    ray.kill(maker)
+    until(lambda: not exists("lost"))
+    kept = find_directory("kept")
+    assert workers_of(kept) == []
+    ray.kill(kept)
