@@ -1,0 +1,57 @@
+"""What a client asks for, free of any wire format: HTTP bodies and gRPC messages both become a `GenerationCall`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str  # system, developer, user, assistant
+    content: str
+
+
+Conversation = tuple[ChatMessage, ...]
+Prompt = str | tuple[int, ...] | Conversation  # text, token ids, or messages for the chat template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCall:
+    """One call, perhaps for several answers: `n` to each prompt. Ranges are checked, the model's own limits not yet.
+
+    `prompt_field` is what the client calls its prompt ("prompt", "messages", ...), for error messages.
+    """
+
+    prompts: tuple[Prompt, ...]
+    prompt_field: str = "prompt"
+    model: str | None = None  # None: whatever is served
+    n: int = 1
+    max_new_tokens: int | None = None  # None: the gateway's default, as far as the model's length allows
+    max_tokens_field: str = "max_tokens"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None  # -2**63 <= seed < 2**63; None: drawn
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    drafters: tuple[str, ...] | None = None  # None: the cluster's own; (): no speculation
+    max_draft_tokens: int | None = None
+    wants_stats: bool = False
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the gateway must know of the target model."""
+
+    name: str
+    max_model_len: int  # tokens, prompt and answer together
+    vocab_size: int  # token ids are below it
+    eos_token_ids: tuple[int, ...]
+    created: int = 0  # Unix seconds

@@ -1,0 +1,102 @@
+"""The gateway as a Ray Serve deployment: each replica answers HTTP and gRPC through Serve's proxies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import FastAPI
+from grpc_health.v1 import health_pb2
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+from ray.serve.grpc_util import RayServegRPCContext
+from transformers import AutoTokenizer
+
+from cluster.config import GatewayConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS
+from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.http_app import create_app
+from cluster.gateway.paceline.v1 import inference_pb2
+from cluster.gateway.router_client import HandleRouterClient
+from cluster.gateway.service import GenerationService
+
+# A backstop in each replica: the bounded queue that clients meet is the router's.
+MAX_ONGOING_REQUESTS = 4096
+_DRAIN_S = 120.0  # open streams may finish this long after a replica is told to stop
+
+
+class Gateway:
+    """Built by `gateway_application`. Serve finds gRPC methods by name and passes `grpc_context` by keyword."""
+
+    def __init__(self, router: Any, tokenizer_dir: str, model: ServedModel, config: GatewayConfig) -> None:
+        """`router` is the handle of a deployment as `HandleRouterClient` wants it."""
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+        service = GenerationService(HandleRouterClient(router), tokenizer, model, config)
+        self._grpc = InferenceServicer(service, config)
+        self._app = create_app(service, config)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._app
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, grpc_context: RayServegRPCContext
+    ) -> inference_pb2.GenerateResponse:
+        return await self._grpc.Generate(request, grpc_context)
+
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
+        chunks = self._grpc.GenerateStream(request, grpc_context)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, grpc_context: RayServegRPCContext
+    ) -> inference_pb2.ListModelsResponse:
+        return await self._grpc.ListModels(request, grpc_context)
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
+    ) -> health_pb2.HealthCheckResponse:
+        return await self._grpc.Check(request, grpc_context)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        async for answer in self._grpc.Watch(request, grpc_context):
+            yield answer
+
+
+def gateway_application(
+    router: Any,
+    tokenizer_dir: str,
+    model: ServedModel,
+    config: GatewayConfig,
+    ray_actor_options: dict[str, Any] | None = None,
+) -> serve.Application:
+    """A Serve application of `config.replicas` gateways before `router` (a deployment handle or bound deployment)."""
+    deployment = serve.deployment(serve.ingress()(Gateway)).options(
+        name="Gateway",
+        num_replicas=config.replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
+        ray_actor_options=ray_actor_options or {"num_cpus": 0.1},
+    )
+    return deployment.bind(router, tokenizer_dir, model, config)
+
+
+def start_proxies(config: GatewayConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:
+    """Starts Serve with the ports and gRPC services of the gateway. Call it once, before `serve.run`."""
+    serve.start(
+        proxy_location=proxy_location,
+        http_options=HTTPOptions(host=config.host, port=config.http_port),
+        grpc_options=gRPCOptions(
+            port=config.grpc_port,
+            grpc_servicer_functions=list(SERVICER_FUNCTIONS),
+            enable_reflection=config.grpc_reflection,
+        ),
+    )

@@ -1,0 +1,96 @@
+"""Errors of the gateway, and the one table that turns errors into HTTP and gRPC status.
+
+PacelineError
+├── InvalidRequest
+│   ├── ModelNotFound     the call names a model that is not served
+│   └── BodyTooLarge      the call is larger than the gateway reads
+└── Unavailable
+    └── RouterLost        the router went away during a call; another may carry on
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import grpc
+from ray.exceptions import RayTaskError
+
+from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, Overloaded, PacelineError, Unavailable
+
+
+class ModelNotFound(InvalidRequest):
+    """The call names a model that is not served here."""
+
+
+class BodyTooLarge(InvalidRequest):
+    """The call is larger than the gateway reads."""
+
+
+class RouterLost(Unavailable):
+    """The router died or left during a call; the call can be continued elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """How an error is told to a client."""
+
+    http: int
+    grpc: grpc.StatusCode
+    type: str  # OpenAI's error type
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+    retry_helps: bool | None = None  # None: let the client decide by the status
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error object; all four members are always there."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.retry_helps is not None:
+            headers["x-should-retry"] = "true" if self.retry_helps else "false"
+        return headers
+
+
+# First match wins, so subclasses come before their parents.
+_TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | None], ...] = (
+    (ModelNotFound, 404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found", None),
+    (BodyTooLarge, 413, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "body_too_large", None),
+    (InvalidRequest, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "invalid_value", None),
+    (Overloaded, 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "overloaded", None),
+    (DeadlineExceeded, 504, grpc.StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded", False),
+    (Unavailable, 503, grpc.StatusCode.UNAVAILABLE, "service_unavailable_error", "unavailable", None),
+    (LinkError, 503, grpc.StatusCode.UNAVAILABLE, "service_unavailable_error", "unavailable", None),
+)
+_UNAVAILABLE_RETRY_AFTER_S = 1.0
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The error as it was raised: Ray wraps what comes from another process, perhaps more than once."""
+    while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) and error.cause is not error:
+        error = error.cause
+    return error
+
+
+def status_of(error: BaseException) -> ErrorStatus:
+    """Status for any error. What is not a `PacelineError` is told as "internal error": its text may hold anything."""
+    error = unwrap(error)
+    for kind, http, grpc_code, openai_type, code, retry_helps in _TABLE:
+        if not isinstance(error, kind):
+            continue
+        retry_after_s = None
+        if isinstance(error, Overloaded):
+            retry_after_s = error.retry_after_s
+        elif http == 503:
+            retry_after_s = _UNAVAILABLE_RETRY_AFTER_S
+        param = None
+        if isinstance(error, InvalidRequest):
+            param = error.field
+            code = error.code if kind is InvalidRequest else code
+        return ErrorStatus(http, grpc_code, openai_type, code, str(error), param, retry_after_s, retry_helps)
+    return ErrorStatus(500, grpc.StatusCode.INTERNAL, "server_error", "internal_error", "internal error")

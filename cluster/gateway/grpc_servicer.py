@@ -1,0 +1,201 @@
+"""The gRPC face: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
+
+Requests become the same validated bodies as over HTTP. The context may be Serve's or grpcio's own; only code and
+details are set on it, and the exception is raised on: both then answer with that status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from actors.errors import InvalidRequest, PacelineError
+from actors.messages import SpeculationStats
+from cluster.config import GatewayConfig
+from cluster.gateway.call import GenerationCall
+from cluster.gateway.errors import BodyTooLarge, status_of
+from cluster.gateway.openai_answer import AnswerTotals
+from cluster.gateway.paceline.v1 import inference_pb2
+from cluster.gateway.schema import chat_call, completion_call, parse_chat, parse_completion
+from cluster.gateway.service import GenerationService, Piece, PreparedCall
+
+SERVICE_NAME = "paceline.v1.Inference"
+_HEALTH_PERIOD_S = 1.0
+_SCALARS = (
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+_FINISH_REASONS = {
+    "stop": inference_pb2.FINISH_REASON_STOP,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class Context(Protocol):
+    """What is needed of `ray.serve.grpc_util.RayServegRPCContext` or `grpc.aio.ServicerContext`."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+
+class InferenceServicer:
+    """Methods as the generated stubs name them."""
+
+    def __init__(self, service: GenerationService, config: GatewayConfig) -> None:
+        self._service = service
+        self._config = config
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        try:
+            prepared = await self._prepare(request)
+            texts: list[str] = []
+            async with aclosing(self._service.stream(prepared)) as pieces:
+                async for piece in pieces:
+                    texts.append(piece.text)
+            return inference_pb2.GenerateResponse(
+                id=prepared.call_id,
+                model=self._service.model.name,
+                text="".join(texts),
+                **_ending(piece, prepared),
+            )
+        except Exception as error:
+            _tell(error, context)
+            raise
+
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
+        try:
+            prepared = await self._prepare(request)
+            sequence_number = 0
+            async with aclosing(self._service.stream(prepared)) as pieces:
+                async for piece in pieces:
+                    yield inference_pb2.GenerateChunk(
+                        id=prepared.call_id,
+                        model=self._service.model.name,
+                        sequence_number=sequence_number,
+                        text=piece.text,
+                        **(_ending(piece, prepared) if piece.finish_reason is not None else {}),
+                    )
+                    sequence_number += 1
+        except Exception as error:
+            _tell(error, context)
+            raise
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        model = self._service.model
+        return inference_pb2.ListModelsResponse(
+            models=[inference_pb2.Model(id=model.name, created=model.created, max_model_len=model.max_model_len)]
+        )
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        if request.service not in ("", SERVICE_NAME):
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details(f"no service is named {request.service!r}; there is {SERVICE_NAME!r}")
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        return health_pb2.HealthCheckResponse(status=await self._health())
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """The status now and at every change, until the client goes away."""
+        known = request.service in ("", SERVICE_NAME)
+        last: int | None = None
+        while True:
+            status = await self._health() if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != last:
+                last = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+
+    async def _health(self) -> Any:
+        try:
+            status = await self._service.router.status()
+        except PacelineError:
+            return health_pb2.HealthCheckResponse.NOT_SERVING
+        serving = health_pb2.HealthCheckResponse.SERVING
+        return serving if status.ready else health_pb2.HealthCheckResponse.NOT_SERVING
+
+    async def _prepare(self, request: inference_pb2.GenerateRequest) -> PreparedCall:
+        size = request.ByteSize()
+        if size > self._config.max_body_bytes:
+            limit = f"at most {self._config.max_body_bytes} bytes are read"
+            raise BodyTooLarge("request", f"{size} bytes", limit)
+        return await self._service.prepare(_call(request), f"gen-{uuid.uuid4().hex}")
+
+
+def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
+    """Raises InvalidRequest, with the same words as over HTTP."""
+    timeout_s = request.timeout_s if request.HasField("timeout_s") else None
+    if timeout_s is not None and not 0 < timeout_s < float("inf"):
+        raise InvalidRequest("timeout_s", timeout_s, "it must be a number of seconds above 0")
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SCALARS if request.HasField(name)}
+    fields["model"] = request.model or None
+    fields["ignore_eos"] = request.ignore_eos
+    fields["stop"] = list(request.stop)
+    fields["stop_token_ids"] = list(request.stop_token_ids)
+    fields["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
+    fields["user"] = request.user
+    if request.HasField("speculation"):
+        fields["speculation"] = _speculation(request.speculation)
+    kind = request.WhichOneof("input")
+    if kind == "conversation":
+        messages = request.conversation.messages
+        fields["messages"] = [{"role": message.role, "content": message.content} for message in messages]
+        return chat_call(parse_chat(fields), timeout_s)
+    if kind is None:
+        raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
+    fields["prompt"] = request.prompt if kind == "prompt" else list(request.prompt_token_ids.ids)
+    return completion_call(parse_completion(fields), timeout_s)
+
+
+def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:
+    fields: dict[str, Any] = {"stats": options.stats}
+    if options.HasField("enabled"):
+        fields["enabled"] = options.enabled
+    if options.drafters:
+        fields["drafters"] = list(options.drafters)
+    if options.HasField("max_draft_tokens"):
+        fields["max_draft_tokens"] = options.max_draft_tokens
+    return fields
+
+
+def _ending(piece: Piece, prepared: PreparedCall) -> dict[str, Any]:
+    """Fields of the last message of an answer; `piece` is the last piece."""
+    totals = AnswerTotals(prepared.num_prompt_tokens, answers_per_prompt=1)
+    totals.add(piece)
+    ending: dict[str, Any] = {
+        "finish_reason": _FINISH_REASONS[piece.finish_reason or "stop"],
+        "usage": inference_pb2.Usage(
+            prompt_tokens=totals.num_prompt_tokens,
+            completion_tokens=totals.num_completion_tokens,
+            total_tokens=totals.num_prompt_tokens + totals.num_completion_tokens,
+            cached_tokens=totals.num_cached_tokens,
+        ),
+    }
+    if prepared.call.wants_stats:
+        stats = totals.stats or SpeculationStats()
+        ending["speculation"] = inference_pb2.SpeculationStats(
+            rounds=stats.rounds,
+            target_rows=stats.target_rows,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+        )
+    return ending
+
+
+def _tell(error: Exception, context: Context) -> None:
+    status = status_of(error)
+    context.set_code(status.grpc)
+    context.set_details(status.message)

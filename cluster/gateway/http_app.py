@@ -1,0 +1,292 @@
+"""The HTTP face: OpenAI's endpoints and the operational ones, over a `GenerationService`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from actors.errors import InvalidRequest, PacelineError
+from cluster.config import GatewayConfig
+from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
+from cluster.gateway.openai_answer import AnswerWriter, Endpoint
+from cluster.gateway.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationFields,
+    chat_call,
+    completion_call,
+    parse_chat,
+    parse_completion,
+    parse_json_object,
+)
+from cluster.gateway.service import GenerationService, Piece, PreparedCall
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+TIMEOUT_HEADER = "x-request-timeout-seconds"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def paceline_version() -> str:
+    try:
+        return version("paceline")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "0.0.0"
+
+
+def create_app(service: GenerationService, config: GatewayConfig) -> FastAPI:
+    """All routes over one service. The app keeps nothing between requests."""
+    app = FastAPI(title="Paceline", version=paceline_version(), docs_url=None, redoc_url=None)
+    _add_error_handlers(app)
+    _add_operational_routes(app, service)
+    _add_openai_routes(app, service, config)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events that close their source whichever way they end, so that the router hears of it at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def _error_answer(error: BaseException) -> Response:
+    status = status_of(error)
+    return _json(status.body(), status.http, status.headers())
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(PacelineError)
+    async def on_known_error(_: Request, error: Exception) -> Response:
+        return _error_answer(error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(_: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        body = {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": code}
+        return _json({"error": body}, error.status_code, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def on_unknown_error(_: Request, error: Exception) -> Response:
+        return _error_answer(error)
+
+
+def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
+    async def readiness() -> Response:
+        try:
+            status = await service.router.status()
+        except PacelineError as error:
+            return _json({"status": "unavailable", "detail": str(error)}, 503)
+        return _json(
+            {"status": "ready" if status.ready else "unavailable", "detail": status.detail},
+            200 if status.ready else 503,
+        )
+
+    @app.get("/livez", tags=["operation"])
+    async def livez() -> Response:
+        """Whether this gateway answers; says nothing of the router."""
+        return _json({"status": "live"})
+
+    @app.get("/readyz", tags=["operation"])
+    async def readyz() -> Response:
+        """200 when requests are served, else 503."""
+        return await readiness()
+
+    @app.get("/health", tags=["operation"])
+    async def health() -> Response:
+        """The same as /readyz."""
+        return await readiness()
+
+    @app.get("/version", tags=["operation"])
+    async def version_of_paceline() -> Response:
+        return _json({"version": app.version})
+
+    @app.get("/metrics", tags=["operation"])
+    async def metrics() -> Response:
+        """This gateway replica's metrics and its router's, in Prometheus text format."""
+        text = service.metrics.text()
+        try:
+            text += await service.router.metrics_text()
+        except PacelineError as error:
+            logger.warning("no metrics from the router: %s", error)
+        return Response(text, media_type=METRICS_TYPE)
+
+
+def _add_openai_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:
+    @app.get("/v1/models", tags=["openai"])
+    async def list_models() -> Response:
+        return _json({"object": "list", "data": [_model_object(service.model)]})
+
+    @app.get("/v1/models/{model_id:path}", tags=["openai"])
+    async def retrieve_model(model_id: str) -> Response:
+        if model_id != service.model.name:
+            raise ModelNotFound("model", model_id, f"the model served here is {service.model.name!r}")
+        return _json(_model_object(service.model))
+
+    @app.post("/v1/completions", tags=["openai"], openapi_extra=_request_body(CompletionBody))
+    async def create_completion(request: Request) -> Response:
+        fields = parse_json_object(await _read_body(request, config.max_body_bytes))
+        body = parse_completion(fields)
+        return await answer(request, "completion", body, completion_call(body, _timeout_s(request)))
+
+    @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=_request_body(ChatBody))
+    async def create_chat_completion(request: Request) -> Response:
+        fields = parse_json_object(await _read_body(request, config.max_body_bytes))
+        body = parse_chat(fields)
+        return await answer(request, "chat", body, chat_call(body, _timeout_s(request)))
+
+    async def answer(request: Request, endpoint: Endpoint, body: GenerationFields, call: GenerationCall) -> Response:
+        prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
+        prepared = await service.prepare(call, f"{prefix}-{uuid.uuid4().hex}")
+        writer = AnswerWriter(endpoint, prepared, service.model.name, f"paceline-{app.version}")
+        if not body.wants_stream:
+            return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))
+        pieces = service.stream(prepared)
+        # The first piece is awaited before the status line, so that a full queue is a 429 and not a broken stream.
+        first = await _unless_disconnected(request, _first(pieces))
+        return EventStream(_events(first, pieces, writer, body.wants_usage_chunk))
+
+
+async def _collect(service: GenerationService, prepared: PreparedCall) -> list[Piece]:
+    async with aclosing(service.stream(prepared)) as pieces:
+        return [piece async for piece in pieces]
+
+
+async def _first(pieces: AsyncGenerator[Piece, None]) -> Piece:
+    try:
+        return await anext(pieces)
+    except BaseException:
+        await pieces.aclose()
+        raise
+
+
+async def _events(
+    first: Piece, pieces: AsyncGenerator[Piece, None], writer: AnswerWriter, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        try:
+            yield _encode_chunks(writer, first, with_usage)
+            async for piece in pieces:
+                yield _encode_chunks(writer, piece, with_usage)
+        except Exception as error:
+            # The status line is gone; this is how OpenAI's client hears of an error in a stream.
+            yield b"data: " + msgspec.json.encode(status_of(error).body()) + b"\n\n"
+            return
+        yield b"data: [DONE]\n\n"
+
+
+def _encode_chunks(writer: AnswerWriter, piece: Piece, with_usage: bool) -> bytes:
+    chunks = writer.chunks(piece, with_usage)
+    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs the work; cancels it and raises ClientDisconnect when the client goes away."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    """Raises BodyTooLarge as soon as it is known, without reading the rest."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise BodyTooLarge("body", f"{int(declared)} bytes", f"at most {limit} bytes are read")
+    parts = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes are read")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _timeout_s(request: Request) -> float | None:
+    """The client's own limit, less a little: Serve's proxy counts from earlier on and has no error object."""
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InvalidRequest(TIMEOUT_HEADER, text[:32], "it must be a number of seconds above 0")
+    return seconds - min(0.1, seconds / 10)
+
+
+def _model_object(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "paceline",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _request_body(kind: type[BaseModel]) -> dict[str, Any]:
+    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for kind in (CompletionBody, ChatBody):
+            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[kind.__name__] = schema
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,135 @@
+"""OpenAI's answer objects, as plain dicts: completions, chat completions, and their chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from actors.messages import SpeculationStats
+from cluster.gateway.service import Piece, PreparedCall
+
+Endpoint = Literal["completion", "chat"]
+
+
+@dataclass(slots=True)
+class AnswerTotals:
+    """What the pieces of all answers to a call add up to."""
+
+    num_prompt_tokens: int
+    answers_per_prompt: int
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    stats: SpeculationStats | None = None
+    _cached_by_prompt: dict[int, int] = field(default_factory=dict)
+
+    def add(self, piece: Piece) -> None:
+        self.num_completion_tokens += piece.num_completion_tokens
+        prompt = piece.choice // self.answers_per_prompt
+        self._cached_by_prompt[prompt] = max(self._cached_by_prompt.get(prompt, 0), piece.num_cached_tokens)
+        self.num_cached_tokens = sum(self._cached_by_prompt.values())
+        if piece.stats is not None:
+            self.stats = _sum_stats(self.stats, piece.stats)
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+    def speculation(self) -> dict[str, Any]:
+        stats = self.stats or SpeculationStats()
+        return {
+            "rounds": stats.rounds,
+            "target_rows": stats.target_rows,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_tokens": dict(stats.accepted_tokens),
+        }
+
+
+class AnswerWriter:
+    """Writes one call's answer, whole or in chunks; all chunks share id, time and model."""
+
+    def __init__(self, endpoint: Endpoint, prepared: PreparedCall, model: str, fingerprint: str) -> None:
+        self._is_chat = endpoint == "chat"
+        self._head = {"id": prepared.call_id, "created": int(time.time()), "model": model}
+        self._fingerprint = fingerprint
+        self._wants_stats = prepared.call.wants_stats
+        self._open_choices = len(prepared.requests)
+        self._begun: set[int] = set()
+        self.totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n)
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        texts: list[list[str]] = [[] for _ in range(self._open_choices)]
+        reasons: list[str | None] = [None] * self._open_choices
+        for piece in pieces:
+            texts[piece.choice].append(piece.text)
+            reasons[piece.choice] = piece.finish_reason or reasons[piece.choice]
+            self.totals.add(piece)
+        choices = []
+        for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True)):
+            said: dict[str, Any]
+            if self._is_chat:
+                said = {"message": {"role": "assistant", "content": "".join(parts), "refusal": None}}
+            else:
+                said = {"text": "".join(parts)}
+            choices.append({"index": index, **said, "logprobs": None, "finish_reason": reason})
+        answer = self._object("chat.completion" if self._is_chat else "text_completion", choices)
+        answer["usage"] = self.totals.usage()
+        if self._wants_stats:
+            answer["speculation"] = self.totals.speculation()
+        return answer
+
+    def chunks(self, piece: Piece, with_usage: bool) -> list[dict[str, Any]]:
+        """The chunks for a piece; after the last piece of all answers also the usage chunk, if wanted."""
+        self.totals.add(piece)
+        written = []
+        if self._is_chat and piece.choice not in self._begun:
+            self._begun.add(piece.choice)
+            written.append(self._chunk(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None))
+        said: dict[str, Any]
+        if self._is_chat:
+            said = {"delta": {"content": piece.text} if piece.text else {}}
+        else:
+            said = {"text": piece.text}
+        written.append(self._chunk(piece.choice, said, piece.finish_reason))
+        if piece.finish_reason is not None:
+            self._open_choices -= 1
+        if with_usage:
+            for chunk in written:
+                chunk["usage"] = None
+        if self._open_choices == 0:
+            if with_usage:
+                written.append(self._object(self._chunk_kind(), []))
+                written[-1]["usage"] = self.totals.usage()
+            if self._wants_stats:
+                written[-1]["speculation"] = self.totals.speculation()
+        return written
+
+    def _chunk(self, choice: int, said: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        return self._object(
+            self._chunk_kind(), [{"index": choice, **said, "logprobs": None, "finish_reason": finish_reason}]
+        )
+
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._is_chat else "text_completion"
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": kind, "system_fingerprint": self._fingerprint, "choices": choices}
+
+
+def _sum_stats(total: SpeculationStats | None, part: SpeculationStats) -> SpeculationStats:
+    if total is None:
+        return part
+    accepted = dict(total.accepted_tokens)
+    for source, count in part.accepted_tokens.items():
+        accepted[source] = accepted.get(source, 0) + count
+    return SpeculationStats(
+        rounds=total.rounds + part.rounds,
+        target_rows=total.target_rows + part.target_rows,
+        draft_tokens=total.draft_tokens + part.draft_tokens,
+        accepted_tokens=accepted,
+    )

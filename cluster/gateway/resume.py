@@ -1,0 +1,83 @@
+"""One unbroken stream of chunks, whatever becomes of the router that serves it.
+
+A token is a function of seed, position and logits, so another router that gets the prompt and the tokens delivered so
+far goes on exactly where the lost one stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from actors.errors import Unavailable
+from actors.messages import GenerationRequest, TokenChunk
+from cluster.gateway.errors import RouterLost
+from cluster.gateway.router_client import RouterClient
+
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (0.05, 0.5, 2.0, 5.0)  # before each attempt after the first; the request's deadline ends them all
+
+
+async def generate_unbroken(
+    router: RouterClient, request: GenerationRequest, on_resume: Callable[[], None]
+) -> AsyncGenerator[TokenChunk, None]:
+    """Chunks of `request`, numbered 0, 1, 2, ..., no token twice. Statistics cover the last router's part only.
+
+    A router that was lost, or says `Unavailable` after its first chunk, is replaced; one that refuses at the start is
+    not, so the caller hears of it at once. The caller enforces the deadline; each router is told what is left of it.
+    """
+    started = time.monotonic()
+    delivered: list[int] = []
+    index = 0
+    attempts = 0
+    while True:
+        try:
+            async with aclosing(router.generate(_rest_of(request, delivered, time.monotonic() - started))) as chunks:
+                async for chunk in chunks:
+                    delivered.extend(chunk.token_ids)
+                    attempts = 0
+                    if chunk.index != index:
+                        chunk = msgspec.structs.replace(chunk, index=index)
+                    index += 1
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+            raise RouterLost("the router ended a stream without a finish reason")
+        except Unavailable as error:
+            may_go_on = index > 0 or isinstance(error, RouterLost)
+            if not may_go_on or attempts == len(_PAUSES_S):
+                raise
+        if (reason := _already_over(request, delivered)) is not None:  # only the word of it was lost
+            yield TokenChunk(request_id=request.request_id, index=index, token_ids=(), finish_reason=reason)
+            return
+        logger.warning("%s: router lost after %d tokens, resuming", request.request_id, len(delivered))
+        on_resume()
+        await asyncio.sleep(_PAUSES_S[attempts])
+        attempts += 1
+
+
+def _already_over(request: GenerationRequest, delivered: list[int]) -> Literal["stop", "length"] | None:
+    if delivered and delivered[-1] in request.stop_token_ids:
+        return "stop"
+    return "length" if len(delivered) >= request.max_new_tokens else None
+
+
+def _rest_of(request: GenerationRequest, delivered: list[int], elapsed_s: float) -> GenerationRequest:
+    if request.timeout_s is not None:
+        request = msgspec.structs.replace(request, timeout_s=max(0.001, request.timeout_s - elapsed_s))
+    if not delivered:
+        return request
+    return msgspec.structs.replace(
+        request,
+        prompt_token_ids=np.concatenate([request.prompt_token_ids, np.asarray(delivered, dtype=np.int32)]),
+        num_output_in_prompt=request.num_output_in_prompt + len(delivered),
+        max_new_tokens=request.max_new_tokens - len(delivered),
+    )

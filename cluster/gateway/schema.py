@@ -1,0 +1,300 @@
+"""What HTTP bodies may hold: OpenAI's fields, a few that are usual elsewhere, and `speculation`. gRPC uses it too.
+
+Unknown fields and values out of range raise `InvalidRequest`. Fields of OpenAI's that are not served here are named as
+such, unless they hold what would be the default anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from actors.errors import InvalidRequest
+from cluster.gateway.call import ChatMessage, GenerationCall, Prompt
+
+BodyKind = TypeVar("BodyKind", bound=BaseModel)
+
+MAX_STOP_CHARS = 256
+_MAX_SHOWN_CHARS = 64  # of a wrong value, in an error
+
+# Harmless values besides null. An ellipsis: every value, it changes nothing here.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logprobs": (False,),
+    "metadata": (...,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (...,),
+    "prediction": (),
+    "prompt_cache_key": (...,),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (...,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": (...,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class SpeculationFields(_Body):
+    """How this call may be speculated on. None of it changes the text."""
+
+    stats: bool = False  # add `speculation` to the answer
+    enabled: bool = True
+    drafters: Annotated[list[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]], Field(max_length=16)] | None = None
+    max_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
+
+
+class GenerationFields(_Body):
+    """Fields that both endpoints have. Null means the default."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: (
+        Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+        | Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=4)]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    ignore_eos: bool | None = None
+    user: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationFields | None = None
+
+    @property
+    def wants_stream(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionBody(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ChatBody(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+def parse_json_object(data: bytes) -> dict[str, Any]:
+    """Raises InvalidRequest for anything but one JSON object in UTF-8 (NaN and Infinity are not JSON)."""
+    try:
+        parsed = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest("body", f"{len(data)} bytes", f"it is not valid JSON: {error}", "invalid_json") from None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("body", type(parsed).__name__, "it must be a JSON object", "invalid_json")
+    return parsed
+
+
+def parse_completion(fields: dict[str, Any]) -> CompletionBody:
+    return _validated(CompletionBody, fields)
+
+
+def parse_chat(fields: dict[str, Any]) -> ChatBody:
+    return _validated(ChatBody, fields)
+
+
+def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
+    return _call(body, _prompts(body.prompt), "prompt", body.max_tokens, "max_tokens", timeout_s)
+
+
+def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
+    conversation = tuple(ChatMessage(_role(message), _content(message)) for message in body.messages)
+    max_tokens, field = body.max_tokens, "max_tokens"
+    if body.max_completion_tokens is not None:
+        max_tokens, field = body.max_completion_tokens, "max_completion_tokens"
+    return _call(body, (conversation,), "messages", max_tokens, field, timeout_s)
+
+
+def _call(
+    body: GenerationFields,
+    prompts: tuple[Prompt, ...],
+    prompt_field: str,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    timeout_s: float | None,
+) -> GenerationCall:
+    speculation = body.speculation or SpeculationFields()
+    drafters = tuple(speculation.drafters) if speculation.drafters is not None else None
+    return GenerationCall(
+        prompts=prompts,
+        prompt_field=prompt_field,
+        model=body.model,
+        n=body.n or 1,
+        max_new_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),  # elsewhere -1 is how to say "off"
+        min_p=_or(body.min_p, 0.0),
+        seed=body.seed,
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        stop=_stops(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        drafters=drafters if speculation.enabled else (),
+        max_draft_tokens=speculation.max_draft_tokens,
+        wants_stats=speculation.stats,
+        timeout_s=timeout_s,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    if not stop:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _role(message: Message) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _content(message: Message) -> str:
+    if isinstance(message.content, list):
+        return "".join(part.text for part in message.content)
+    return message.content or ""
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        prompts: tuple[Prompt, ...] = (prompt,)
+    elif prompt and isinstance(prompt[0], int):
+        prompts = (tuple(token for token in prompt if isinstance(token, int)),)
+    else:
+        prompts = tuple(part if isinstance(part, str) else tuple(part) for part in prompt if not isinstance(part, int))
+    if not prompts or not all(prompts):
+        raise InvalidRequest("prompt", "empty", "every prompt needs at least one token")
+    return prompts
+
+
+def _validated(kind: type[BodyKind], fields: dict[str, Any]) -> BodyKind:
+    try:
+        return kind.model_validate(_refuse_unsupported(fields))
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _refuse_unsupported(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without those that are OpenAI's, not ours, and harmless."""
+    kept = {}
+    for name, value in fields.items():
+        harmless = _UNSUPPORTED.get(name)
+        if harmless is None:
+            kept[name] = value
+        elif value is not None and ... not in harmless and not any(_same(value, one) for one in harmless):
+            raise InvalidRequest(name, _short(value), "this parameter is not supported here", "unsupported_parameter")
+    return kept
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    """The first problem in the words of our errors."""
+    problem = error.errors(include_url=False)[0]
+    field = _path(problem["loc"])
+    top = str(problem["loc"][0]) if problem["loc"] else "body"
+    if problem["type"] == "extra_forbidden":
+        return InvalidRequest(field, _short(problem["input"]), "there is no such parameter", "unknown_parameter")
+    if problem["type"] == "missing":
+        return InvalidRequest(field, None, "it is required", "missing_required_parameter")
+    if top == "prompt":
+        limit = "it must be a string, a list of strings, a list of token ids or a list of lists of token ids"
+        return InvalidRequest("prompt", type(problem["input"]).__name__, limit)
+    if top == "stop":
+        limit = f"it must be a string or up to 4 strings, of 1 to {MAX_STOP_CHARS} characters each"
+        return InvalidRequest("stop", _short(problem["input"]), limit)
+    if top == "messages" and "content" in problem["loc"]:
+        limit = "content must be a string or a list of text parts"
+        return InvalidRequest(_path(problem["loc"][:3]), type(problem["input"]).__name__, limit)
+    return InvalidRequest(field, _short(problem["input"]), problem["msg"].replace("Input should", "it should"))
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier():  # others are the names that pydantic gives to the branches of a union
+            path += f".{part}" if path else part
+    return path or "body"
+
+
+def _short(value: object) -> object:
+    """Enough of a value to recognise it. Never a message's text: those fields show their type only."""
+    if isinstance(value, (bool, int, float)) and len(repr(value)) <= _MAX_SHOWN_CHARS:
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_SHOWN_CHARS else value[:_MAX_SHOWN_CHARS] + "..."
+    return type(value).__name__

@@ -1,0 +1,283 @@
+"""Generation as HTTP and gRPC share it: validate, tokenise, ask the router, turn tokens into text.
+
+Knows no wire format. `prepare` raises everything that is wrong with a call before any model work; `stream` yields text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from actors.messages import GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
+from cluster.config import GatewayConfig
+from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.gateway.detokenizer import Detokenizer
+from cluster.gateway.errors import ModelNotFound, status_of, unwrap
+from cluster.gateway.fan_in import fan_in
+from cluster.gateway.resume import generate_unbroken
+from cluster.gateway.router_client import RouterClient
+from cluster.gateway.stop_strings import StopStrings
+from cluster.gateway.text_codec import TextCodec
+from cluster.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+MAX_CHOICES = 32  # prompts x n of one call
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one answer. The last piece of an answer has a finish reason; only it has the counts that follow."""
+
+    choice: int  # prompt index * n + answer index
+    text: str
+    finish_reason: FinishReason | None = None
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt
+    stats: SpeculationStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call that can be served: one request per answer, in order of choice."""
+
+    call_id: str
+    arrived: float  # time.monotonic()
+    call: GenerationCall
+    requests: tuple[GenerationRequest, ...]
+    num_prompt_tokens: int  # all prompts, each counted once
+    deadline: float  # time.monotonic()
+
+
+class GenerationService:
+    """One per gateway replica; holds no state of a call."""
+
+    def __init__(
+        self,
+        router: RouterClient,
+        tokenizer: Any,
+        model: ServedModel,
+        config: GatewayConfig,
+        metrics: GatewayMetrics | None = None,
+    ) -> None:
+        """`tokenizer` is a `transformers` tokenizer."""
+        self.router = router
+        self.model = model
+        self.metrics = metrics or GatewayMetrics()
+        self._codec = TextCodec(tokenizer, model.name)
+        self._config = config
+
+    async def prepare(self, call: GenerationCall, call_id: str) -> PreparedCall:
+        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit."""
+        arrived = time.monotonic()
+        try:
+            return await self._prepare(call, call_id, arrived)
+        except InvalidRequest as error:
+            self.metrics.request_failure.labels(status_of(error).code).inc()
+            raise
+
+    def stream(self, prepared: PreparedCall) -> AsyncGenerator[Piece, None]:
+        """Pieces of all answers, interleaved as they come. Closing it cancels what still runs.
+
+        Raises Overloaded, Unavailable, DeadlineExceeded, or InvalidRequest from the router.
+        """
+        return fan_in([self._answer(prepared, choice) for choice in range(len(prepared.requests))])
+
+    async def _prepare(self, call: GenerationCall, call_id: str, arrived: float) -> PreparedCall:
+        model = self.model
+        if call.model is not None and call.model != model.name:
+            raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
+        if len(call.prompts) * call.n > MAX_CHOICES:
+            raise InvalidRequest(
+                "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
+            )
+        self._check_token_ids("stop_token_ids", call.stop_token_ids)
+        self._check_token_ids("logit_bias", tuple(token for token, _ in call.logit_bias))
+        stop_token_ids = call.stop_token_ids
+        if not call.ignore_eos:
+            stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
+        timeout_s = min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
+        seed = secrets.randbits(64) if call.seed is None else call.seed
+
+        prompts: list[np.ndarray] = []
+        for prompt in call.prompts:
+            if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
+                self._check_token_ids(call.prompt_field, prompt)  # before int32 wraps them around
+            prompts.append(await self._codec.encode_prompt(prompt, call.prompt_field))
+        budgets = [self._max_new_tokens(call, len(prompt)) for prompt in prompts]
+        timeout_s = max(0.001, timeout_s - (time.monotonic() - arrived))
+        requests: list[GenerationRequest] = []
+        for token_ids, max_new_tokens in zip(prompts, budgets, strict=True):
+            for answer in range(call.n):
+                requests.append(
+                    GenerationRequest(
+                        request_id=f"{call_id}-{len(requests)}",
+                        prompt_token_ids=token_ids,
+                        sampling=SamplingParams(
+                            seed=(seed + answer) % 2**64,
+                            temperature=call.temperature,
+                            top_k=call.top_k,
+                            top_p=call.top_p,
+                            min_p=call.min_p,
+                            presence_penalty=call.presence_penalty,
+                            frequency_penalty=call.frequency_penalty,
+                            repetition_penalty=call.repetition_penalty,
+                            logit_bias=call.logit_bias,
+                        ),
+                        max_new_tokens=max_new_tokens,
+                        stop_token_ids=stop_token_ids,
+                        timeout_s=timeout_s,
+                        drafters=call.drafters,
+                        max_draft_tokens=call.max_draft_tokens,
+                    )
+                )
+        num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        return PreparedCall(call_id, arrived, call, tuple(requests), num_prompt_tokens, time.monotonic() + timeout_s)
+
+    def _check_token_ids(self, field: str, token_ids: tuple[Any, ...]) -> None:
+        for token in token_ids:
+            if not 0 <= token < self.model.vocab_size:
+                raise InvalidRequest(field, token, f"token ids are from 0 to {self.model.vocab_size - 1}")
+
+    def _max_new_tokens(self, call: GenerationCall, num_prompt: int) -> int:
+        """What the request may generate; raises InvalidRequest when prompt and answer do not fit into the model."""
+        limit = self.model.max_model_len
+        if num_prompt == 0:
+            raise InvalidRequest(call.prompt_field, "empty", "a prompt needs at least one token")
+        if num_prompt >= limit:
+            raise InvalidRequest(
+                call.prompt_field,
+                f"{num_prompt} tokens",
+                f"the model takes at most {limit} tokens, prompt and answer together",
+                "context_length_exceeded",
+            )
+        if call.max_new_tokens is None:
+            return min(self._config.default_max_tokens, self._config.max_new_tokens, limit - num_prompt)
+        if call.max_new_tokens > self._config.max_new_tokens:
+            raise InvalidRequest(
+                call.max_tokens_field,
+                call.max_new_tokens,
+                f"at most {self._config.max_new_tokens} tokens are generated",
+            )
+        if num_prompt + call.max_new_tokens > limit:
+            raise InvalidRequest(
+                call.max_tokens_field,
+                call.max_new_tokens,
+                f"with {num_prompt} prompt tokens that is more than the model's {limit}",
+                "context_length_exceeded",
+            )
+        return call.max_new_tokens
+
+    async def _answer(self, prepared: PreparedCall, choice: int) -> AsyncGenerator[Piece, None]:
+        """One answer's pieces, counted in the metrics."""
+        metrics = self.metrics
+        request = prepared.requests[choice]
+        text = _AnswerText(self._codec, prepared.call.stop, request)
+        gauge = metrics.requests_waiting
+        gauge.inc()
+        metrics.prompt_tokens.inc(len(request.prompt_token_ids))
+        outcome = "cancelled"
+        last_token_at = 0.0
+        num_cached = 0
+        try:
+            chunks = generate_unbroken(self.router, request, metrics.request_resumed.inc)
+            async with aclosing(chunks):
+                while True:
+                    try:
+                        async with asyncio.timeout(prepared.deadline - time.monotonic()):
+                            chunk = await anext(chunks)
+                    except TimeoutError:
+                        raise DeadlineExceeded(
+                            f"the time limit of {request.timeout_s:.3g} s passed after {text.num_tokens} tokens"
+                        ) from None
+                    if chunk.finish_reason == "cancelled":
+                        raise Unavailable("the router gave the request up")
+                    now = time.monotonic()
+                    if chunk.token_ids:
+                        if gauge is metrics.requests_waiting:
+                            metrics.time_to_first_token.observe(now - prepared.arrived)
+                            gauge.dec()
+                            gauge = metrics.requests_running
+                            gauge.inc()
+                            _observe_tokens(metrics, len(chunk.token_ids) - 1, 0.0)
+                        else:
+                            _observe_tokens(metrics, len(chunk.token_ids), now - last_token_at)
+                        last_token_at = now
+                    num_cached = max(num_cached, chunk.num_cached_tokens)
+                    shown, finish_reason = text.push(chunk)
+                    if finish_reason is not None:
+                        outcome = finish_reason
+                        metrics.request_success.labels(finish_reason).inc()
+                        metrics.request_latency.observe(now - prepared.arrived)
+                        break
+                    if shown:
+                        yield Piece(choice, shown)
+            # The router's stream is closed by now: after a stop string nothing more is generated.
+            yield Piece(choice, shown, finish_reason, text.num_tokens, num_cached, chunk.stats)
+        except Exception as error:
+            status = status_of(error)
+            outcome = status.code
+            if status.http == 500:
+                logger.error("%s failed", request.request_id, exc_info=unwrap(error))
+            raise
+        finally:
+            gauge.dec()
+            metrics.generation_tokens.inc(text.num_tokens)
+            if outcome not in ("stop", "length"):
+                metrics.request_failure.labels(outcome).inc()
+
+
+def _observe_tokens(metrics: GatewayMetrics, count: int, elapsed_s: float) -> None:
+    for _ in range(count):
+        metrics.inter_token_latency.observe(elapsed_s / count)
+
+
+class _AnswerText:
+    """Text of one answer: detokenised, cut at stop strings and stop tokens."""
+
+    def __init__(self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest) -> None:
+        self._detokenizer = Detokenizer(codec.decode, [int(token) for token in request.prompt_token_ids[-4:]])
+        self._stops = StopStrings(stops)
+        self._has_stops = bool(stops)
+        self._stop_token_ids = frozenset(request.stop_token_ids)
+        self.num_tokens = 0  # that count: a stop string's last token is the last of them
+
+    def push(self, chunk: TokenChunk) -> tuple[str, FinishReason | None]:
+        """Text to show now, and why the answer ends if it does."""
+        token_ids = chunk.token_ids
+        if self._has_stops:
+            before = self._detokenizer.copy(), self._stops.copy()
+        num_before = self.num_tokens
+        self.num_tokens += len(token_ids)
+        spoken = token_ids
+        if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_token_ids:
+            spoken = token_ids[:-1]
+        text = self._detokenizer.push(spoken) if spoken else ""
+        if chunk.finish_reason is not None:
+            text += self._detokenizer.flush()
+        shown, matched = self._stops.push(text)
+        if matched:
+            self.num_tokens = num_before + _tokens_to_match(*before, spoken)
+            return shown, "stop"
+        if chunk.finish_reason is None:
+            return shown, None
+        return shown + self._stops.flush(), "length" if chunk.finish_reason == "length" else "stop"
+
+
+def _tokens_to_match(detokenizer: Detokenizer, stops: StopStrings, token_ids: tuple[int, ...]) -> int:
+    """How many of the tokens complete the stop string, so that the count does not depend on the size of chunks."""
+    for count, token in enumerate(token_ids, 1):
+        if stops.push(detokenizer.push((token,)))[1]:
+            return count
+    return len(token_ids)

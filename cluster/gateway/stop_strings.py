@@ -1,0 +1,57 @@
+"""Finds stop strings in a text that arrives in pieces, and holds back only what may still become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The match that ends first wins, of several that end together the longest: so the cut does not depend on how
+    the text was split into pieces."""
+
+    __slots__ = ("_held", "_stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Returns (text that is safe to show, whether a stop string was found). After a match push no more."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        cut = self._find(text)
+        if cut is not None:
+            self._held = ""
+            return text[:cut], True
+        keep = max(_partial_match(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """What was held back, once no more text can come."""
+        held, self._held = self._held, ""
+        return held
+
+    def copy(self) -> StopStrings:
+        twin = StopStrings(self._stops)
+        twin._held = self._held
+        return twin
+
+    def _find(self, text: str) -> int | None:
+        best: tuple[int, int] | None = None
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
+        return None if best is None else best[1]
+
+
+def _partial_match(text: str, stop: str) -> int:
+    """Length of the longest end of the text that is a proper beginning of the stop string."""
+    position = max(0, len(text) - len(stop) + 1)
+    while (position := text.find(stop[0], position)) >= 0:
+        if stop.startswith(text[position:]):
+            return len(text) - position
+        position += 1
+    return 0

@@ -1,0 +1,76 @@
+"""Text to tokens and back, over any Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from actors.errors import InvalidRequest
+from cluster.gateway.call import ChatMessage, Prompt
+
+_OFF_LOOP_CHARS = 4096  # shorter texts take less time than a thread switch
+
+
+class TextCodec:
+    """Wraps a `transformers` tokenizer. The Rust tokenizer is used directly: it is free of locks and of truncation."""
+
+    def __init__(self, tokenizer: Any, model_name: str) -> None:
+        self._tokenizer = tokenizer
+        self._model_name = model_name
+        self._rust = getattr(tokenizer, "backend_tokenizer", None)
+        self._lock = threading.Lock()  # for tokenizers written in Python
+        if self._rust is not None:
+            self._rust.no_truncation()
+            self._rust.no_padding()
+
+    async def encode_prompt(self, prompt: Prompt, field: str) -> np.ndarray:
+        """int32 [n]. Long texts are tokenised in a thread. Raises InvalidRequest for messages the template refuses."""
+        if isinstance(prompt, str):
+            return await self._off_loop_when_long(len(prompt), self._encode, prompt, True)
+        if prompt and isinstance(prompt[0], ChatMessage):
+            length = sum(len(message.content) for message in prompt if isinstance(message, ChatMessage))
+            return await self._off_loop_when_long(length, self._encode_conversation, prompt, field)
+        return np.asarray(prompt, dtype=np.int32)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens without special ones; U+FFFD where bytes are no character."""
+        if self._rust is not None:
+            return str(self._rust.decode(list(token_ids), skip_special_tokens=True))
+        with self._lock:
+            return str(
+                self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            )
+
+    async def _off_loop_when_long(self, length: int, encode: Any, *arguments: Any) -> np.ndarray:
+        if length < _OFF_LOOP_CHARS:
+            return encode(*arguments)
+        return await asyncio.to_thread(encode, *arguments)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> np.ndarray:
+        if self._rust is not None:
+            return np.asarray(self._rust.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+        with self._lock:
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
+
+    def _encode_conversation(self, messages: Sequence[ChatMessage], field: str) -> np.ndarray:
+        if not self._tokenizer.chat_template:
+            raise InvalidRequest(
+                field,
+                f"{len(messages)} messages",
+                f"model {self._model_name!r} has no chat template; send a prompt instead",
+                "unsupported_value",
+            )
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                field, f"{len(messages)} messages", f"the model's chat template refuses them: {error}"
+            ) from None
+        # The template has written the special tokens already.
+        return self._encode(text, False)
