@@ -1,0 +1,916 @@
+"""The router's heart: which tokens are committed, and what every round asks of drafters and target.
+
+A plain object without I/O, clock or threads: time is passed in, messages are handed out and taken in. One round at a
+time goes `plan_round`, `draft_locally`, `assemble`, `commit`; requests may come and be cancelled at any moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Literal
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext, Drafter, Outcome
+from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, Overloaded, PacelineError, Unavailable
+from actors.messages import (
+    DraftItem,
+    DraftResult,
+    GenerationRequest,
+    SequenceDelta,
+    TokenChunk,
+    TopProbs,
+    TreeMessage,
+    Verdict,
+    VerifyBatch,
+    VerifyItem,
+    VerifyResult,
+)
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.calibration import Calibration
+from cluster.router.counters import RouterCounters
+from cluster.router.draft_wait import DraftWait
+from cluster.router.draft_workers import DraftWorkers
+from cluster.router.planner import (
+    MAX_SOURCES,
+    Proposal,
+    SequenceLimits,
+    choose_nodes,
+    has_tree_shape,
+    merge_trees,
+    most_nodes_that_can_pay,
+    price_of_a_row,
+    tally_nodes,
+    warm_up,
+)
+from cluster.router.round import RequestFailed, Round, RoundEntry, RouterEvent
+from cluster.router.scheduler import Scheduler, share_prompt_rows
+from cluster.router.sequence import Sequence
+from cluster.router.step_time import StepTimeCurve
+
+logger = logging.getLogger(__name__)
+
+DRAFT_MODEL = "draft_model"  # the source that lives on draft workers
+TARGET = "target"  # who proposed a recovered or bonus token
+
+_MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
+_MAX_STARVED_ALONE = 3  # a sequence without company or drafts that still lacks blocks will never fit
+_FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
+_LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
+
+
+class RouterCore:
+    """Owns every sequence of one target group. Only tokens committed here exist; workers hold copies of them.
+
+    Each accepted request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. Both
+    come out of `plan_round` and `commit` as events, in the order in which they happened.
+
+    `drafters` are the CPU drafters by name; "draft_model" is the source that `set_draft_workers` serves. `gamma` is
+    the number of tokens asked of it. `profile` are measured (rows, seconds) of a target forward, if there are any.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        speculation: SpeculationConfig,
+        drafters: Mapping[str, Drafter],
+        vocab_size: int,
+        max_model_len: int,
+        block_size: int,
+        gamma: int,
+        *,
+        profile: Iterable[tuple[int, float]] = (),
+    ) -> None:
+        if DRAFT_MODEL in drafters or len(drafters) + 2 > MAX_SOURCES:
+            raise ValueError(f"drafters: at most {MAX_SOURCES - 2} drafters, none named {DRAFT_MODEL!r}")
+        self.counters = RouterCounters()
+        self.step_times = StepTimeCurve(profile)
+        self._config = config
+        self._speculation = speculation
+        self._drafters = list(drafters.values())
+        self._names = [*drafters, DRAFT_MODEL]
+        self._draft_model = len(drafters)  # its source index; the next one is for chains under rejection
+        self._calibration = Calibration(len(drafters) + 2)
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._gamma = gamma
+        self._scheduler = Scheduler(config, block_size)
+        self._workers = DraftWorkers()
+        self._draft_wait = DraftWait()
+        self._by_request: dict[str, Sequence] = {}
+        self._by_seq_id: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
+        self._cancelled: list[Sequence] = []  # running ones, to be freed
+        self._events: list[RouterEvent] = []
+        self._to_free: list[int] = []  # sequences the target still holds
+        self._open: Round | None = None
+        # Random high bits: a restarted router never names a sequence like one its workers still hold.
+        self._seq_id_base = secrets.randbits(31) << 32
+        self._num_named = 0
+        self._num_arrived = 0
+        self._round_id = 0
+        self._free_blocks = 0
+        self._total_blocks = 0
+        self._explore_rounds = _FIRST_EXPLORE_ROUNDS
+        self._explore_in = _FIRST_EXPLORE_ROUNDS
+        self._reported: set[str] = set()  # drafters whose failure has been logged
+        warm_up()
+
+    # Requests
+
+    def add(self, request: GenerationRequest, now: float) -> None:
+        """Accept a request. Raises InvalidRequest if its prompt leaves no room for a token or its id is in use,
+        Overloaded when the waiting queue is full."""
+        if request.request_id in self._by_request:
+            raise InvalidRequest("request_id", request.request_id, "a request with this id is still running")
+        num_prompt = len(request.prompt_token_ids)
+        if not 1 <= num_prompt < self._max_model_len:
+            raise InvalidRequest(
+                "prompt",
+                f"{num_prompt} tokens",
+                f"it must have at least 1 and at most {self._max_model_len - 1} tokens",
+                code="context_length_exceeded",
+            )
+        if request.max_new_tokens < 1:
+            raise InvalidRequest("max_tokens", request.max_new_tokens, "it must be at least 1")
+        drafters, wants_draft_model = self._drafters_of(request)
+        most = self._speculation.max_draft_tokens
+        sequence = Sequence(
+            request,
+            self._name_sequence(),
+            self._num_arrived,
+            now,
+            self._max_model_len,
+            drafters,
+            len(self._drafters),
+            wants_draft_model,
+            most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
+        )
+        try:
+            self._scheduler.enqueue(sequence, now)
+        except Overloaded:
+            self.counters.refused += 1
+            raise
+        self.counters.requests += 1
+        self._num_arrived += 1
+        self._by_request[request.request_id] = sequence
+        self._by_seq_id[sequence.seq_id] = sequence
+        if sequence.deadline is not None:
+            self._push_deadline(sequence.deadline, sequence)
+
+    def cancel(self, request_id: str) -> bool:
+        """The client is gone: the request ends with a "cancelled" chunk and frees its room within one round. False
+        if there is no such request any more."""
+        sequence = self._by_request.get(request_id)
+        if sequence is None:
+            return False
+        if not sequence.is_cancelled:
+            sequence.is_cancelled = True
+            if request_id in self._scheduler.waiting:
+                self._end_cancelled(sequence, None)  # at once: its place in the queue is free
+            else:
+                self._cancelled.append(sequence)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `plan_round` has something to do: sequences, undelivered events, or workers to tell of freed ones."""
+        return bool(self._by_request or self._events or self._to_free) or self._workers.has_notices()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks the target had free after the last round."""
+        return self._free_blocks
+
+    @property
+    def total_blocks(self) -> int:
+        return self._total_blocks
+
+    def set_draft_workers(self, worker_ids: SequenceOf[str]) -> None:
+        """The draft workers that are alive. Sequences of one that is gone move; the others stay where they are."""
+        self._workers.set_workers(worker_ids, list(self._scheduler.sequences()))
+
+    # One round
+
+    def plan_round(self, now: float) -> tuple[Round | None, list[RouterEvent]]:
+        """End what is cancelled or late, admit, and decide what the next round computes.
+
+        The round is None when there is nothing to send. It may have no entries and only tell workers to free
+        sequences. Raises RuntimeError while another round is open.
+        """
+        if self._open is not None:
+            raise RuntimeError(f"round {self._open.round_id} is open; commit or abandon it first")
+        for sequence in self._cancelled:
+            if not sequence.is_ended:
+                self._end_cancelled(sequence, now)
+        self._cancelled.clear()
+        self._end_late(now)
+        self._scheduler.admit(self._free_blocks)
+        entries = self._choose_rows()
+        if not entries and not self._to_free and not self._workers.has_notices():
+            return None, self._take_events()
+        self._round_id += 1
+        num_emitting = sum(entry.emits for entry in entries)
+        round = Round(
+            self._round_id,
+            now,
+            entries,
+            self._to_free,
+            num_running=len(self._scheduler.running),
+            num_emitting=num_emitting,
+            row_budget=0,
+            explores=False,
+        )
+        self._to_free = []
+        self._open = round
+        self._budget_drafts(round)
+        self._ask_workers(round)
+        return round, self._take_events()
+
+    def draft_locally(self, round: Round) -> None:
+        """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
+        for index, drafter in enumerate(self._drafters):
+            entries = [
+                entry
+                for entry in round.entries
+                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafters
+            ]
+            if entries:
+                self._ask_drafter(index, drafter, entries)
+
+    def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
+        """Merge all drafts, choose the nodes that pay, and write the batch for the target.
+
+        results: what the draft workers answered; None or missing: nothing in time.
+        """
+        for worker_id in round.draft_batches:
+            self._take_drafts(round, worker_id, results.get(worker_id))
+        base_rows = sum(entry.rows for entry in round.entries)
+        expected = float(round.num_emitting)
+        fixed_s = self._draft_wait.overhead_s
+        if round.asked_draft_model:
+            fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
+        chain_tokens, chain_rows = self._cut_chains(round, base_rows, fixed_s)
+        self._choose_drafts(round, base_rows + chain_rows, expected + chain_tokens, fixed_s, chain_rows)
+        return VerifyBatch(round.round_id, [self._verify_item(entry) for entry in round.entries], round.finished)
+
+    def commit(self, round: Round, result: VerifyResult, now: float) -> list[RouterEvent]:
+        """Take in what the target said: commit and emit tokens, end what has finished, learn.
+
+        A round that is no longer open (abandoned, or its target lost) changes nothing. Raises LinkError when the
+        result belongs to another round; the round stays open then.
+        """
+        if round is not self._open:
+            return self._take_events()
+        if result.round_id != round.round_id:
+            raise LinkError(f"the target answered round {result.round_id}, expected {round.round_id}")
+        self._open = None
+        self._free_blocks = result.free_blocks
+        self._total_blocks = result.total_blocks
+        self.counters.rounds += 1
+        self.counters.rows += max(0, result.rows)
+        self.counters.verify_s += max(0.0, result.elapsed_s)
+        self.step_times.observe(result.rows, result.elapsed_s)
+        verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
+        self.counters.unknown_sequences += len(verdicts.keys() - {entry.seq_id for entry in round.entries})
+        stale = set(result.stale_seq_ids)
+        starved = set(result.starved_seq_ids)
+        hungry: list[RoundEntry] = []
+        emitted: list[tuple[int, int, list[int]]] = []  # entry index, first token, accepted nodes
+        done: list[Sequence] = []
+        for index, entry in enumerate(round.entries):
+            sequence = entry.sequence
+            if sequence.is_cancelled:
+                continue  # ended by the next plan_round, with nothing after the cancellation
+            if entry.seq_id in stale:
+                self.counters.stale_sequences += 1
+                self._restart(sequence, now)
+                continue
+            if entry.seq_id in starved:
+                hungry.append(entry)
+                continue
+            verdict = verdicts.get(entry.seq_id)
+            path = self._valid_path(entry, verdict)
+            if verdict is None or path is None:
+                self.counters.invalid_verdicts += 1
+                self._restart(sequence, now)
+                continue
+            self._note_rows(entry, verdict)
+            if verdict.next_token < 0:
+                self._note_progress(entry, verdict, now)
+                continue
+            emitted.append((index, sequence.num_tokens, path))
+            if self._emit(round, entry, path, verdict.next_token):
+                done.append(sequence)
+        self._learn(round, emitted, result.elapsed_s, now)
+        for sequence in done:
+            self.counters.finished += 1
+            self._release(sequence, now)
+        if hungry:
+            self._relieve(round, hungry, now)
+        return self._take_events()
+
+    def abandon_round(self, round: Round) -> None:
+        """The target did not answer, or answered with a failure. Nothing was committed; the next round asks again.
+
+        Whether the target took the batch in is unknown: the deltas are sent again as they were, and if it did, it
+        answers stale and is sent the sequences from 0. Plan no rounds while there is no target: a sequence that makes
+        no progress in 16 rounds fails.
+        """
+        if round is not self._open:
+            return
+        self._open = None
+        self.counters.abandoned_rounds += 1
+        self._to_free = round.finished + self._to_free
+        for entry in round.entries:
+            entry.sequence.target_known = entry.target_known
+            self._set_back(entry.sequence, round.planned_at)
+
+    def target_lost(self) -> None:
+        """The target is a new incarnation without any KV: every running sequence is sent again from 0. Closes an open
+        round. No token is lost or emitted twice, for tokens are committed only here."""
+        self.counters.targets_lost += 1
+        if self._open is not None:
+            # A request that takes the target down with it must not do so for ever.
+            for entry in self._open.entries:
+                self._set_back(entry.sequence, self._open.planned_at)
+            self._open = None
+        self._to_free = []
+        self._free_blocks = 0
+        for sequence in self._scheduler.running:
+            sequence.lost_by_target()
+            sequence.is_at_target = False
+            sequence.num_starved = 0
+
+    # Planning
+
+    def _drafters_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool]:
+        names = self._speculation.drafters if request.drafters is None else request.drafters
+        every = "auto" in names
+        chosen = tuple(index for index, name in enumerate(self._names[:-1]) if every or name in names)
+        wants_draft_model = every or DRAFT_MODEL in names
+        if request.sampling.acceptance == "rejection":
+            chosen = ()  # its rule needs draft distributions, which only a draft model has
+        return chosen, wants_draft_model
+
+    def _name_sequence(self) -> int:
+        self._num_named += 1
+        return self._seq_id_base + self._num_named
+
+    def _push_deadline(self, deadline: float, sequence: Sequence) -> None:
+        if len(self._deadlines) > 64 + 2 * len(self._by_request):
+            self._deadlines = [item for item in self._deadlines if not item[2].is_ended]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline, sequence.arrival, sequence))
+
+    def _end_cancelled(self, sequence: Sequence, now: float | None) -> None:
+        self.counters.cancelled += 1
+        self._events.append(
+            TokenChunk(
+                request_id=sequence.request_id,
+                index=sequence.chunk_index,
+                token_ids=(),
+                finish_reason="cancelled",
+                stats=sequence.stats,
+            )
+        )
+        self._release(sequence, now)
+
+    def _end_late(self, now: float) -> None:
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_ended):
+            sequence = heapq.heappop(self._deadlines)[2]
+            if not sequence.is_ended:
+                timeout_s = sequence.request.timeout_s
+                self._fail(sequence, DeadlineExceeded(f"the request's {timeout_s:g} s passed before it finished"), now)
+
+    def _choose_rows(self) -> list[RoundEntry]:
+        """Every decoding sequence, and as much of the prompts as the round's share allows."""
+        running = self._scheduler.running
+        prompts = [sequence for sequence in running if sequence.num_uncomputed > 1]
+        shares = share_prompt_rows([sequence.num_uncomputed for sequence in prompts], self._config.max_prefill_rows)
+        rows_of = dict(zip((sequence.seq_id for sequence in prompts), shares, strict=True))
+        entries = []
+        for sequence in running:
+            rows = rows_of.get(sequence.seq_id, 1)
+            if rows:
+                entries.append(
+                    RoundEntry(
+                        sequence,
+                        sequence.seq_id,
+                        sequence.num_tokens,
+                        rows,
+                        max_nodes=0,
+                        emits=rows == sequence.num_uncomputed,
+                        is_coupled=sequence.begin.sampling.acceptance != "rejection",
+                        target_known=sequence.target_known,
+                    )
+                )
+        return entries
+
+    def _budget_drafts(self, round: Round) -> None:
+        """Node budgets of the sequences: none when even sure nodes would not pay, as on a target at full load."""
+        wanted = 0
+        for entry in round.entries:
+            sequence = entry.sequence
+            if entry.emits and not sequence.num_starved and (sequence.drafters or sequence.wants_draft_model):
+                # The last token is the target's own: a draft for it could never be emitted.
+                entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
+                wanted += entry.max_nodes
+        wanted = min(wanted, self._speculation.max_rows)
+        if not wanted:
+            return
+        self._explore_in -= 1
+        if self._explore_in <= 0:
+            round.explores = True
+            self._explore_in = self._explore_rounds
+        base_rows = sum(entry.rows for entry in round.entries)
+        verify_s = self.step_times.times(base_rows, wanted + 1)
+        round.row_budget = wanted
+        if not round.explores:
+            most = most_nodes_that_can_pay(float(round.num_emitting), self._draft_wait.overhead_s, verify_s)
+            round.row_budget = min(wanted, most)
+        for entry in round.entries:
+            entry.max_nodes = min(entry.max_nodes, round.row_budget)
+
+    def _ask_workers(self, round: Round) -> None:
+        """Draft batches for the sequences that emit, if waiting for them pays; and the prompts of those that will,
+        to workers that nobody waits for."""
+        items: dict[str, list[DraftItem]] = {}
+        if len(self._workers):
+            asking = [
+                (entry, worker_id)
+                for entry in round.entries
+                if entry.max_nodes
+                and entry.sequence.wants_draft_model
+                and (worker_id := self._workers.worker_for(entry.sequence, round.round_id)) is not None
+            ]
+            if asking and self._draft_wait.pays(round.num_emitting):
+                for entry, worker_id in asking:
+                    entry.draft_worker = worker_id
+                    item = self._workers.item_for(entry.sequence, min(self._gamma, entry.max_nodes))
+                    items.setdefault(worker_id, []).append(item)
+                round.asked_draft_model = True
+                round.awaited_workers = tuple(items)
+            if round.asked_draft_model or not asking:
+                self._send_prompts_ahead(round, items)
+        is_idle = not round.entries
+        round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
+
+    def _send_prompts_ahead(self, round: Round, items: dict[str, list[DraftItem]]) -> None:
+        for entry in round.entries:
+            sequence = entry.sequence
+            if entry.emits or sequence.draft_known or not sequence.wants_draft_model:
+                continue
+            if sequence.num_left < 2 or not sequence.max_draft_tokens:
+                continue
+            worker_id = self._workers.worker_for(sequence, round.round_id)
+            if worker_id is not None and worker_id not in round.awaited_workers:
+                items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0))
+
+    # Drafting
+
+    def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
+        contexts = []
+        for entry in entries:
+            sequence = entry.sequence
+            contexts.append(
+                DraftContext(
+                    entry.seq_id,
+                    sequence.tokens(),
+                    sequence.drafter_known[index],
+                    sequence.begin.num_prompt_tokens,
+                    entry.max_nodes,
+                    sequence.begin.sampling,
+                    sequence.begin.namespace,
+                )
+            )
+        try:
+            trees = drafter.propose(contexts)
+            if len(trees) != len(entries):
+                raise ValueError(f"{len(trees)} trees for {len(entries)} contexts")
+        except Exception:
+            self._drafter_failed(index)
+            for entry in entries:
+                self._forget_at_drafter(index, entry.sequence)
+            return
+        for entry, tree in zip(entries, trees, strict=True):
+            entry.sequence.drafter_known[index] = entry.num_tokens
+            self._take_tree(entry, index, tree, entry.max_nodes)
+
+    def _drafter_failed(self, index: int) -> None:
+        name = self._names[index]
+        self.counters.drafter_errors[name] += 1
+        if name not in self._reported:
+            self._reported.add(name)
+            logger.warning(
+                "drafter %s failed; its drafts are left out, further failures are only counted", name, exc_info=True
+            )
+
+    def _forget_at_drafter(self, index: int, sequence: Sequence) -> None:
+        sequence.drafter_known[index] = 0
+        try:
+            self._drafters[index].forget(sequence.seq_id)
+        except Exception:
+            self._drafter_failed(index)
+
+    def _take_tree(self, entry: RoundEntry, source: int, tree: DraftTree, max_nodes: int) -> None:
+        """Keep a proposal if its arrays can be read; what they say is checked when trees are merged."""
+        if not isinstance(tree, DraftTree):
+            self.counters.invalid_trees[self._names[source]] += 1
+        elif has_tree_shape(tree, max_nodes):
+            if len(tree):
+                entry.proposals.append((source, tree))
+        else:
+            self.counters.invalid_trees[self._names[source]] += 1
+
+    def _take_drafts(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
+        if result is None:
+            if worker_id in round.awaited_workers:
+                self.counters.late_drafts += 1
+                self._workers.missed(worker_id, round.round_id)
+            return
+        if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
+            self.counters.invalid_draft_results += 1
+            return
+        self._workers.answered(worker_id)
+        for seq_id in result.stale_seq_ids:
+            sequence = self._by_seq_id.get(seq_id)
+            if sequence is None or sequence.draft_worker != worker_id:
+                self.counters.unknown_sequences += 1
+                continue
+            self.counters.stale_drafts += 1
+            sequence.draft_known = 0
+        asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
+        for seq_id, message in zip(result.seq_ids, result.trees, strict=True):
+            entry = asked.pop(seq_id, None)
+            if entry is None:
+                self.counters.unknown_sequences += 1
+            elif entry.is_coupled:
+                tree = DraftTree(message.token_ids, message.parents, message.confidence)
+                self._take_tree(entry, self._draft_model, tree, min(self._gamma, entry.max_nodes))
+            else:
+                self._take_chain(entry, message)
+
+    def _take_chain(self, entry: RoundEntry, message: TreeMessage) -> None:
+        tree = DraftTree(message.token_ids, message.parents, message.confidence, message.probs)
+        if not has_tree_shape(tree, min(self._gamma, entry.max_nodes)) or not _is_chain(tree, self._vocab_size):
+            self.counters.invalid_trees[DRAFT_MODEL] += 1
+        elif len(tree):
+            entry.proposals.append((self._draft_model, tree))
+
+    def _cut_chains(self, round: Round, base_rows: int, fixed_s: float) -> tuple[float, int]:
+        """Shorten the chains of sequences under rejection; returns their expected accepted tokens and their rows.
+
+        Whether node i is verified may depend on the nodes before it but never on its own token, or the emitted tokens
+        would no longer follow the target's law. So a node is judged by the confidence of its parent, against a price
+        that no draft of this round has a part in, and stop tokens stay.
+        """
+        chains = [entry for entry in round.entries if not entry.is_coupled and entry.proposals]
+        if not chains:
+            return 0.0, 0
+        room = round.row_budget // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
+        price = price_of_a_row(float(round.num_emitting), fixed_s, self.step_times.times(base_rows, room + 1))
+        levels = self._calibration
+        expected, rows = 0.0, 0
+        for entry in chains:
+            tree = entry.proposals[0][1]
+            count = 0
+            for confidence in _parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
+                probability = levels.probability(self._draft_model + 1, confidence)
+                if probability < price:
+                    break
+                expected += probability
+                count += 1
+            entry.num_chain = count
+            entry.token_ids = tree.token_ids[:count]
+            entry.parents = tree.parents[:count]
+            rows += count
+        return expected, rows
+
+    def _choose_drafts(
+        self, round: Round, base_rows: int, expected_tokens: float, fixed_s: float, rows_taken: int
+    ) -> None:
+        proposals: list[Proposal] = []
+        stop_tokens: list[int] = []
+        stop_start = [0]
+        for index, entry in enumerate(round.entries):
+            if entry.proposals and entry.is_coupled:
+                proposals.extend(Proposal(index, source, tree) for source, tree in entry.proposals)
+                stop_tokens.extend(entry.sequence.stop_tokens)
+            stop_start.append(len(stop_tokens))
+        if not proposals:
+            return
+        max_nodes = np.array([entry.max_nodes for entry in round.entries], np.int32)
+        limits = SequenceLimits(
+            max_nodes,
+            np.array([entry.sequence.num_left - 1 for entry in round.entries], np.int32),
+            np.array(stop_tokens, np.int32),
+            np.array(stop_start, np.int32),
+        )
+        merged, round.proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        if not round.proposed.is_valid.all():
+            for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
+                if not is_valid:
+                    self.counters.invalid_trees[self._names[proposal.source]] += 1
+        room = min(len(merged), max(0, round.row_budget - rows_taken))
+        verify_s = self.step_times.times(base_rows, room + 1)
+        forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
+        if round.explores:
+            if len(forest):
+                self._explore_rounds = _FIRST_EXPLORE_ROUNDS
+            else:
+                self._explore_rounds = min(_LAST_EXPLORE_ROUNDS, self._explore_rounds * 2)
+            beyond = self.step_times.next_unsure_rows(base_rows + len(forest)) - base_rows
+            forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
+        round.forest, round.node_index = forest, node_index
+        start = forest.start.tolist()
+        for index, entry in enumerate(round.entries):
+            if entry.is_coupled and start[index + 1] > start[index]:
+                entry.node_start, entry.node_end = start[index], start[index + 1]
+                entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
+                entry.parents = forest.parents[entry.node_start : entry.node_end]
+
+    def _verify_item(self, entry: RoundEntry) -> VerifyItem:
+        sequence = entry.sequence
+        start = sequence.target_known
+        delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
+        sequence.target_known = sequence.num_tokens
+        sequence.is_at_target = True
+        probs = None
+        if entry.num_chain:
+            whole = entry.proposals[0][1].probs
+            assert whole is not None
+            count = entry.num_chain * whole.k
+            probs = TopProbs(whole.token_ids[:count], whole.probs[:count], whole.k)
+        return VerifyItem(
+            delta, entry.rows, entry.token_ids, entry.parents, probs, sequence.begin if start == 0 else None
+        )
+
+    # Committing
+
+    def _valid_path(self, entry: RoundEntry, verdict: Verdict | None) -> list[int] | None:
+        """The accepted nodes if the verdict can be true, else None."""
+        if verdict is None or verdict.next_token < -1 or verdict.next_token >= self._vocab_size:
+            return None
+        if verdict.path.dtype.kind != "i" or verdict.path.ndim != 1:
+            return None
+        path: list[int] = verdict.path.tolist()
+        if verdict.next_token < 0:
+            return None if path or not 0 <= verdict.num_computed < entry.num_tokens else path
+        if path:
+            parents = entry.parents.tolist()
+            previous = -1
+            for node in path:
+                if not previous < node < len(parents) or parents[node] != previous:
+                    return None
+                previous = node
+        return path
+
+    def _note_rows(self, entry: RoundEntry, verdict: Verdict) -> None:
+        sequence = entry.sequence
+        sequence.stats.target_rows += max(0, verdict.rows)
+        sequence.num_starved = 0
+        if entry.target_known == 0 and sequence.chunk_index == 0:
+            sequence.num_cached = min(max(0, verdict.num_cached), sequence.num_prompt)
+
+    def _note_progress(self, entry: RoundEntry, verdict: Verdict, now: float) -> None:
+        sequence = entry.sequence
+        has_progressed = verdict.num_computed > sequence.num_computed
+        sequence.num_computed = verdict.num_computed
+        if has_progressed:
+            sequence.num_setbacks = 0
+        else:
+            self._set_back(sequence, now)
+
+    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int) -> bool:
+        """Commit a round's tokens and queue their chunk; True when the sequence has finished.
+
+        A stop token ends the sequence and is not part of its tokens; nothing after it is.
+        """
+        sequence = entry.sequence
+        stats = sequence.stats
+        tokens: list[int] = entry.token_ids[path].tolist() if path else []
+        sources = self._credits(round, entry, path)
+        tokens.append(next_token)
+        sources.append(TARGET)
+        finish: Literal["stop", "length"] | None = None
+        if not sequence.stop_tokens.isdisjoint(tokens):
+            end = next(index for index, token in enumerate(tokens) if token in sequence.stop_tokens)
+            if end < sequence.num_left:
+                finish = "stop"
+                del tokens[end:], sources[end:]
+        if finish is None and len(tokens) >= sequence.num_left:
+            finish = "length"
+            del tokens[sequence.num_left :], sources[sequence.num_left :]
+        sequence.append(tokens)
+        sequence.num_computed = entry.num_tokens + len(path)
+        sequence.num_setbacks = 0
+        stats.rounds += 1
+        num_nodes = len(entry.token_ids)
+        stats.draft_tokens += num_nodes
+        for source in sources:
+            if source is not TARGET:
+                stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
+                self.counters.accepted_tokens[source] += 1
+        self.counters.draft_tokens += num_nodes
+        self.counters.emitted_tokens += len(tokens)
+        self._events.append(
+            TokenChunk(
+                request_id=sequence.request_id,
+                index=sequence.chunk_index,
+                token_ids=tuple(tokens),
+                finish_reason=finish,
+                sources=tuple(sources),
+                num_cached_tokens=sequence.num_cached if sequence.chunk_index == 0 else 0,
+                stats=stats if finish else None,
+            )
+        )
+        sequence.chunk_index += 1
+        return finish is not None
+
+    def _credits(self, round: Round, entry: RoundEntry, path: list[int]) -> list[str]:
+        """Who was most sure of each accepted node."""
+        if not path:
+            return []
+        if entry.num_chain:
+            return [DRAFT_MODEL] * len(path)
+        assert round.forest is not None
+        best = round.forest.best_source[entry.node_start : entry.node_end]
+        return [self._names[source] for source in best[path].tolist()]
+
+    def _learn(self, round: Round, emitted: list[tuple[int, int, list[int]]], verify_s: float, now: float) -> None:
+        """Feed calibration, the worth of waiting, and the drafters."""
+        forest = round.forest
+        verified = accepted = None
+        if forest is not None and round.proposed is not None and round.node_index is not None:
+            was_verified = np.zeros(len(forest), np.bool_)
+            was_accepted = np.zeros(len(forest), np.bool_)
+            for index, _, path in emitted:
+                entry = round.entries[index]
+                was_verified[entry.node_start : entry.node_end] = True
+                if path and not entry.num_chain:
+                    was_accepted[entry.node_start : entry.node_end][path] = True
+            verified, accepted = tally_nodes(
+                round.proposed, round.node_index, was_verified, was_accepted, forest.start, self._calibration
+            )
+        num_tokens = num_gained = 0
+        for index, first, path in emitted:
+            entry = round.entries[index]
+            num_tokens += entry.sequence.num_tokens - first
+            if entry.num_chain:
+                outcome = np.zeros(entry.num_chain, np.bool_)
+                outcome[: len(path)] = True
+                confidence = _parent_confidence(entry.proposals[0][1])[: entry.num_chain]
+                self._calibration.observe(self._draft_model + 1, confidence, outcome)
+                num_gained += len(path)
+            elif path and round.asked_draft_model and forest is not None:
+                masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
+                only = 1 << self._draft_model
+                if only in masks:
+                    num_gained += len(masks) - masks.index(only)
+        self._calibration.end_round()
+        if emitted:
+            round_s = max(verify_s, now - round.planned_at)
+            self._draft_wait.observe(
+                round.num_emitting, round.asked_draft_model, num_tokens, num_gained, round_s, verify_s
+            )
+        self._tell_drafters(round, emitted, verified, accepted)
+
+    def _tell_drafters(
+        self,
+        round: Round,
+        emitted: list[tuple[int, int, list[int]]],
+        verified: np.ndarray | None,
+        accepted: np.ndarray | None,
+    ) -> None:
+        outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
+        for index, first, _ in emitted:
+            sequence = round.entries[index].sequence
+            if not sequence.drafters:
+                continue
+            tokens = sequence.tokens(first)
+            tried = verified[index].tolist() if verified is not None else None
+            right = accepted[index].tolist() if accepted is not None else None
+            for drafter in sequence.drafters:
+                outcomes[drafter].append(
+                    Outcome(sequence.seq_id, tried[drafter] if tried else 0, right[drafter] if right else 0, tokens)
+                )
+        for drafter, told in enumerate(outcomes):
+            if told:
+                try:
+                    self._drafters[drafter].observe(told)
+                except Exception:
+                    self._drafter_failed(drafter)
+
+    def _relieve(self, round: Round, hungry: list[RoundEntry], now: float) -> None:
+        """The target lacks blocks for these: first they go without drafts, then the youngest sequence makes room.
+
+        The oldest sequence is never preempted while another runs, so it gets all blocks in the end: no livelock. A
+        sequence that lacks blocks while it is alone can never finish and fails.
+        """
+        self.counters.starved += len(hungry)
+        needs_room = False
+        for entry in hungry:
+            entry.sequence.num_starved += 1
+            needs_room |= not len(entry.token_ids)
+            # The target left the sequence as it was.
+            entry.sequence.target_known = entry.target_known
+        if not needs_room:
+            return
+        self._scheduler.feel_pressure()
+        running = self._scheduler.running
+        if len(running) > 1:
+            victim = self._scheduler.preempt_youngest()
+            self.counters.preempted += 1
+            self._forget(victim)
+            victim.renamed(self._name_sequence())
+            self._by_seq_id[victim.seq_id] = victim
+        elif running and round.num_running == 1 and running[0].num_starved > _MAX_STARVED_ALONE:
+            room = self._total_blocks * self._block_size
+            self._fail(
+                running[0],
+                InvalidRequest(
+                    "prompt",
+                    f"{running[0].num_tokens} tokens with its output",
+                    f"the target's KV cache holds {room} tokens",
+                    code="context_length_exceeded",
+                ),
+                now,
+            )
+
+    def _restart(self, sequence: Sequence, now: float) -> None:
+        sequence.lost_by_target()
+        self._set_back(sequence, now)
+
+    def _set_back(self, sequence: Sequence, now: float) -> None:
+        sequence.num_setbacks += 1
+        if sequence.num_setbacks >= _MAX_SETBACKS and not sequence.is_ended:
+            error = Unavailable(f"the target made no progress on the request in {_MAX_SETBACKS} rounds")
+            self._fail(sequence, error, now)
+
+    def _fail(self, sequence: Sequence, error: PacelineError, now: float) -> None:
+        self.counters.failed += 1
+        self._events.append(RequestFailed(sequence.request_id, error))
+        self._release(sequence, now)
+
+    def _release(self, sequence: Sequence, now: float | None) -> None:
+        """Forget an ended sequence here and, with the next batches, at every worker."""
+        sequence.is_ended = True
+        del self._by_request[sequence.request_id]
+        self._scheduler.remove(sequence, now)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._by_seq_id.pop(sequence.seq_id, None)
+        if sequence.is_at_target:
+            self._to_free.append(sequence.seq_id)
+            sequence.is_at_target = False
+        self._workers.forget(sequence)
+        for drafter in sequence.drafters:
+            self._forget_at_drafter(drafter, sequence)
+
+    def _take_events(self) -> list[RouterEvent]:
+        events, self._events = self._events, []
+        return events
+
+
+def _parent_confidence(tree: DraftTree) -> np.ndarray:
+    """Of each node of a chain, how sure its drafter was of the node before it: float32 [n]; the first has 1."""
+    shifted = np.ones(len(tree), np.float32)
+    shifted[1:] = tree.confidence[:-1]
+    return shifted
+
+
+def _is_chain(tree: DraftTree, vocab_size: int) -> bool:
+    """Whether the tree is a chain whose every token has a share in the draft distribution sent with it."""
+    count = len(tree)
+    if not count:
+        return True
+    probs = tree.probs
+    if probs is None or probs.token_ids.dtype != np.int32 or probs.probs.dtype != np.float32:
+        return False
+    if probs.k < 1 or len(probs.token_ids) != count * probs.k or len(probs.probs) != count * probs.k:
+        return False
+    if not tree.is_valid(vocab_size) or not np.array_equal(tree.parents, np.arange(-1, count - 1)):
+        return False
+    tokens = probs.token_ids.reshape(count, probs.k)
+    shares = probs.probs.reshape(count, probs.k)
+    if not (shares >= 0.0).all() or not (np.abs(shares.sum(axis=1) - 1.0) <= 1e-3).all():
+        return False
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        return False
+    return bool(((tokens == tree.token_ids[:, None]) & (shares > 0.0)).any(axis=1).all())

@@ -1,0 +1,95 @@
+"""Whether it pays to wait for the draft models."""
+
+from __future__ import annotations
+
+_DECAY = 0.97  # of what is known, each round that asked
+_FIRST_ROUNDS = 8.0  # asked anyway until this much is known
+_BURST = 4  # rounds of a new try; one alone would only measure how the worker catches up
+_FIRST_PAUSE = 64
+_LONGEST_PAUSE = 1024
+
+
+class _Load:
+    """What rounds with about this many sequences have shown."""
+
+    __slots__ = ("burst", "gained", "pause", "rounds", "since", "tokens", "verify_s", "wait_s")
+
+    def __init__(self) -> None:
+        self.rounds = 0.0
+        self.tokens = 0.0
+        self.gained = 0.0
+        self.wait_s = 0.0
+        self.verify_s = 0.0
+        self.since = 0  # rounds since the last try
+        self.pause = _FIRST_PAUSE
+        self.burst = 0  # rounds left of a try
+
+    def scale(self, factor: float) -> None:
+        self.rounds *= factor
+        self.tokens *= factor
+        self.gained *= factor
+        self.wait_s *= factor
+        self.verify_s *= factor
+
+
+class DraftWait:
+    """Compares, in the rounds that asked draft workers, tokens / time with what the same rounds would have given
+    without: `gained` are the accepted tokens that no other source had proposed, `wait_s` the time the round spent
+    waiting. Paired within a round, so the text being easy or hard does not disturb the comparison.
+
+    Kept apart by load (powers of two of the sequences that emit): waiting delays everyone, so what pays for one
+    sequence may not for sixteen. Where it does not pay, it is tried again after 64 rounds, then ever more seldom.
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}
+        self._overhead_s = 0.0
+        self._has_overhead = False
+
+    @property
+    def overhead_s(self) -> float:
+        """Time of a round outside of the target's forward and the wait for drafts."""
+        return self._overhead_s
+
+    def expected_wait_s(self, num_emitting: int) -> float:
+        load = self._loads.get(num_emitting.bit_length())
+        return load.wait_s / load.rounds if load is not None and load.rounds > 0.0 else 0.0
+
+    def pays(self, num_emitting: int) -> bool:
+        """Whether to ask in a round with this many emitting sequences. Counts the call as a round."""
+        load = self._loads.setdefault(num_emitting.bit_length(), _Load())
+        if load.rounds < _FIRST_ROUNDS:
+            return True
+        if load.burst > 0:
+            load.burst -= 1
+            return True
+        plain_s = max(load.verify_s, 1e-9)
+        if load.tokens * plain_s >= (load.tokens - load.gained) * (plain_s + load.wait_s):
+            load.pause = _FIRST_PAUSE
+            load.since = 0
+            return True
+        load.since += 1
+        if load.since >= load.pause:
+            load.since = 0
+            load.pause = min(_LONGEST_PAUSE, load.pause * 2)
+            load.burst = _BURST - 1
+            load.scale(0.25)  # old evidence must not outvote the new try
+            return True
+        return False
+
+    def observe(
+        self, num_emitting: int, asked: bool, tokens: int, gained: int, round_s: float, verify_s: float
+    ) -> None:
+        """Take in a round: emitted tokens, those owed to draft models alone, whole time and the target's part."""
+        outside_s = max(0.0, round_s - verify_s)
+        if not asked:
+            self._overhead_s += (outside_s - self._overhead_s) * (0.1 if self._has_overhead else 1.0)
+            self._has_overhead = True
+            return
+        load = self._loads.setdefault(num_emitting.bit_length(), _Load())
+        load.scale(_DECAY)
+        load.rounds += 1.0
+        load.tokens += tokens
+        load.gained += gained
+        load.wait_s += max(0.0, outside_s - self._overhead_s)
+        load.verify_s += verify_s + min(outside_s, self._overhead_s)

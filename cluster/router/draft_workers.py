@@ -1,0 +1,112 @@
+"""Which draft worker serves which sequence, what it knows of it, and whether it answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceOf
+from hashlib import blake2b
+
+from actors.messages import DraftBatch, DraftItem, SequenceDelta
+from cluster.router.sequence import Sequence
+
+_LOAD_SLACK = 1.25  # a worker takes at most this multiple of the mean number of sequences
+_MAX_FINISHED = 64  # notices kept back for the next batch before one is sent for them alone
+_LONGEST_PAUSE = 256  # rounds
+_MASK = (1 << 64) - 1
+
+
+class _Worker:
+    __slots__ = ("finished", "key", "num_missed", "num_sequences", "paused_until")
+
+    def __init__(self, worker_id: str) -> None:
+        self.key = int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
+        self.num_sequences = 0
+        self.finished: list[int] = []  # sequences it holds and may forget
+        self.num_missed = 0  # results in a row that did not come in time
+        self.paused_until = 0  # round id
+
+
+def _score(key: int, seq_id: int) -> int:
+    """64-bit mix of worker and sequence (the finaliser of SplitMix64): equal in every process."""
+    value = (key ^ (seq_id * 0x9E3779B97F4A7C15)) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class DraftWorkers:
+    """Sequences stick to a worker as long as it lives. A new one goes to the worker that rendezvous hashing ranks
+    first among those that are not fuller than 1.25 times the mean (Thaler and Ravishankar 1998; bounded loads after
+    Mirrokni et al. 2018). A worker that misses its deadline is left out for 1, 2, 4, ... 256 rounds."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Worker] = {}
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def set_workers(self, worker_ids: SequenceOf[str], sequences: SequenceOf[Sequence]) -> None:
+        """The workers that live now. Sequences of one that is gone find another when they next draft."""
+        previous = self._workers
+        self._workers = {worker_id: previous.get(worker_id) or _Worker(worker_id) for worker_id in worker_ids}
+        for sequence in sequences:
+            if sequence.draft_worker is not None and sequence.draft_worker not in self._workers:
+                sequence.draft_worker = None
+                sequence.draft_known = 0
+
+    def worker_for(self, sequence: Sequence, round_id: int) -> str | None:
+        """The sequence's worker, chosen now if it has none; None if there is none or it is paused."""
+        if not self._workers:
+            return None
+        if sequence.draft_worker is None:
+            total = sum(worker.num_sequences for worker in self._workers.values()) + 1
+            limit = math.ceil(total * _LOAD_SLACK / len(self._workers))
+            roomy = [item for item in self._workers.items() if item[1].num_sequences < limit]
+            seq_id = sequence.seq_id
+            worker_id, worker = max(roomy, key=lambda item: (_score(item[1].key, seq_id), item[0]))
+            worker.num_sequences += 1
+            sequence.draft_worker = worker_id
+            sequence.draft_known = 0
+        if self._workers[sequence.draft_worker].paused_until > round_id:
+            return None
+        return sequence.draft_worker
+
+    def item_for(self, sequence: Sequence, max_nodes: int) -> DraftItem:
+        """What its worker lacks of the sequence, which counts as sent from now on."""
+        start = sequence.draft_known
+        sequence.draft_known = sequence.num_tokens
+        delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
+        return DraftItem(delta, max_nodes, sequence.begin if start == 0 else None)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended or been renamed: its worker is told with the next batch."""
+        worker = self._workers.get(sequence.draft_worker or "")
+        if worker is not None:
+            worker.num_sequences -= 1
+            worker.finished.append(sequence.seq_id)
+        sequence.draft_worker = None
+        sequence.draft_known = 0
+
+    def batches(self, items: dict[str, list[DraftItem]], round_id: int, is_idle: bool) -> dict[str, DraftBatch]:
+        """One message per worker that has items, many finished sequences, or, when the router is idle, any."""
+        batches: dict[str, DraftBatch] = {}
+        for worker_id, worker in self._workers.items():
+            wanted = items.get(worker_id)
+            if wanted or len(worker.finished) >= _MAX_FINISHED or (is_idle and worker.finished):
+                batches[worker_id] = DraftBatch(round_id, wanted or [], worker.finished)
+                worker.finished = []
+        return batches
+
+    def has_notices(self) -> bool:
+        return any(worker.finished for worker in self._workers.values())
+
+    def answered(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.num_missed = 0
+
+    def missed(self, worker_id: str, round_id: int) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.paused_until = round_id + 1 + min(_LONGEST_PAUSE, 1 << min(worker.num_missed, 16))
+            worker.num_missed += 1

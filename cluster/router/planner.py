@@ -1,0 +1,455 @@
+"""Which draft nodes are worth verifying: merges the trees of all sources and spends rows where they pay most.
+
+Pure functions over flat arrays that hold all sequences of a round, so that a round costs a handful of array
+operations and three kernel calls, whatever the number of trees. Nothing here knows requests or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from cluster.router.calibration import KNOTS, Calibration
+
+MAX_SOURCES = 62  # one bit each in a node's source mask
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One source's tree for one sequence of the round."""
+
+    sequence: int  # index of the sequence in the round; proposals are ordered by it
+    source: int  # index of the source in the calibration
+    tree: DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """What bounds the drafts of the round's sequences; all arrays are int32 [number of sequences]."""
+
+    max_nodes: np.ndarray
+    max_depth: np.ndarray  # tokens that the sequence may still emit, less the target's own
+    stop_tokens: np.ndarray  # int32, those of all sequences one after the other
+    stop_start: np.ndarray  # int32 [number of sequences + 1]: where each sequence's begin in stop_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """One tree per sequence, flat. Parents come before children, siblings are distinct, probability does not rise
+    from parent to child, and the children of a node together are at most as probable as the node."""
+
+    start: np.ndarray  # int32 [sequences + 1]: where each sequence's nodes begin
+    token_ids: np.ndarray  # int32 [n]
+    parents: np.ndarray  # int32 [n], within the sequence; -1: child of the root
+    probability: np.ndarray  # float64 [n]: of being on the accepted path
+    best_source: np.ndarray  # int32 [n]: the source that was most sure of the node; it gets the credit
+    sources: np.ndarray  # int64 [n]: bit s is set where source s proposed the node
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedNodes:
+    """Every node as its source proposed it, for learning from what became of it."""
+
+    source: np.ndarray  # int32 [m]
+    confidence: np.ndarray  # float32 [m]
+    node: np.ndarray  # int32 [m]: index in the forest, -1 where it is not in it
+    is_valid: np.ndarray  # bool [proposals]: whether the tree was what `DraftTree` promises
+
+
+def has_tree_shape(tree: DraftTree, max_nodes: int) -> bool:
+    """Whether the arrays may be handed to the kernels; values are checked there."""
+    token_ids, parents, confidence = tree.token_ids, tree.parents, tree.confidence
+    return (
+        isinstance(token_ids, np.ndarray)
+        and isinstance(parents, np.ndarray)
+        and isinstance(confidence, np.ndarray)
+        and token_ids.dtype == np.int32
+        and parents.dtype == np.int32
+        and confidence.dtype == np.float32
+        and token_ids.ndim == 1
+        and len(token_ids) <= max_nodes
+        and token_ids.shape == parents.shape
+        and token_ids.shape == confidence.shape
+    )
+
+
+def merge_trees(
+    proposals: Sequence[Proposal], limits: SequenceLimits, calibration: Calibration, vocab_size: int
+) -> tuple[Forest, ProposedNodes]:
+    """One tree per sequence out of the trees of all sources, equal prefixes sharing nodes.
+
+    Confidences become probabilities by the source's calibration, never above the parent's. Where sources agree, the
+    node's probability lies halfway between the greatest of theirs (they know the same) and noisy-or (they know
+    nothing of each other). Children that together exceed their parent are scaled down to it. Stop tokens and
+    whatever follows them are left out: the target emits a stop token by itself and nothing after it is ever shown.
+    A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
+    Trees must have passed `has_tree_shape`.
+    """
+    num_sequences = len(limits.max_nodes)
+    if not proposals:
+        return _empty_forest(num_sequences), _NOTHING_PROPOSED
+    trees = [proposal.tree for proposal in proposals]
+    tree_start = np.zeros(len(trees) + 1, np.int32)
+    np.cumsum([len(tree.token_ids) for tree in trees], out=tree_start[1:])
+    tree_source = np.array([proposal.source for proposal in proposals], np.int32)
+    confidence = np.concatenate([tree.confidence for tree in trees])
+    is_valid, node, source_of, start, token_ids, parents, probability, best_source, sources = _merge(
+        np.concatenate([tree.token_ids for tree in trees]),
+        np.concatenate([tree.parents for tree in trees]),
+        confidence,
+        tree_start,
+        tree_source,
+        np.array([proposal.sequence for proposal in proposals], np.int32),
+        num_sequences,
+        vocab_size,
+        KNOTS,
+        calibration.levels,
+        limits.max_depth,
+        limits.stop_tokens,
+        limits.stop_start,
+    )
+    forest = Forest(start, token_ids, parents, probability, best_source, sources)
+    return forest, ProposedNodes(source_of, confidence, node, is_valid)
+
+
+def choose_nodes(
+    forest: Forest,
+    max_nodes: np.ndarray,
+    expected_tokens: float,
+    fixed_s: float,
+    verify_s: np.ndarray,
+    min_rows: int = 0,
+) -> tuple[Forest, np.ndarray]:
+    """Keep the nodes that make the round's rate, expected emitted tokens / time, greatest.
+
+    Nodes of all sequences are taken in order of probability (parents before children), at most max_nodes[s] of
+    sequence s and len(verify_s) - 1 in all; of all beginnings of this order the one with the greatest
+    (expected_tokens + sum of probabilities) / (fixed_s + verify_s[k]) is kept. Looking at all beginnings rather than
+    stopping at the first node that does not pay sees past a step of the curve. expected_tokens is what the round
+    emits without drafts, one for each sequence; verify_s[k] is the time of a forward with k nodes, float64, so that a
+    steep curve (a target at full load) leaves no node. min_rows forces that many nodes, to measure the curve there.
+
+    Returns the smaller forest, and for every old node its new index or -1 (int32).
+    """
+    if not len(forest) or len(verify_s) < 2:
+        return _empty_forest(len(max_nodes)), np.full(len(forest), -1, np.int32)
+    new_index, start, kept, parents = _choose(
+        forest.start, forest.parents, forest.probability, max_nodes, expected_tokens, fixed_s, verify_s, min_rows
+    )
+    return (
+        Forest(
+            start,
+            forest.token_ids[kept],
+            parents,
+            forest.probability[kept],
+            forest.best_source[kept],
+            forest.sources[kept],
+        ),
+        new_index,
+    )
+
+
+def most_nodes_that_can_pay(expected_tokens: float, fixed_s: float, verify_s: np.ndarray) -> int:
+    """How many nodes could pay if every one of them were accepted; 0 means that drafting is lost work."""
+    if expected_tokens <= 0.0 or len(verify_s) < 2:
+        return 0
+    rates = (expected_tokens + np.arange(len(verify_s))) / (fixed_s + verify_s)
+    return int(rates.argmax())
+
+
+def price_of_a_row(expected_tokens: float, fixed_s: float, verify_s: np.ndarray) -> float:
+    """The acceptance probability from which a node pays, on average over the rows of `verify_s`."""
+    if len(verify_s) < 2:
+        return 1.0
+    slope = (verify_s[-1] - verify_s[0]) / (len(verify_s) - 1)
+    return float(expected_tokens * slope / (fixed_s + verify_s[0]))
+
+
+def tally_nodes(
+    proposed: ProposedNodes,
+    node_index: np.ndarray,
+    was_verified: np.ndarray,
+    was_accepted: np.ndarray,
+    start: np.ndarray,
+    calibration: Calibration,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Teach the calibration what became of the round's nodes, and count them per sequence and source.
+
+    node_index maps the nodes of `proposed` to those verified (second result of `choose_nodes`); was_verified and
+    was_accepted are bool [nodes verified] with the sequences' nodes at `start`. Returns the verified and the accepted
+    nodes of each source, int32 [sequences, sources]; a node of several sources counts for each.
+    """
+    verified, accepted = _tally(
+        proposed.source,
+        proposed.confidence,
+        proposed.node,
+        node_index,
+        was_verified,
+        was_accepted,
+        start,
+        KNOTS,
+        calibration.trials,
+        calibration.hits,
+    )
+    return verified, accepted
+
+
+def warm_up() -> None:
+    """Compile or load the kernels, so that no request waits for them."""
+    calibration = Calibration(1)
+    limits = SequenceLimits(np.ones(1, np.int32), np.ones(1, np.int32), np.empty(0, np.int32), np.zeros(2, np.int32))
+    tree = DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32))
+    forest, proposed = merge_trees([Proposal(0, 0, tree)], limits, calibration, 1)
+    chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(2))
+    flags = np.ones(len(chosen), np.bool_)
+    tally_nodes(proposed, index, flags, flags, chosen.start, calibration)
+
+
+def _empty_forest(num_sequences: int) -> Forest:
+    none = np.empty(0, np.int32)
+    return Forest(
+        np.zeros(num_sequences + 1, np.int32), none, none, np.empty(0, np.float64), none, np.empty(0, np.int64)
+    )
+
+
+_NOTHING_PROPOSED = ProposedNodes(
+    np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.bool_)
+)
+
+
+@numba.njit(cache=True)
+def _interpolate(value, knots, levels):  # type: ignore[no-untyped-def]
+    right = 1
+    while right < len(knots) - 1 and knots[right] <= value:
+        right += 1
+    share = (value - knots[right - 1]) / (knots[right] - knots[right - 1])
+    return levels[right - 1] + share * (levels[right] - levels[right - 1])
+
+
+@numba.njit(cache=True)
+def _tree_is_valid(tokens, parents, confidence, begin, end, vocab_size):  # type: ignore[no-untyped-def]
+    for i in range(begin, end):
+        if tokens[i] < 0 or tokens[i] >= vocab_size or parents[i] < -1 or parents[i] >= i - begin:
+            return False
+        if not (confidence[i] >= 0.0 and confidence[i] <= 1.0):  # also refuses NaN
+            return False
+        # Quadratic, but only over nodes with this parent's later siblings: trees are small (max_draft_tokens).
+        for j in range(begin, i):
+            if parents[j] == parents[i] and tokens[j] == tokens[i]:
+                return False
+    return True
+
+
+@numba.njit(cache=True)
+def _merge(  # type: ignore[no-untyped-def]
+    tokens,
+    parents,
+    confidence,
+    tree_start,
+    tree_source,
+    tree_sequence,
+    num_sequences,
+    vocab_size,
+    knots,
+    levels,
+    max_depth,
+    stop_tokens,
+    stop_start,
+):
+    total = len(tokens)
+    num_trees = len(tree_source)
+    is_valid = np.zeros(num_trees, np.bool_)
+    node_of = np.full(total, -1, np.int32)
+    source_of = np.empty(total, np.int32)
+    own = np.zeros(total, np.float64)
+    out_token = np.empty(total, np.int32)
+    out_parent = np.empty(total, np.int32)
+    out_p = np.empty(total, np.float64)
+    out_best = np.empty(total, np.int32)
+    out_best_p = np.empty(total, np.float64)
+    out_sources = np.empty(total, np.int64)
+    depth = np.empty(total, np.int32)
+    first_child = np.full(total, -1, np.int32)
+    next_sibling = np.full(total, -1, np.int32)
+    root_child = np.full(num_sequences, -1, np.int32)
+    start = np.zeros(num_sequences + 1, np.int32)
+    count = 0
+    sequence = 0
+    for t in range(num_trees):
+        begin, end = tree_start[t], tree_start[t + 1]
+        source = tree_source[t]
+        while sequence < tree_sequence[t]:
+            sequence += 1
+            start[sequence] = count
+        for i in range(begin, end):
+            source_of[i] = source
+        if not _tree_is_valid(tokens, parents, confidence, begin, end, vocab_size):
+            continue
+        is_valid[t] = True
+        for i in range(begin, end):
+            owner = -1
+            level = 1
+            bound = 1.0
+            if parents[i] >= 0:
+                owner = node_of[begin + parents[i]]
+                if owner < 0:
+                    continue
+                level = depth[owner] + 1
+                bound = own[begin + parents[i]]
+            if level > max_depth[sequence]:
+                continue
+            is_stop = False
+            for j in range(stop_start[sequence], stop_start[sequence + 1]):
+                if stop_tokens[j] == tokens[i]:
+                    is_stop = True
+            if is_stop:
+                continue
+            p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[source])))
+            own[i] = p
+            child = first_child[owner] if owner >= 0 else root_child[sequence]
+            while child >= 0 and out_token[child] != tokens[i]:
+                child = next_sibling[child]
+            if child < 0:
+                child = count
+                count += 1
+                out_token[child] = tokens[i]
+                out_parent[child] = owner - start[sequence] if owner >= 0 else -1
+                out_p[child] = p
+                out_best[child] = source
+                out_best_p[child] = p
+                out_sources[child] = 1 << source
+                depth[child] = level
+                if owner >= 0:
+                    next_sibling[child] = first_child[owner]
+                    first_child[owner] = child
+                else:
+                    next_sibling[child] = root_child[sequence]
+                    root_child[sequence] = child
+            else:
+                either = 1.0 - (1.0 - out_p[child]) * (1.0 - p)
+                out_p[child] = 0.5 * (max(out_p[child], p) + either)
+                out_sources[child] |= 1 << source
+                if p > out_best_p[child]:
+                    out_best_p[child] = p
+                    out_best[child] = source
+            node_of[i] = child
+    while sequence < num_sequences:
+        sequence += 1
+        start[sequence] = count
+    for s in range(num_sequences):
+        root_sum = 0.0
+        for m in range(start[s], start[s + 1]):
+            if out_parent[m] < 0:
+                root_sum += out_p[m]
+        child_sum = np.zeros(start[s + 1] - start[s], np.float64)
+        for m in range(start[s], start[s + 1]):
+            if out_parent[m] >= 0:
+                child_sum[out_parent[m]] += out_p[m]
+        for m in range(start[s], start[s + 1]):
+            if out_parent[m] < 0:
+                limit, together = 1.0, root_sum
+            else:
+                limit, together = out_p[start[s] + out_parent[m]], child_sum[out_parent[m]]
+            if together > limit:
+                out_p[m] = min(out_p[m] * limit / together, limit)
+    return (
+        is_valid,
+        node_of,
+        source_of,
+        start,
+        out_token[:count].copy(),
+        out_parent[:count].copy(),
+        out_p[:count].copy(),
+        out_best[:count].copy(),
+        out_sources[:count].copy(),
+    )
+
+
+@numba.njit(cache=True)
+def _choose(start, parents, probability, max_nodes, expected_tokens, fixed_s, verify_s, min_rows):  # type: ignore[no-untyped-def]
+    total = len(parents)
+    num_sequences = len(max_nodes)
+    sequence_of = np.empty(total, np.int32)
+    for s in range(num_sequences):
+        for m in range(start[s], start[s + 1]):
+            sequence_of[m] = s
+    # Stable: of equally probable nodes the parent, which has the smaller index, comes first.
+    order = np.argsort(-probability, kind="mergesort")
+    taken = np.zeros(num_sequences, np.int32)
+    ranked = np.empty(total, np.int32)
+    count = 0
+    best = 0
+    tokens = expected_tokens
+    best_rate = expected_tokens / (fixed_s + verify_s[0])
+    for m in order:
+        if count >= len(verify_s) - 1:
+            break
+        s = sequence_of[m]
+        if taken[s] >= max_nodes[s]:
+            continue
+        taken[s] += 1
+        ranked[count] = m
+        count += 1
+        tokens += probability[m]
+        rate = tokens / (fixed_s + verify_s[count])
+        if rate > best_rate:
+            best_rate = rate
+            best = count
+    best = max(best, min(min_rows, count))
+    new_index = np.full(total, -1, np.int32)
+    for k in range(best):
+        new_index[ranked[k]] = 0
+    kept = np.empty(best, np.int32)
+    new_parents = np.empty(best, np.int32)
+    new_start = np.zeros(num_sequences + 1, np.int32)
+    count = 0
+    for s in range(num_sequences):
+        for m in range(start[s], start[s + 1]):
+            if new_index[m] == 0:
+                new_index[m] = count
+                kept[count] = m
+                new_parents[count] = new_index[start[s] + parents[m]] - new_start[s] if parents[m] >= 0 else -1
+                count += 1
+        new_start[s + 1] = count
+    return new_index, new_start, kept, new_parents
+
+
+@numba.njit(cache=True)
+def _tally(  # type: ignore[no-untyped-def]
+    source, confidence, node, node_index, was_verified, was_accepted, start, knots, trials, hits
+):
+    num_sequences = len(start) - 1
+    verified = np.zeros((num_sequences, trials.shape[0]), np.int32)
+    accepted = np.zeros((num_sequences, trials.shape[0]), np.int32)
+    s = 0
+    sequence_of = np.empty(len(was_verified), np.int32)
+    for s in range(num_sequences):
+        for m in range(start[s], start[s + 1]):
+            sequence_of[m] = s
+    for i in range(len(source)):
+        if node[i] < 0:
+            continue
+        m = node_index[node[i]]
+        if m < 0 or not was_verified[m]:
+            continue
+        value = confidence[i]
+        right = 1
+        while right < len(knots) - 1 and knots[right] <= value:
+            right += 1
+        share = (value - knots[right - 1]) / (knots[right] - knots[right - 1])
+        origin = source[i]
+        verified[sequence_of[m], origin] += 1
+        trials[origin, right - 1] += 1.0 - share
+        trials[origin, right] += share
+        if was_accepted[m]:
+            accepted[sequence_of[m], origin] += 1
+            hits[origin, right - 1] += 1.0 - share
+            hits[origin, right] += share
+    return verified, accepted

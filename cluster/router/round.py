@@ -1,0 +1,72 @@
+"""One round of the router: what `RouterCore` plans, fills and commits; and the events that come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.errors import PacelineError
+from actors.messages import DraftBatch, TokenChunk, no_tokens
+from cluster.router.planner import Forest, ProposedNodes
+from cluster.router.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request's last event when it did not finish: no chunk with a finish reason follows."""
+
+    request_id: str
+    error: PacelineError
+
+
+RouterEvent = TokenChunk | RequestFailed
+
+
+@dataclass(slots=True)
+class RoundEntry:
+    """One sequence of a round, as it was when the round was planned."""
+
+    sequence: Sequence
+    seq_id: int
+    num_tokens: int  # committed
+    rows: int  # of these, to be computed now
+    max_nodes: int  # draft nodes it may verify; 0 unless it will emit
+    emits: bool  # all its committed tokens are computed after the round
+    is_coupled: bool  # False: acceptance == "rejection"
+    target_known: int  # before the round, to go back to if the round is lost
+    draft_worker: str | None = None  # the worker asked to draft for it
+    proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
+    node_start: int = 0  # its nodes in the round's forest
+    node_end: int = 0
+    num_chain: int = 0  # nodes of a rejection chain, which the forest does not hold
+    token_ids: np.ndarray = field(default_factory=no_tokens)  # int32 [n]: the nodes sent to the target
+    parents: np.ndarray = field(default_factory=no_tokens)
+
+
+@dataclass(slots=True)
+class Round:
+    """Made by `RouterCore.plan_round`; everything but `round_id`, `draft_batches` and `awaited_workers` is the core's.
+
+    Every batch of `draft_batches` is to be sent, but only the answers of `awaited_workers` are worth waiting for: the
+    others merely bring a worker up to date.
+    """
+
+    round_id: int
+    planned_at: float
+    entries: list[RoundEntry]
+    finished: list[int]  # sequences the target is to free
+    num_running: int
+    num_emitting: int
+    row_budget: int  # draft nodes of all sequences
+    explores: bool  # verify more than seems to pay, to measure the target there
+    draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
+    awaited_workers: tuple[str, ...] = ()
+    asked_draft_model: bool = False
+    forest: Forest | None = None  # the nodes sent to the target
+    proposed: ProposedNodes | None = None
+    node_index: np.ndarray | None = None  # int32: merged node -> node of `forest` or -1
+
+    def __len__(self) -> int:
+        return len(self.entries)

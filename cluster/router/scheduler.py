@@ -1,0 +1,124 @@
+"""Who runs: bounded waiting queue, admission in order of arrival, preemption, and a fair share of the prompt rows."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+from actors.errors import Overloaded
+from cluster.config import RouterConfig
+from cluster.router.sequence import Sequence
+
+_PRESSURE_ROUNDS = 64  # how long admission stays careful after the target ran out of blocks
+_LONGEST_RETRY_S = 60.0
+_SHORTEST_RETRY_S = 0.5
+_UNKNOWN_RETRY_S = 1.0
+
+
+def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
+    """Rows for each sequence that still computes its prompt, oldest first; together at most `budget`.
+
+    The oldest is sure of half, so it finishes in bounded time whatever comes behind it, and everyone becomes the
+    oldest in turn. The other half is shared evenly by all others, the shortest first, so that a short prompt does not
+    wait for a long one. What the others do not need goes to the oldest.
+    """
+    if not remaining:
+        return []
+    rows = [0] * len(remaining)
+    rows[0] = min(remaining[0], budget - budget // 2)
+    left = budget - rows[0]
+    others = sorted(range(1, len(remaining)), key=remaining.__getitem__)
+    for position, index in enumerate(others):
+        share = -(-left // (len(others) - position))
+        rows[index] = min(remaining[index], share)
+        left -= rows[index]
+    rows[0] += min(left, remaining[0] - rows[0])
+    return rows
+
+
+class Scheduler:
+    """The running and the waiting sequences. `running` is sorted by age, oldest first."""
+
+    def __init__(self, config: RouterConfig, block_size: int) -> None:
+        self._config = config
+        self._block_size = block_size
+        self.running: list[Sequence] = []
+        self.waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._finish_times: deque[float] = deque(maxlen=64)
+        self._pressure = 0  # rounds left in which only certain room is given away
+        self._credits = 0  # sequences that ended under pressure: each makes room for one
+
+    def enqueue(self, sequence: Sequence, now: float) -> None:
+        """Raises Overloaded when max_waiting sequences wait beyond those that the next round admits."""
+        free_places = max(0, self._config.max_running - len(self.running))
+        if len(self.waiting) - free_places >= self._config.max_waiting:
+            raise Overloaded(
+                f"{len(self.waiting)} requests wait and {len(self.running)} run; "
+                f"the limits are {self._config.max_waiting} and {self._config.max_running}",
+                self.retry_after_s(now),
+            )
+        self.waiting[sequence.request_id] = sequence
+
+    def retry_after_s(self, now: float) -> float:
+        """Time in which about half of the waiting queue is served, by the rate at which requests ended lately."""
+        if len(self._finish_times) < 2 or now <= self._finish_times[0]:
+            return _UNKNOWN_RETRY_S
+        rate = len(self._finish_times) / (now - self._finish_times[0])
+        ahead = max(1.0, len(self.waiting) / 2)
+        return min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, round(ahead / rate, 3)))
+
+    def admit(self, free_blocks: int) -> None:
+        """Move waiting sequences to the running ones, in order, while there are places.
+
+        free_blocks is what the target said last. It matters only for a while after the target ran out of blocks:
+        then a sequence enters if it fits as a whole, or in the place of one that ended, or if nothing runs.
+        """
+        if self._pressure:
+            self._pressure -= 1
+        else:
+            self._credits = 0
+        while self.waiting and len(self.running) < self._config.max_running:
+            head = next(iter(self.waiting.values()))
+            if self._pressure and self.running:
+                needed = -(-(head.num_tokens + 1) // self._block_size) + len(self.running)
+                if free_blocks >= needed:
+                    free_blocks -= needed
+                elif self._credits:
+                    self._credits -= 1
+                else:
+                    return
+            del self.waiting[head.request_id]
+            insort(self.running, head, key=_age)
+
+    def remove(self, sequence: Sequence, now: float | None) -> None:
+        """Take an ended sequence out. now is None when it leaves the queue without a round."""
+        if self.waiting.pop(sequence.request_id, None) is not None:
+            return
+        self.running.remove(sequence)
+        if now is not None:
+            self._finish_times.append(now)
+        if self._pressure:
+            self._credits += 1
+
+    def preempt_youngest(self) -> Sequence:
+        """Send the youngest running sequence back to the head of the queue, whatever the queue's bound."""
+        victim = self.running.pop()
+        self.waiting[victim.request_id] = victim
+        self.waiting.move_to_end(victim.request_id, last=False)
+        return victim
+
+    def feel_pressure(self) -> None:
+        """The target ran out of blocks."""
+        if not self._pressure:
+            self._credits = 0
+        self._pressure = _PRESSURE_ROUNDS
+
+    def sequences(self) -> Iterable[Sequence]:
+        yield from self.running
+        yield from self.waiting.values()
+
+
+def _age(sequence: Sequence) -> int:
+    return sequence.arrival

@@ -1,0 +1,131 @@
+"""One request on the machine side: its committed tokens and what every worker is known to hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from actors.messages import GenerationRequest, SequenceStart, SpeculationStats
+
+_FIRST_ROOM = 256  # tokens of output that fit before the buffer grows
+
+
+class Sequence:
+    """The router's record of a running or waiting request. Tokens are only ever appended.
+
+    `num_computed` and `target_known` mirror the target: committed tokens with valid KV, and committed tokens it has
+    been sent. Both fall to 0 when the target loses the sequence; nothing else does.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "arrival",
+        "begin",
+        "chunk_index",
+        "deadline",
+        "draft_known",
+        "draft_worker",
+        "drafter_known",
+        "drafters",
+        "is_at_target",
+        "is_cancelled",
+        "is_ended",
+        "max_draft_tokens",
+        "max_tokens",
+        "num_cached",
+        "num_computed",
+        "num_prompt",
+        "num_setbacks",
+        "num_starved",
+        "num_tokens",
+        "request",
+        "request_id",
+        "seq_id",
+        "stats",
+        "stop_tokens",
+        "target_known",
+        "wants_draft_model",
+    )
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        seq_id: int,
+        arrival: int,
+        now: float,
+        max_model_len: int,
+        drafters: tuple[int, ...],
+        num_drafters: int,
+        wants_draft_model: bool,
+        max_draft_tokens: int,
+    ) -> None:
+        prompt = np.asarray(request.prompt_token_ids, dtype=np.int32)
+        self.request = request
+        self.request_id = request.request_id
+        self.seq_id = seq_id
+        self.arrival = arrival  # order of age; kept when the sequence is preempted
+        self.deadline = None if request.timeout_s is None else now + request.timeout_s
+        self.num_prompt = len(prompt)
+        self.num_tokens = len(prompt)
+        self.max_tokens = min(len(prompt) + request.max_new_tokens, max_model_len)  # prompt and output
+        self._buffer = np.empty(min(self.max_tokens, len(prompt) + _FIRST_ROOM), np.int32)
+        self._buffer[: len(prompt)] = prompt
+        self.stop_tokens = frozenset(request.stop_token_ids)
+        self.begin = SequenceStart(request.sampling, len(prompt) - request.num_output_in_prompt, request.namespace)
+        self.drafters = drafters  # indices of the CPU drafters it may use
+        self.drafter_known = [0] * num_drafters  # tokens each of them has seen
+        self.wants_draft_model = wants_draft_model
+        self.max_draft_tokens = max_draft_tokens
+        self.draft_worker: str | None = None
+        self.draft_known = 0  # tokens that worker has been sent
+        self.target_known = 0
+        self.is_at_target = False  # it has been sent under its present id, so the target must be told to free it
+        self.num_computed = 0
+        self.num_cached = 0
+        self.chunk_index = 0
+        self.num_setbacks = 0  # rounds in a row without progress
+        self.num_starved = 0  # rounds in a row without KV blocks; drafts wait until it is over
+        self.is_cancelled = False
+        self.is_ended = False  # its outcome has been delivered
+        self.stats = SpeculationStats(accepted_tokens={})
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_left(self) -> int:
+        """Tokens it may still emit."""
+        return self.max_tokens - self.num_tokens
+
+    def tokens(self, start: int = 0) -> np.ndarray:
+        """Committed tokens from `start`: a read-only view, int32. It stays what it is when the sequence grows."""
+        view = self._buffer[start : self.num_tokens]
+        view.flags.writeable = False
+        return view
+
+    def append(self, token_ids: SequenceOf[int]) -> None:
+        """Commit tokens; at most `num_left`."""
+        end = self.num_tokens + len(token_ids)
+        if end > len(self._buffer):
+            # A new array, never resized in place: views in flight keep the old one.
+            grown = np.empty(min(max(end, len(self._buffer) * 2), self.max_tokens), np.int32)
+            grown[: self.num_tokens] = self._buffer[: self.num_tokens]
+            self._buffer = grown
+        self._buffer[self.num_tokens : end] = token_ids
+        self.num_tokens = end
+
+    def lost_by_target(self) -> None:
+        """The target holds nothing of it any more: the next delta starts at 0."""
+        self.target_known = 0
+        self.num_computed = 0
+
+    def renamed(self, seq_id: int) -> None:
+        """Start over under a new id, with the tokens it has: every worker has been told to forget the old one."""
+        self.seq_id = seq_id
+        self.lost_by_target()
+        self.drafter_known = [0] * len(self.drafter_known)
+        self.draft_worker = None
+        self.draft_known = 0
+        self.num_starved = 0
