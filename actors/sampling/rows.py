@@ -37,7 +37,8 @@ class SequenceSampling:
         self._counts = np.empty(0, np.int64)
         self._bias = np.empty(0, np.float32)
         for token, bias in params.logit_bias:
-            self._bias[self._slot(token)] += np.float32(bias)
+            slot = self._slot(token)  # may replace the arrays, so it comes first
+            self._bias[slot] += np.float32(bias)
 
     def extend(self, token_ids: np.ndarray) -> None:
         """Take note of committed tokens, int [n], in order."""

@@ -131,7 +131,7 @@ def _draft_distributions(
     draft_tokens: Sequence[np.ndarray], probs: Sequence[TopProbs | None], vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ids int64 [D, k], probabilities float64 [D, k], normalised, and whether they are a distribution, bool [D]."""
-    width = max(part.k for part in probs if part is not None)
+    width = max((part.k for part in probs if part is not None), default=1)
     ids, weights = [], []
     for tokens, part in zip(draft_tokens, probs, strict=True):
         if len(tokens) == 0:
