@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.router.calibration import KNOTS, Calibration
+from cluster.router.draft_wait import DraftWait
+from cluster.router.isotonic import isotonic
+from cluster.router.step_time import StepTimeCurve
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 5)), min_size=1, max_size=12))
+def test_isotonic_regression_rises_keeps_the_mean_and_leaves_rising_values_alone(points):
+    values, weights = [value for value, _ in points], [weight for _, weight in points]
+    fitted = isotonic(values, weights)
+    assert all(a <= b + 1e-9 for a, b in zip(fitted, fitted[1:], strict=False))
+    assert np.dot(fitted, weights) == pytest.approx(np.dot(values, weights), abs=1e-6)
+    assert isotonic(sorted(values), weights) == pytest.approx(sorted(values))
+
+
+def feed(calibration, source, rounds, confidence, truth, random):
+    for _ in range(rounds):
+        values = confidence(random)
+        calibration.observe(source, values, random.random(len(values)) < truth(values))
+        calibration.end_round()
+    calibration.refresh()
+
+
+def test_calibration_finds_what_an_overconfident_source_is_worth():
+    random = np.random.default_rng(1)
+    calibration = Calibration(2)
+    feed(calibration, 0, 400, lambda r: r.random(8).astype(np.float32), lambda c: 0.3 * c**2, random)
+    for confidence in (0.3, 0.6, 0.9):
+        assert calibration.probability(0, confidence) == pytest.approx(0.3 * confidence**2, abs=0.07)
+    assert calibration.probability(1, 0.6) == pytest.approx(0.6)
+    assert (np.diff(calibration.levels, axis=1) >= 0).all()
+
+
+def test_calibration_with_few_samples_stays_near_the_sources_own_word():
+    calibration = Calibration(1)
+    calibration.observe(0, np.array([0.9], np.float32), np.array([False]))
+    calibration.refresh()
+    assert 0.4 < calibration.probability(0, 0.9) < 0.9
+    assert 0.2 < calibration.probability(0, 0.5) <= 0.5
+
+
+def test_calibration_stays_between_zero_and_one_whatever_it_is_fed():
+    calibration = Calibration(1)
+    feed(
+        calibration, 0, 100, lambda r: np.full(4, 0.05, np.float32), lambda c: np.ones(len(c)), np.random.default_rng(2)
+    )
+    assert (calibration.levels >= 0).all()
+    assert (calibration.levels <= 1).all()
+    assert calibration.probability(0, 0.05) > 0.8
+    assert len(KNOTS) == calibration.levels.shape[1]
+
+
+def test_a_source_that_was_bad_is_believed_again_after_a_while_without_news():
+    random = np.random.default_rng(3)
+    calibration = Calibration(1)
+    feed(calibration, 0, 200, lambda r: np.full(8, 0.8, np.float32), lambda c: np.zeros(len(c)), random)
+    assert calibration.probability(0, 0.8) < 0.03
+    for _ in range(3000):
+        calibration.end_round()
+    assert calibration.probability(0, 0.8) > 0.2
+
+
+def test_a_curve_without_measurements_rises_gently_from_one_row():
+    times = StepTimeCurve().times(1, 64)
+    assert (np.diff(times) > 0).all()
+    assert times[-1] < 2 * times[0]
+
+
+def test_a_curve_goes_through_its_measurements_and_between_them_in_straight_lines():
+    curve = StepTimeCurve()
+    for rows, seconds in ((1, 0.038), (8, 0.047), (32, 0.051), (64, 0.065)):
+        for _ in range(5):
+            curve.observe(rows, seconds)
+    assert curve.seconds(8) == pytest.approx(0.047)
+    assert curve.seconds(20) == pytest.approx(0.049)
+    assert curve.seconds(128) == pytest.approx(0.065 + 64 * (0.065 - 0.051) / 32)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), max_size=60))
+def test_a_curve_never_falls_and_is_never_zero(samples):
+    curve = StepTimeCurve()
+    for rows, seconds in samples:
+        curve.observe(rows, seconds)
+    times = curve.times(1, 400)
+    assert (times > 0).all()
+    assert (np.diff(times) >= -1e-12).all()
+
+
+def test_one_slow_forward_does_not_move_the_curve():
+    curve = StepTimeCurve()
+    for _ in range(4):
+        curve.observe(16, 0.02)
+    curve.observe(16, 5.0)
+    assert curve.seconds(16) == pytest.approx(0.02)
+    curve.observe(48, 5.0)
+    curve.observe(48, 0.03)
+    assert curve.seconds(48) == pytest.approx(0.03)
+
+
+def test_a_machine_that_has_become_slower_is_noticed():
+    curve = StepTimeCurve([(16, 0.01)])
+    assert curve.seconds(16) == pytest.approx(0.01)
+    for _ in range(20):
+        curve.observe(16, 0.02)
+    for _ in range(20):
+        curve.observe(16, 0.05)
+    assert curve.seconds(16) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(0, 1.0), (-3, 1.0), (4, 0.0), (4, -1.0), (4, float("nan")), (4, float("inf"))]
+)
+def test_what_cannot_be_a_measurement_is_ignored(rows, seconds):
+    curve = StepTimeCurve()
+    before = curve.times(1, 8).tolist()
+    curve.observe(rows, seconds)
+    assert curve.times(1, 8).tolist() == before
+
+
+@pytest.mark.parametrize("point", [(0, 1.0), (4, 0.0), (4, float("nan"))])
+def test_a_profile_that_cannot_be_is_refused(point):
+    with pytest.raises(ValueError, match="profile point"):
+        StepTimeCurve([point])
+
+
+def run(wait, rounds, gain, wait_s, num_emitting=1):
+    """How many of the rounds asked, when asking gives `gain` more tokens and costs `wait_s`."""
+    asked = 0
+    for _ in range(rounds):
+        asks = wait.pays(num_emitting)
+        asked += asks
+        wait.observe(num_emitting, asks, 2 + gain * asks, gain * asks, 0.041 + wait_s * asks, 0.04)
+    return asked
+
+
+def test_a_draft_model_that_pays_is_always_asked():
+    assert run(DraftWait(), 200, gain=2, wait_s=0.01) == 200
+
+
+def test_a_draft_model_that_does_not_pay_is_soon_asked_only_now_and_then():
+    wait = DraftWait()
+    run(wait, 50, gain=0, wait_s=0.02)
+    asked = run(wait, 4000, gain=0, wait_s=0.02)
+    assert 4 <= asked < 100
+
+
+def test_a_draft_model_that_has_become_better_is_asked_again():
+    wait = DraftWait()
+    run(wait, 300, gain=0, wait_s=0.02)
+    run(wait, 3000, gain=3, wait_s=0.01)
+    assert run(wait, 200, gain=3, wait_s=0.01) == 200
+
+
+def test_what_does_not_pay_for_many_sequences_may_pay_for_one():
+    wait = DraftWait()
+    run(wait, 100, gain=0, wait_s=0.1, num_emitting=16)
+    assert run(wait, 100, gain=2, wait_s=0.01, num_emitting=1) == 100

@@ -1,0 +1,244 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.draft_tree import DraftTree, depths_of
+from cluster.router.calibration import Calibration
+from cluster.router.planner import (
+    Forest,
+    Proposal,
+    SequenceLimits,
+    choose_nodes,
+    has_tree_shape,
+    merge_trees,
+    most_nodes_that_can_pay,
+    tally_nodes,
+)
+
+VOCAB_SIZE = 6
+
+
+def tree(nodes, confidence=None):
+    """From (token, parent) pairs; confidence halves with depth unless given."""
+    tokens = np.array([token for token, _ in nodes], np.int32)
+    parents = np.array([parent for _, parent in nodes], np.int32)
+    if confidence is None:
+        confidence = 0.5 ** depths_of(parents)
+    return DraftTree(tokens, parents, np.array(confidence, np.float32))
+
+
+def limits(num_sequences, max_nodes=100, max_depth=100, stop=()):
+    stops = list(stop) * num_sequences
+    return SequenceLimits(
+        np.full(num_sequences, max_nodes, np.int32),
+        np.full(num_sequences, max_depth, np.int32),
+        np.array(stops, np.int32),
+        np.arange(num_sequences + 1, dtype=np.int32) * len(stop),
+    )
+
+
+def merge(proposals, num_sequences=1, **bounds):
+    return merge_trees(proposals, limits(num_sequences, **bounds), Calibration(4), VOCAB_SIZE)
+
+
+def paths(forest, sequence):
+    """{tokens from the root: (probability, sources)} of one sequence."""
+    begin, end = forest.start[sequence], forest.start[sequence + 1]
+    found = {}
+    prefixes = []
+    for node in range(begin, end):
+        parent = forest.parents[node]
+        assert -1 <= parent < node - begin
+        prefix = (prefixes[parent] if parent >= 0 else ()) + (int(forest.token_ids[node]),)
+        prefixes.append(prefix)
+        assert prefix not in found
+        found[prefix] = (float(forest.probability[node]), int(forest.sources[node]))
+    return found
+
+
+@st.composite
+def draft_trees(draw, is_valid=True):
+    count = draw(st.integers(0, 10))
+    nodes, seen = [], set()
+    for index in range(count):
+        node = (draw(st.integers(0, VOCAB_SIZE - 1)), draw(st.integers(-1, index - 1)))
+        if node[::-1] not in seen or not is_valid:
+            if is_valid and node[1] >= len(nodes):
+                continue
+            seen.add(node[::-1])
+            nodes.append(node)
+    confidence = [draw(st.floats(0.0, 1.0, width=32)) for _ in nodes]
+    return tree(nodes, confidence)
+
+
+def own_paths(proposal):
+    prefixes = []
+    for token, parent in zip(proposal.token_ids.tolist(), proposal.parents.tolist(), strict=True):
+        prefixes.append((prefixes[parent] if parent >= 0 else ()) + (token,))
+    return prefixes
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), draft_trees()), max_size=3), min_size=1, max_size=4), st.data())
+@settings(max_examples=150, deadline=None)
+def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data):
+    stop = data.draw(st.sampled_from([(), (0,), (0, 3)]))
+    max_depth = data.draw(st.integers(1, 5))
+    proposals = [Proposal(i, source, one) for i, sequence in enumerate(batch) for source, one in sequence]
+    forest, proposed = merge(proposals, len(batch), max_depth=max_depth, stop=stop)
+    assert proposed.is_valid.all()
+    for index, sequence in enumerate(batch):
+        expected = {}
+        for source, one in sequence:
+            for path in own_paths(one):
+                if len(path) <= max_depth and not set(path) & set(stop):
+                    expected[path] = expected.get(path, 0) | 1 << source
+        merged = paths(forest, index)
+        assert {path: sources for path, (_, sources) in merged.items()} == expected
+        children = {}
+        for path, (probability, _) in merged.items():
+            parent = merged[path[:-1]][0] if len(path) > 1 else 1.0
+            assert 0.0 <= probability <= parent
+            children[path[:-1]] = children.get(path[:-1], 0.0) + probability
+            assert children[path[:-1]] <= parent + 1e-9
+
+
+@given(st.lists(draft_trees(is_valid=False), min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
+    _, proposed = merge([Proposal(0, 0, one) for one in trees])
+    assert proposed.is_valid.tolist() == [one.is_valid(VOCAB_SIZE) for one in trees]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        tree([(VOCAB_SIZE, -1)]),
+        tree([(-1, -1)]),
+        DraftTree(np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.float32)),
+        DraftTree(np.zeros(1, np.int32), np.full(1, -2, np.int32), np.ones(1, np.float32)),
+        tree([(0, -1)], [float("nan")]),
+        tree([(0, -1)], [1.5]),
+        tree([(0, -1), (0, -1)]),
+    ],
+)
+def test_a_broken_tree_does_not_take_the_others_with_it(broken):
+    forest, proposed = merge([Proposal(0, 0, broken), Proposal(0, 1, tree([(1, -1), (2, 0)]))])
+    assert proposed.is_valid.tolist() == [False, True]
+    assert set(paths(forest, 0)) == {(1,), (1, 2)}
+
+
+@pytest.mark.parametrize(
+    "shapeless",
+    [
+        DraftTree(np.zeros(1, np.int64), np.full(1, -1, np.int32), np.ones(1, np.float32)),
+        DraftTree(np.zeros(1, np.int32), np.full(1, -1.0), np.ones(1, np.float32)),
+        DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int32), np.ones(2, np.float32)),
+        DraftTree(np.zeros((1, 1), np.int32), np.full((1, 1), -1, np.int32), np.ones((1, 1), np.float32)),
+        DraftTree([0], [-1], [1.0]),
+        tree([(token, -1) for token in range(6)]),
+    ],
+)
+def test_arrays_of_another_kind_or_size_never_reach_the_kernels(shapeless):
+    assert not has_tree_shape(shapeless, max_nodes=5)
+
+
+def test_sources_that_agree_are_trusted_more_than_either_alone():
+    alone, _ = merge([Proposal(0, 0, tree([(1, -1)], [0.6]))])
+    both, _ = merge([Proposal(0, 0, tree([(1, -1)], [0.6])), Proposal(0, 1, tree([(1, -1)], [0.5]))])
+    assert alone.probability[0] == pytest.approx(0.6)
+    assert 0.6 < both.probability[0] < 0.8
+    assert both.best_source[0] == 0
+
+
+def brute_force_best(forest, max_nodes, expected_tokens, fixed_s, verify_s):
+    """The best rate of all subsets that hold each node's parent."""
+    best = expected_tokens / (fixed_s + verify_s[0])
+    total = len(forest)
+    sequence_of = np.repeat(np.arange(len(max_nodes)), np.diff(forest.start))
+    for subset in range(1, 1 << total):
+        nodes = [node for node in range(total) if subset >> node & 1]
+        if len(nodes) >= len(verify_s) or any(np.bincount(sequence_of[nodes], minlength=len(max_nodes)) > max_nodes):
+            continue
+        begin = forest.start[sequence_of[nodes]]
+        if all(
+            parent < 0 or subset >> (parent + first) & 1
+            for parent, first in zip(forest.parents[nodes].tolist(), begin.tolist(), strict=True)
+        ):
+            best = max(best, (expected_tokens + forest.probability[nodes].sum()) / (fixed_s + verify_s[len(nodes)]))
+    return best
+
+
+@given(st.lists(draft_trees(), min_size=1, max_size=2), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_nodes_kept_give_the_best_rate_that_any_choice_of_nodes_gives(trees, data):
+    forest, _ = merge([Proposal(i, 0, one) for i, one in enumerate(trees)], len(trees))
+    if len(forest) > 11:
+        return
+    max_nodes = np.array([data.draw(st.integers(0, 6)) for _ in trees], np.int32)
+    steps = data.draw(st.lists(st.floats(0.0, 0.5), min_size=0, max_size=8))
+    verify_s = np.cumsum([1.0, *steps])
+    chosen, index = choose_nodes(forest, max_nodes, float(len(trees)), 0.1, verify_s)
+    rate = (len(trees) + chosen.probability.sum()) / (0.1 + verify_s[len(chosen)])
+    assert rate == pytest.approx(brute_force_best(forest, max_nodes, float(len(trees)), 0.1, verify_s))
+    for sequence in range(len(trees)):
+        before, after = paths(forest, sequence), paths(chosen, sequence)
+        assert {path: before[path] for path in after} == after
+    assert sorted(index[index >= 0].tolist()) == list(range(len(chosen)))
+
+
+def test_a_steep_curve_leaves_no_drafts_and_a_flat_one_leaves_all():
+    forest, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
+    bound = np.full(1, 10, np.int32)
+    steep = 1.0 * np.arange(1, 5)
+    flat = np.full(4, 1.0)
+    assert len(choose_nodes(forest, bound, 1.0, 0.0, steep)[0]) == 0
+    assert len(choose_nodes(forest, bound, 1.0, 0.0, flat)[0]) == 3
+    assert most_nodes_that_can_pay(1.0, 0.0, 2.0 * np.arange(1, 5) ** 1.5) == 0
+    assert most_nodes_that_can_pay(1.0, 0.0, flat) == 3
+
+
+def test_a_step_of_the_curve_is_crossed_when_what_lies_behind_it_pays():
+    forest, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1), (4, 2)], [0.9, 0.9, 0.9, 0.9]))])
+    verify_s = np.array([1.0, 2.2, 2.2, 2.2, 2.2])  # the first node alone does not pay
+    assert len(choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, verify_s)[0]) == 4
+
+
+def test_rows_go_to_the_sequences_where_they_are_most_likely_accepted():
+    good = tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7])
+    bad = tree([(1, -1), (2, 0), (3, 1)], [0.3, 0.2, 0.1])
+    forest, _ = merge([Proposal(0, 0, bad), Proposal(1, 0, good)], 2)
+    chosen, _ = choose_nodes(forest, np.full(2, 10, np.int32), 2.0, 0.0, np.full(4, 1.0))
+    assert chosen.start.tolist() == [0, 0, 3]
+
+
+def test_exploring_verifies_more_rows_than_pay():
+    forest, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
+    steep = 1.0 * np.arange(1, 5)
+    assert len(choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, steep, 2)[0]) == 2
+    assert len(choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, steep, 99)[0]) == 3
+
+
+def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_others():
+    first, second = tree([(1, -1), (2, 0)], [0.9, 0.8]), tree([(1, -1), (5, -1)], [0.7, 0.0])
+    calibration = Calibration(2)
+    forest, proposed = merge_trees([Proposal(0, 0, first), Proposal(0, 1, second)], limits(1), calibration, VOCAB_SIZE)
+    chosen, index = choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
+    assert set(paths(chosen, 0)) == {(1,), (1, 2)}
+    accepted = np.array([True, False])
+    verified, right = tally_nodes(proposed, index, np.ones(2, np.bool_), accepted, chosen.start, calibration)
+    assert verified.tolist() == [[2, 1]]
+    assert right.tolist() == [[1, 1]]
+    assert calibration.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
+    assert calibration.hits.sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
+    tally_nodes(proposed, index, np.zeros(2, np.bool_), accepted, chosen.start, calibration)
+    assert calibration.trials.sum() == pytest.approx(3.0)
+
+
+def test_no_proposals_are_an_empty_forest():
+    forest, proposed = merge([], 3)
+    assert isinstance(forest, Forest)
+    assert len(forest) == 0
+    assert forest.start.tolist() == [0, 0, 0, 0]
+    chosen, index = choose_nodes(forest, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))
+    assert len(chosen) == len(index) == len(proposed.node) == 0
