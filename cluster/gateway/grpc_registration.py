@@ -1,13 +1,15 @@
-"""Registers our gRPC services with Serve's proxies, and carries the callers' deadlines across them.
+"""Registers our gRPC services with Serve's proxies, and mends two things that Serve's proxy (Ray 2.60) leaves out.
 
-Serve's proxy hands a replica neither the deadline of a call nor the means to ask for it; it only cancels the replica's
-task once the deadline has passed. So the time that is left when a call arrives is written into the request's own
-`timeout_s`, where the gateway and the router see it.
+- A replica is told nothing of a call's deadline. So the time that is left when a call arrives is written into the
+  request's own `timeout_s`, where the gateway and the router see it.
+- A stream that is cancelled while a message is being written is forgotten, and its replica generates to the end. So
+  the proxy's handler runs in a task of its own, which is cancelled when the writing ends, however it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -21,29 +23,33 @@ SERVICER_FUNCTIONS = (
 )
 
 _MIN_TIMEOUT_S = 0.001
+_END = object()
 
-
-def add_health(servicer: Any, server: Any) -> None:
-    add_HealthServicer_to_server(servicer, server)
-
-
-_add_inference: Callable[[Any, Any], None] = add_InferenceServicer_to_server  # generated code has no types
+Add = Callable[[Any, Any], None]  # generated code has no types
 
 
 def add_inference(servicer: Any, server: Any) -> None:
-    """`server` is Serve's: it replaces each handler by one of its factory, which is wrapped here meanwhile."""
+    _add(add_InferenceServicer_to_server, servicer, server)
+
+
+def add_health(servicer: Any, server: Any) -> None:
+    _add(add_HealthServicer_to_server, servicer, server)
+
+
+def _add(add: Add, servicer: Any, server: Any) -> None:
+    """Serve's server replaces each handler by one from its factory; meanwhile the factory is ours."""
     factory = getattr(server, "service_handler_factory", None)
-    if factory is None:  # a plain gRPC server, or a Serve that does it another way: then cancellation has to do
-        _add_inference(servicer, server)
+    if factory is None:  # a plain gRPC server has neither defect
+        add(servicer, server)
         return
-    server.service_handler_factory = partial(_handler_with_deadline, factory)
+    server.service_handler_factory = partial(_make_handler, factory)
     try:
-        _add_inference(servicer, server)
+        add(servicer, server)
     finally:
         server.service_handler_factory = factory
 
 
-def _handler_with_deadline(factory: Callable[..., Any], service_method: str, streaming_type: str) -> Callable[..., Any]:
+def _make_handler(factory: Callable[..., Any], service_method: str, streaming_type: str) -> Callable[..., Any]:
     handler = factory(service_method=service_method, streaming_type=streaming_type)
     if streaming_type == "unary_unary":
 
@@ -54,13 +60,31 @@ def _handler_with_deadline(factory: Callable[..., Any], service_method: str, str
         return unary
     if streaming_type == "unary_stream":
 
-        async def stream(request: Any, context: Any) -> Any:
+        async def stream(request: Any, context: Any) -> None:
             _note_deadline(request, context)
-            async for message in handler(request, context):
-                yield message
+            # Not bounded, so that the task only ever waits where a cancellation reaches the replica. An answer's
+            # length bounds it, and Ray's own stream behind it holds as much.
+            messages: asyncio.Queue[Any] = asyncio.Queue()
+            task = asyncio.create_task(_pump(handler(request, context), messages))
+            try:
+                while (message := await messages.get()) is not _END:
+                    await context.write(message)
+                await task  # its error, if it had one
+            finally:
+                # The task uses the context to its end, and the context does not outlive this coroutine.
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
         return stream
     return handler
+
+
+async def _pump(source: AsyncGenerator[Any, None], messages: asyncio.Queue[Any]) -> None:
+    try:
+        async for message in source:
+            messages.put_nowait(message)
+    finally:
+        messages.put_nowait(_END)
 
 
 def _note_deadline(request: Any, context: Any) -> None:

@@ -1,7 +1,8 @@
 """The gRPC face: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
 
 Requests become the same validated bodies as over HTTP. The context may be Serve's or grpcio's own; only code and
-details are set on it, and the exception is raised on: both then answer with that status.
+details are set on it. A unary call then returns, as the answer is dropped; a stream raises, as Serve takes over the
+context with a message only.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class InferenceServicer:
             )
         except Exception as error:
             _tell(error, context)
-            raise
+            return inference_pb2.GenerateResponse()  # not sent
 
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, context: Context

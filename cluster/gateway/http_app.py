@@ -175,11 +175,16 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
         prepared = await service.prepare(call, f"{prefix}-{uuid.uuid4().hex}")
         writer = AnswerWriter(endpoint, prepared, service.model.name, f"paceline-{app.version}")
-        if not body.wants_stream:
-            return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))
-        pieces = service.stream(prepared)
-        # The first piece is awaited before the status line, so that a full queue is a 429 and not a broken stream.
-        first = await _unless_disconnected(request, _first(pieces))
+        try:
+            if not body.wants_stream:
+                return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))
+            pieces = service.stream(prepared)
+            # The first piece is awaited before the status line, so that a full queue is a 429 and not a broken stream.
+            first = await _unless_disconnected(request, _first(pieces))
+        except (PacelineError, ClientDisconnect):
+            raise
+        except Exception as error:  # the service has logged it
+            return _error_answer(error)
         return EventStream(_events(first, pieces, writer, body.wants_usage_chunk))
 
 

@@ -288,7 +288,7 @@ def _path(location: tuple[int | str, ...]) -> str:
             path += f"[{part}]"
         elif part.isidentifier():  # others are the names that pydantic gives to the branches of a union
             path += f".{part}" if path else part
-    return path or "body"
+    return path[:_MAX_SHOWN_CHARS] or "body"
 
 
 def _short(value: object) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +37,7 @@ BYTE_FALLBACK = byte_fallback_decode()
 
 def split(items, cuts):
     borders = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
-    return [items[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [items[start:end] for start, end in pairwise(borders)]
 
 
 @given(TEXTS, TEXTS, st.lists(st.integers(0, 200)))

@@ -1,0 +1,379 @@
+"""The gateway on a real Ray Serve: both protocols through Serve's proxies, over an echoing router."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import httpx
+import openai
+import pytest
+import ray
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from ray import serve
+
+from actors.errors import LinkError, Overloaded, Unavailable
+from cluster.config import GatewayConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.deployment import gateway_application, start_proxies
+from cluster.gateway.echo_router import EchoRouter
+from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
+from cluster.gateway.toy_tokenizer import toy_tokenizer
+
+TOKENIZER = toy_tokenizer()
+EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
+FOX = "the quick brown fox"
+COUNT = len(TOKENIZER.backend_tokenizer.encode(FOX).ids)
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    """(config, handle of the router)"""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    TOKENIZER.save_pretrained(directory)
+    http_port, grpc_port = free_ports(2)
+    config = GatewayConfig(
+        http_port=http_port, grpc_port=grpc_port, max_body_bytes=20_000, max_new_tokens=2000, request_timeout_s=30
+    )
+    model = ServedModel("toy", max_model_len=4096, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    start_proxies(config)
+    router = serve.deployment(EchoRouter).options(
+        name="Router", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
+    )
+    serve.run(gateway_application(router.bind(), str(directory), model, config), name="paceline")
+    yield config, serve.get_deployment_handle("Router", "paceline")
+    serve.shutdown()
+    ray.shutdown()
+
+
+class Knobs:
+    """The router behind the gateway, seen from the test."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def set(self, **values):
+        self._handle.configure.remote(**values).result()
+
+    @property
+    def running(self):
+        return self._handle.observed.remote().result()[0]
+
+    @property
+    def last_request(self):
+        return self._handle.observed.remote().result()[2]
+
+    def wait_running(self, count, limit_s):
+        deadline = time.monotonic() + limit_s
+        while self.running != count:
+            assert time.monotonic() < deadline, f"{self.running} are running, not {count}"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def router(served):
+    knobs = Knobs(served[1])
+    knobs.set()
+    yield knobs
+    knobs.wait_running(0, 5)
+
+
+@pytest.fixture
+def url(served):
+    return f"http://127.0.0.1:{served[0].http_port}"
+
+
+@pytest.fixture
+def channel(served):
+    with grpc.insecure_channel(f"127.0.0.1:{served[0].grpc_port}") as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel):
+    return inference_pb2_grpc.InferenceStub(channel)
+
+
+def ask(**fields):
+    return inference_pb2.GenerateRequest(**{"prompt": FOX, "temperature": 0, "max_tokens": COUNT, **fields})
+
+
+def failure(call):
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_official_client_streams_through_serve(url, router):
+    client = openai.OpenAI(api_key="-", base_url=f"{url}/v1", max_retries=0)
+    stream = client.completions.create(model="toy", prompt=FOX, temperature=0, max_tokens=COUNT, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == FOX
+    answer = client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "hello"}], temperature=0)
+    assert answer.choices[0].message.content == "user\nhello"
+    stream = client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "hello 😀"}], temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "user\nhello 😀"
+
+
+def test_chunks_arrive_as_they_are_made(url, router):
+    router.set(delay_s=0.1)
+    body = {"prompt": FOX, "max_tokens": 15, "stream": True}
+    arrivals = []
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                arrivals.append(time.monotonic())
+    assert len(arrivals) == 5
+    assert arrivals[-1] - arrivals[0] > 0.3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_disconnected_http_client_closes_the_routers_stream_within_a_second(url, router, stream):
+    router.set(delay_s=0.05)
+    body = {"prompt": FOX, "max_tokens": 2000, "stream": stream}
+    if stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert router.running == 1
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/completions", json=body, timeout=0.7)
+    router.wait_running(0, 1.0)
+
+
+def test_many_clients_that_go_away_in_mid_stream_leave_nothing_behind(url, router):
+    router.set(delay_s=0.002, chunk_tokens=1)
+
+    def leave(index):
+        body = {"prompt": FOX, "max_tokens": 2000, "stream": True}
+        with httpx.Client() as client, client.stream("POST", f"{url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            for _ in range(1 + index % 7):
+                next(lines)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, range(24)))
+    router.wait_running(0, 2.0)
+
+
+def test_errors_of_the_router_cross_two_processes_as_themselves(url, router):
+    body = {"prompt": FOX, "max_tokens": 30}
+    router.set(max_running=0)
+    response = httpx.post(f"{url}/v1/completions", json=body)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+    assert response.json()["error"]["code"] == "overloaded"
+    router.set(failures=[(0, Unavailable("draining"))])
+    assert httpx.post(f"{url}/v1/completions", json=body).status_code == 503
+    router.set(failures=[(6, LinkError("broken"))])
+    streamed = httpx.post(f"{url}/v1/completions", json={**body, "stream": True})
+    assert streamed.text.rstrip().splitlines()[-1].startswith('data: {"error":{"message":"broken"')
+    router.set(failures=[(6, Unavailable("moving"))])
+    resumed = httpx.post(f"{url}/v1/completions", json={**body, "temperature": 0}).json()
+    assert resumed["choices"][0]["text"].startswith(FOX)
+
+
+def test_a_deadline_is_told_as_an_error_object(url, router):
+    router.set(delay_s=0.05)
+    response = httpx.post(
+        f"{url}/v1/completions",
+        json={"prompt": FOX, "max_tokens": 1000},
+        headers={"x-request-timeout-seconds": "0.5"},
+    )
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert 0.3 < router.last_request.timeout_s < 0.5
+
+
+def test_operational_routes_answer_through_the_proxy(url, router):
+    assert httpx.get(f"{url}/livez").status_code == 200
+    assert httpx.get(f"{url}/readyz").status_code == 200
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy"
+    metrics = httpx.get(f"{url}/metrics").text
+    assert "paceline_num_requests_running" in metrics
+    assert "echo_running 0" in metrics
+    router.set(ready=False)
+    assert httpx.get(f"{url}/readyz").status_code == 503
+    assert httpx.get(f"{url}/v1/nothing").json()["error"]["code"] == "not_found"
+    assert httpx.post(f"{url}/v1/completions", content=b"x" * 30_000).json()["error"]["code"] == "body_too_large"
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+def test_unary_and_stream_say_the_same_as_http(url, stub, router):
+    whole = stub.Generate(ask(speculation=inference_pb2.Speculation(stats=True)))
+    assert (whole.text, whole.finish_reason, whole.model) == (FOX, inference_pb2.FINISH_REASON_LENGTH, "toy")
+    assert whole.usage == inference_pb2.Usage(
+        prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=2 * COUNT, cached_tokens=COUNT // 2
+    )
+    assert whole.speculation.rounds == -(-COUNT // 3)
+    assert whole.speculation.accepted_tokens["echo"] == whole.speculation.draft_tokens > 0
+    chunks = list(stub.GenerateStream(ask(speculation=inference_pb2.Speculation(stats=True))))
+    assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
+    assert "".join(chunk.text for chunk in chunks) == FOX
+    assert (chunks[-1].usage, chunks[-1].speculation) == (whole.usage, whole.speculation)
+    assert not any(chunk.HasField("usage") for chunk in chunks[:-1])
+    body = {"prompt": FOX, "seed": -3, "max_tokens": 9}
+    over_http = httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"]
+    assert stub.Generate(ask(seed=-3, temperature=1, max_tokens=9)).text == over_http
+
+
+def test_conversations_token_ids_and_stop_strings_work_over_grpc(stub, router):
+    message = inference_pb2.Message(role="user", content="hello")
+    conversation = inference_pb2.Conversation(messages=[message])
+    request = inference_pb2.GenerateRequest(conversation=conversation, temperature=0)
+    answer = stub.Generate(request)
+    assert (answer.text, answer.finish_reason) == ("user\nhello", inference_pb2.FINISH_REASON_STOP)
+    ids = inference_pb2.TokenIds(ids=TOKENIZER.backend_tokenizer.encode(FOX).ids)
+    request = inference_pb2.GenerateRequest(prompt_token_ids=ids, temperature=0, stop=["brown"])
+    assert stub.Generate(request).text == "the quick "
+
+
+def test_models_are_listed_over_grpc(stub, router):
+    models = stub.ListModels(inference_pb2.ListModelsRequest()).models
+    assert [(model.id, model.max_model_len) for model in models] == [("toy", 4096)]
+
+
+def test_status_codes_and_details_name_what_is_wrong(stub, router):
+    def unary(**fields):
+        return failure(lambda: stub.Generate(ask(**fields)))
+
+    def stream(**fields):
+        return failure(lambda: list(stub.GenerateStream(ask(**fields))))
+
+    for call in (unary, stream):
+        code, details = call(temperature=3)
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert details == "temperature is 3.0; it should be less than or equal to 2"
+        assert call(model="other")[0] == grpc.StatusCode.NOT_FOUND
+        assert call(prompt="")[0] == grpc.StatusCode.INVALID_ARGUMENT
+        assert call(max_tokens=5000)[0] == grpc.StatusCode.INVALID_ARGUMENT
+        code, details = call(prompt="x" * 30_000)
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "20000 bytes" in details
+        router.set(max_running=0)
+        code, details = call()
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "retry after 2.5 s" in details
+        router.set(failures=[(0, Unavailable("draining"))])
+        assert call() == (grpc.StatusCode.UNAVAILABLE, "draining")
+        router.set(failures=[(0, Overloaded("full", 1.0))])
+        assert call()[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        router.set()
+    assert "one of prompt" in failure(lambda: stub.Generate(inference_pb2.GenerateRequest()))[1]
+
+
+def test_an_error_after_chunks_ends_the_stream_with_its_status(stub, router):
+    router.set(failures=[(6, LinkError("broken"))])
+    texts = []
+
+    def read():
+        for chunk in stub.GenerateStream(ask(max_tokens=30)):
+            texts.append(chunk.text)
+
+    assert failure(read) == (grpc.StatusCode.UNAVAILABLE, "broken")
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_a_grpc_deadline_reaches_the_router_and_frees_the_sequence(stub, router, method):
+    router.set(delay_s=0.05)
+    call = getattr(stub, method)
+
+    def run():
+        answer = call(ask(max_tokens=2000), timeout=0.6)
+        if method == "GenerateStream":
+            list(answer)
+
+    assert failure(run)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 0.3 < router.last_request.timeout_s <= 0.6
+    router.wait_running(0, 1.0)
+
+
+def test_a_time_limit_in_the_request_is_a_deadline(stub, router):
+    router.set(delay_s=0.05)
+    code, details = failure(lambda: stub.Generate(ask(max_tokens=2000, timeout_s=0.3)))
+    assert code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "tokens" in details
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_a_cancelled_grpc_call_closes_the_routers_stream_within_a_second(stub, router, method):
+    router.set(delay_s=0.05)
+    if method == "Generate":
+        call = stub.Generate.future(ask(max_tokens=2000))
+    else:
+        call = stub.GenerateStream(ask(max_tokens=2000))
+        next(call)
+    router.wait_running(1, 2.0)
+    call.cancel()
+    router.wait_running(0, 1.0)
+
+
+def test_many_cancelled_grpc_streams_leave_nothing_behind(stub, router):
+    router.set(delay_s=0.001, chunk_tokens=1)
+
+    def leave(index):
+        call = stub.GenerateStream(ask(max_tokens=2000))
+        for _ in range(1 + index % 7):
+            next(call)
+        call.cancel()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, range(40)))
+    router.wait_running(0, 2.0)
+
+
+def test_health_follows_the_router(channel, router):
+    health = health_pb2_grpc.HealthStub(channel)
+    response = health_pb2.HealthCheckResponse
+
+    def check(name):
+        return health.Check(health_pb2.HealthCheckRequest(service=name)).status
+
+    assert check("") == check("paceline.v1.Inference") == response.SERVING
+    assert failure(lambda: check("other.Service"))[0] == grpc.StatusCode.NOT_FOUND
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="paceline.v1.Inference"))
+    assert next(watch).status == response.SERVING
+    router.set(ready=False)
+    assert next(watch).status == response.NOT_SERVING
+    assert check("") == response.NOT_SERVING
+    router.set()
+    assert next(watch).status == response.SERVING
+    watch.cancel()
+    unknown = health.Watch(health_pb2.HealthCheckRequest(service="other.Service"))
+    assert next(unknown).status == response.SERVICE_UNKNOWN
+    unknown.cancel()
+
+
+def test_reflection_lists_our_services_and_their_files(channel):
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="paceline.v1.Inference"),
+    ]
+    services, file = stub.ServerReflectionInfo(iter(requests))
+    names = {service.name for service in services.list_services_response.service}
+    assert names >= {"paceline.v1.Inference", "grpc.health.v1.Health"}
+    assert b"GenerateStream" in file.file_descriptor_response.file_descriptor_proto[0]
