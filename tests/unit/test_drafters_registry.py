@@ -1,0 +1,68 @@
+"""Drafters are found by name, and a list of names becomes the drafters that it stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.drafters.registry import CPU_DRAFTER_NAMES, DRAFTER_NAMES, create_drafter, expand_drafters
+from actors.errors import InvalidRequest
+
+
+def test_the_known_names_include_every_documented_one() -> None:
+    assert {"auto", "none", "draft_model", "prompt_lookup", "suffix"} <= set(DRAFTER_NAMES)
+    assert {"prompt_lookup", "suffix"} <= set(CPU_DRAFTER_NAMES)
+    assert len(set(DRAFTER_NAMES)) == len(DRAFTER_NAMES)
+
+
+@pytest.mark.parametrize("name", CPU_DRAFTER_NAMES)
+def test_every_cpu_drafter_is_created_under_its_own_name_and_holds_nothing_for_sequences(name: str) -> None:
+    drafter = create_drafter(name)
+    assert drafter.name == name
+    drafter.forget(123)
+    drafter.observe([])
+    assert drafter.propose([]) == []
+
+
+def test_options_reach_the_drafter() -> None:
+    with pytest.raises(ValueError, match="max_ngram is 0"):
+        create_drafter("prompt_lookup", max_ngram=0)
+    with pytest.raises(TypeError, match="colour"):
+        create_drafter("suffix", colour="red")
+
+
+@pytest.mark.parametrize("name", ["medusa", "none", "auto", "draft_model", "contract", "registry", ""])
+def test_only_cpu_drafters_can_be_created_and_the_error_names_them(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt_lookup.*suffix") as caught:
+        create_drafter(name)
+    assert caught.value.value == name
+
+
+def test_auto_stands_for_all_cpu_drafters_and_the_draft_model() -> None:
+    assert expand_drafters(("auto",)) == (*CPU_DRAFTER_NAMES, "draft_model")
+    assert expand_drafters(("auto",), has_draft_model=False) == CPU_DRAFTER_NAMES
+
+
+def test_names_keep_their_order_and_appear_once() -> None:
+    assert expand_drafters(["suffix", "prompt_lookup", "suffix"]) == ("suffix", "prompt_lookup")
+    assert expand_drafters(["draft_model", "auto"])[0] == "draft_model"
+    assert sorted(expand_drafters(["suffix", "auto"])) == sorted((*CPU_DRAFTER_NAMES, "draft_model"))
+
+
+@pytest.mark.parametrize("names", [(), ("none",), ("none", "none")])
+def test_none_and_nothing_mean_no_speculation(names: tuple[str, ...]) -> None:
+    assert expand_drafters(names) == ()
+
+
+def test_none_beside_another_drafter_is_an_error_that_names_the_field() -> None:
+    with pytest.raises(InvalidRequest, match="none excludes") as caught:
+        expand_drafters(("none", "suffix"), field="speculation.drafters")
+    assert caught.value.field == "speculation.drafters"
+
+
+@pytest.mark.parametrize("names", [("suffx",), ("auto", "contract"), ("SUFFIX",)])
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(names: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        expand_drafters(names)
+    assert caught.value.value == names[-1]
+    for known in DRAFTER_NAMES:
+        assert known in str(caught.value)
