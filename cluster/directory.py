@@ -126,7 +126,13 @@ def get_or_create_directory(
     `lifetime` None: it ends with the process that made it.
     """
     options = _RemoteDirectory.options(
-        name=name, namespace=NAMESPACE, lifetime=lifetime, get_if_exists=True, num_cpus=0, max_restarts=-1
+        name=name,
+        namespace=NAMESPACE,
+        lifetime=lifetime,
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_pending_calls=64,  # of one caller; beyond, its calls fail at once
     )
     handle: DirectoryHandle = options.remote(LinkKeys.generate(), ttl_s)  # unused if it exists: its own keys count
     return handle

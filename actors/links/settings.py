@@ -41,6 +41,8 @@ class LinkSettings:
         socket.maxmsgsize = 2 * self.max_frame_bytes
         socket.set(zmq.HEARTBEAT_IVL, milliseconds(self.heartbeat_s))
         socket.set(zmq.HEARTBEAT_TIMEOUT, milliseconds(self.dead_after_s))
+        # A heartbeat cannot pass a message that is stuck half sent; there the system's own limit on silence counts.
+        socket.set(zmq.TCP_MAXRT, milliseconds(self.heartbeat_s + self.dead_after_s))
         socket.set(zmq.HANDSHAKE_IVL, 5000)  # a connection that says nothing for so long is closed
 
 

@@ -106,7 +106,7 @@ def test_random_bytes_behind_a_valid_header_raise_only_frame_errors(data: bytes)
     survives(HEADER + data)
 
 
-@settings(thorough, max_examples=400)
+@settings(thorough, max_examples=200)
 @given(messages, st.data())
 def test_a_frame_with_changed_bytes_raises_only_frame_errors(message: Message, data: st.DataObject) -> None:
     frame = bytearray(pack(message))
@@ -128,7 +128,7 @@ def test_a_frame_with_a_tail_is_refused(message: Message, tail: bytes) -> None:
     assert survives(pack(message) + tail) is None
 
 
-@settings(thorough, max_examples=400)
+@settings(thorough, max_examples=200)
 @given(
     st.recursive(
         st.none()
