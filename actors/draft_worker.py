@@ -1,0 +1,68 @@
+"""A draft worker as a plain object: a draft model behind a link, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from actors.engine.build import build_draft_engine
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import WorkerInfo
+from actors.models.source import ModelSource
+from actors.worker_loop import WorkerLoop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    source: ModelSource
+    dtype: str
+    device: str
+    threads: int
+    kv_cache_tokens: int | None
+    block_size: int
+
+
+class DraftWorker:
+    """Made with the model loaded and the link open; nobody is admitted until `server.allow` is told whom."""
+
+    def __init__(self, settings: DraftSettings, incarnation: int, host: str) -> None:
+        torch.set_num_threads(settings.threads)
+        engine = build_draft_engine(
+            settings.source,
+            settings.dtype,
+            settings.device,
+            kv_cache_tokens=settings.kv_cache_tokens,
+            block_size=settings.block_size,
+        )
+        pool = engine.pool
+        self.server = LinkServer(LinkKeys.generate(), [], host)
+        info = WorkerInfo("draft", incarnation, 0, pool.num_blocks * pool.block_size, pool.block_size, pool.num_blocks)
+        self._loop = WorkerLoop(engine, self.server, info)  # type: ignore[arg-type]
+        self._thread = threading.Thread(target=self._run, name="draft worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the worker no longer serves, or None while it does."""
+        return None if self._thread.is_alive() else "the serving thread has ended"
+
+    @property
+    def num_batches(self) -> int:
+        return self._loop.num_batches
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self._thread.join(timeout=10.0)
+        self.server.close()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception:
+            logger.exception("the draft worker ended")

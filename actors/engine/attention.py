@@ -1,0 +1,217 @@
+"""The one attention function behind every model: writes keys and values into the paged cache, attends per sequence.
+
+Registered with transformers' `AttentionInterface`, so that model code stays untouched. The plan of a forward travels
+as the keyword argument `paged_plan` through the model's own `**kwargs`; no mask function is registered under the name,
+so models build no mask of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from actors.engine.batch import PackedBatch, SequenceSpan, visible
+from actors.engine.kv_cache import KvCache
+
+ATTENTION_NAME = "paceline_paged"
+
+# Sequences with few rows share one padded attention call; a prefill chunk beside them would pad them to its length.
+_MAX_PADDED_ROWS = 64
+
+
+class AttentionPlan(Protocol):
+    """How the rows of one forward attend."""
+
+    kv: KvCache
+    slots: torch.Tensor  # int64 [rows]: where each row's keys and values are written
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """query [rows, heads, head_dim], keys and values [num_slots, kv_heads, head_dim] -> [rows, heads, head_dim]."""
+        ...
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    paged_plan: AttentionPlan,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim]."""
+    new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    keys, values = paged_plan.kv.layer(module.layer_idx, new_keys, new_values)
+    keys.index_copy_(0, paged_plan.slots, new_keys)
+    values.index_copy_(0, paged_plan.slots, new_values)
+    if scaling is None:
+        scaling = float(query.shape[-1]) ** -0.5
+    rows = query[0].transpose(0, 1)
+    return paged_plan.attend(rows, keys, values, scaling, sliding_window, softcap).unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sequences attended in one padded call: S of them, at most Q rows and L slots each."""
+
+    spans: list[SequenceSpan]
+    rows: torch.Tensor | None  # int64 [S * Q]: packed row of each padded row; None: rows first..first+Q, S == 1
+    context: torch.Tensor | None  # int64 [S * L]: slots; None: slots first..first+L are contiguous, S == 1
+    back: torch.Tensor | None  # int64 [rows]: padded row of each packed row
+    first_slot: int
+    num_rows: int  # Q
+    num_slots: int  # L
+    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by sliding window
+
+
+class PaddedPlan:
+    """Scaled dot-product attention on a padded gather; any device that torch has a kernel for.
+
+    A lone sequence in contiguous blocks is read in place. Query heads that share a key head are laid out as further
+    query rows, so keys and values are never repeated.
+    """
+
+    def __init__(self, batch: PackedBatch, kv: KvCache, device: torch.device) -> None:
+        self.kv = kv
+        self.slots = torch.from_numpy(batch.slots).to(device)
+        self._device = device
+        self._num_rows = batch.num_rows
+        few = [span for span in batch.spans if span.num_rows <= _MAX_PADDED_ROWS]
+        groups = [few] if few else []
+        groups += [[span] for span in batch.spans if span.num_rows > _MAX_PADDED_ROWS]
+        self._groups = [self._plan_group(spans) for spans in groups]
+
+    def _plan_group(self, spans: list[SequenceSpan]) -> _Group:
+        num_rows = max(span.num_rows for span in spans)
+        num_slots = max(len(span.slots) for span in spans)
+        if len(spans) == 1:
+            span = spans[0]
+            slots = span.slots
+            contiguous = bool(slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all())
+            context = None if contiguous else self._index(slots)
+            return _Group(spans, None, context, None, int(slots[0]), num_rows, num_slots)
+        rows = np.zeros((len(spans), num_rows), dtype=np.int64)
+        context_slots = np.zeros((len(spans), num_slots), dtype=np.int64)
+        back = []
+        for index, span in enumerate(spans):
+            rows[index, : span.num_rows] = np.arange(span.first_row, span.first_row + span.num_rows)
+            context_slots[index, : len(span.slots)] = span.slots
+            back.append(index * num_rows + np.arange(span.num_rows))
+        return _Group(
+            spans,
+            self._index(rows.reshape(-1)),
+            self._index(context_slots.reshape(-1)),
+            self._index(np.concatenate(back)),
+            0,
+            num_rows,
+            num_slots,
+        )
+
+    def _index(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        if len(self._groups) == 1 and self._groups[0].rows is None:
+            return self._attend_group(self._groups[0], query, keys, values, scaling, sliding_window, softcap)
+        output = torch.empty((self._num_rows, query.shape[1], values.shape[2]), dtype=query.dtype, device=query.device)
+        for group in self._groups:
+            if group.rows is None:
+                first = group.spans[0].first_row
+                rows = slice(first, first + group.num_rows)
+                output[rows] = self._attend_group(group, query[rows], keys, values, scaling, sliding_window, softcap)
+                continue
+            padded = query.index_select(0, group.rows)
+            attended = self._attend_group(group, padded, keys, values, scaling, sliding_window, softcap)
+            kept = attended.index_select(0, group.back)
+            row = 0
+            for span in group.spans:  # packed rows of the group need not be adjacent: prefills may lie between
+                output[span.first_row : span.first_row + span.num_rows] = kept[row : row + span.num_rows]
+                row += span.num_rows
+        return output
+
+    def _attend_group(
+        self,
+        group: _Group,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """query [S * Q, heads, head_dim] -> [S * Q, heads, value_dim]."""
+        sequences, num_rows, num_slots = len(group.spans), group.num_rows, group.num_slots
+        heads, kv_heads = query.shape[1], keys.shape[1]
+        shared = heads // kv_heads
+        if group.context is None:
+            key = keys[group.first_slot : group.first_slot + num_slots]
+            value = values[group.first_slot : group.first_slot + num_slots]
+        else:
+            key, value = keys.index_select(0, group.context), values.index_select(0, group.context)
+        key = key.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
+        value = value.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
+        # [S * Q, kv_heads * shared, D] -> [S, kv_heads, shared * Q, D]
+        grouped = query.reshape(sequences, num_rows, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
+        grouped = grouped.reshape(sequences, kv_heads, shared * num_rows, -1)
+        mask = self._mask(group, sliding_window, shared, query.dtype)
+        if softcap is None:
+            attended = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+        else:
+            scores = torch.matmul(grouped, key.transpose(2, 3)) * scaling
+            scores = torch.tanh(scores / softcap) * softcap
+            if mask is not None:
+                scores = scores + mask
+            attended = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value)
+        attended = attended.view(sequences, kv_heads, shared, num_rows, -1).permute(0, 3, 1, 2, 4)
+        return attended.reshape(sequences * num_rows, heads, -1)
+
+    def _mask(self, group: _Group, sliding_window: int | None, shared: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Additive [S, 1, shared * Q, L], or None where everything is visible. Built once a forward, not per layer."""
+        if sliding_window in group.masks:
+            return group.masks[sliding_window]
+        sequences, num_rows, num_slots = len(group.spans), group.num_rows, group.num_slots
+        allowed = np.zeros((sequences, num_rows, num_slots), dtype=bool)
+        allowed[:, :, 0] = True  # a padded row must see something, or its softmax is undefined
+        for index, span in enumerate(group.spans):
+            allowed[index, : span.num_rows, : len(span.slots)] = visible(span, sliding_window)
+        mask = None
+        if not allowed.all():
+            hidden = torch.from_numpy(~allowed).to(self._device)
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=self._device)
+            mask.masked_fill_(hidden, float("-inf"))
+            mask = mask.repeat(1, shared, 1).unsqueeze(1)
+        group.masks[sliding_window] = mask
+        return mask
+
+
+PlanFactory = Callable[[PackedBatch, KvCache, torch.device], AttentionPlan]

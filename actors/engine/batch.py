@@ -1,0 +1,97 @@
+"""One forward's worth of rows: the known but uncomputed tokens of each sequence, then the nodes of its draft tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.draft_tree import ancestor_mask, depths_of
+from actors.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Rows that one sequence contributes: `count` committed tokens from num_computed on, then a draft tree."""
+
+    sequence: Sequence
+    count: int  # >= 1
+    tree_tokens: np.ndarray  # int32 [n]; empty unless `count` completes the known tokens
+    tree_parents: np.ndarray  # int32 [n]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Where a sequence's rows lie in the packed input, and which slots they attend to."""
+
+    first_row: int
+    num_rows: int
+    slots: np.ndarray  # int64 [context]: physical slots in logical order; the last num_rows are the rows' own
+    row_positions: np.ndarray  # int64 [num_rows]: depth positions, equal for siblings
+    slot_positions: np.ndarray  # int64 [context]
+    tree_mask: np.ndarray | None  # bool [nodes, nodes]: ancestors and self; None for rows that are plainly causal
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """All rows of all sequences in one [1, rows] input."""
+
+    token_ids: np.ndarray  # int64 [rows]
+    positions: np.ndarray  # int64 [rows]
+    slots: np.ndarray  # int64 [rows]: where each row's keys and values go
+    spans: tuple[SequenceSpan, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+
+def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
+    """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots."""
+    token_ids, positions, slots, spans = [], [], [], []
+    first_row = 0
+    for part in parts:
+        sequence, nodes = part.sequence, len(part.tree_tokens)
+        begin = sequence.num_computed
+        known = begin + part.count
+        context = sequence.slots(known + nodes)
+        slot_positions = np.arange(known + nodes)
+        tree_mask = None
+        if nodes:
+            slot_positions[known:] = known - 1 + depths_of(part.tree_parents)
+            if not is_chain(part.tree_parents):
+                tree_mask = ancestor_mask(part.tree_parents)
+        token_ids.append(sequence.tokens[begin:known])
+        token_ids.append(part.tree_tokens)
+        positions.append(slot_positions[begin:])
+        slots.append(context[begin:])
+        num_rows = part.count + nodes
+        spans.append(SequenceSpan(first_row, num_rows, context, slot_positions[begin:], slot_positions, tree_mask))
+        first_row += num_rows
+    return PackedBatch(
+        np.concatenate(token_ids).astype(np.int64),
+        np.concatenate(positions),
+        np.concatenate(slots),
+        tuple(spans),
+    )
+
+
+def is_chain(parents: np.ndarray) -> bool:
+    return bool((parents == np.arange(-1, len(parents) - 1)).all())
+
+
+def visible(span: SequenceSpan, sliding_window: int | None) -> np.ndarray:
+    """bool [num_rows, context]: which slots each row may attend to.
+
+    A sliding window counts positions, so that a deep node sees as far back as the committed token it may become.
+    """
+    context = len(span.slots)
+    own = context - span.num_rows
+    allowed = np.arange(context)[None, :] <= np.arange(own, context)[:, None]
+    if span.tree_mask is not None:
+        nodes = len(span.tree_mask)
+        allowed[-nodes:, -nodes:] = span.tree_mask
+    if sliding_window is not None:
+        allowed &= span.row_positions[:, None] - span.slot_positions[None, :] < sliding_window
+    return allowed

@@ -1,0 +1,138 @@
+"""Which KV block belongs to whom: allocation, sharing of equal prefixes by hash, eviction of the least recently used.
+
+Knows block numbers and token ids only; the tensors live in `kv_cache.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def root_hash(namespace: str) -> bytes:
+    """Parent hash of a namespace's first block: prefixes are shared inside one namespace only."""
+    return hashlib.blake2b(namespace.encode(), digest_size=16).digest()
+
+
+def block_hash(parent: bytes, token_ids: np.ndarray) -> bytes:
+    """Identity of a full block: its tokens (int32) and, through the parent, all before them. 128 bits, so a collision
+    is out of reach even for somebody who looks for one."""
+    return hashlib.blake2b(parent + token_ids.astype(np.int32, copy=False).tobytes(), digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class _Block:
+    references: int = 0
+    hash: bytes | None = None  # set once the block is full and computed; then its content never changes
+
+
+class BlockPool:
+    """A fixed number of KV blocks with reference counts.
+
+    A block is *used* (references > 0), *cached* (no references, but findable by its hash until it is needed) or
+    *blank*. Blank blocks are handed out first, then cached ones, least recently used first.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks is {num_blocks}, block_size is {block_size}; both must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
+        self._blocks = [_Block() for _ in range(num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(num_blocks))
+        self._by_hash: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out, cached ones included."""
+        return len(self._free)
+
+    def allocate(self, count: int, after: int = -1) -> list[int] | None:
+        """`count` blocks with one reference each, or None (and nothing changed) if there are not so many.
+
+        Takes the blocks that follow `after` while they are free: contiguous slots are read without a gather.
+        """
+        if count > len(self._free):
+            return None
+        taken = []
+        for _ in range(count):
+            candidate = after + 1
+            if after < 0 or candidate not in self._free:
+                candidate = next(iter(self._free))
+            del self._free[candidate]
+            block = self._blocks[candidate]
+            if block.hash is not None:
+                del self._by_hash[block.hash]
+                block.hash = None
+            block.references = 1
+            taken.append(candidate)
+            after = candidate
+        return taken
+
+    def release(self, blocks: list[int]) -> None:
+        """Drop one reference each. Blocks with a hash stay findable until their room is needed."""
+        # In reverse, so that the end of a sequence is evicted before its beginning, which more prompts share.
+        for number in reversed(blocks):
+            block = self._blocks[number]
+            assert block.references > 0, f"block {number} released more often than taken"
+            block.references -= 1
+            if block.references == 0:
+                self._free[number] = None
+                if block.hash is None:
+                    self._free.move_to_end(number, last=False)
+
+    def find_prefix(self, namespace: str, token_ids: np.ndarray) -> tuple[list[int], list[bytes]]:
+        """Longest run of cached full blocks that token_ids (int32 [n]) begins with; takes a reference on each.
+
+        Returns the blocks and their hashes.
+        """
+        blocks: list[int] = []
+        hashes: list[bytes] = []
+        if not self.prefix_cache:
+            return blocks, hashes
+        parent = root_hash(namespace)
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            parent = block_hash(parent, token_ids[start : start + self.block_size])
+            number = self._by_hash.get(parent)
+            if number is None:
+                break
+            block = self._blocks[number]
+            if block.references == 0:
+                del self._free[number]
+            block.references += 1
+            blocks.append(number)
+            hashes.append(parent)
+        return blocks, hashes
+
+    def publish(self, number: int, content: bytes) -> None:
+        """Make a full, computed block findable under its hash. The first block published under a hash stays."""
+        if self.prefix_cache and content not in self._by_hash:
+            assert self._blocks[number].hash is None
+            self._blocks[number].hash = content
+            self._by_hash[content] = number
+
+    def check_integrity(self, held: list[list[int]]) -> str | None:
+        """Compare with the block tables that exist (`held`); text of the first contradiction, or None."""
+        counts = [0] * self.num_blocks
+        for table in held:
+            if len(set(table)) != len(table):
+                return f"a block table names a block twice: {table}"
+            for number in table:
+                counts[number] += 1
+        for number, block in enumerate(self._blocks):
+            if block.references != counts[number]:
+                return f"block {number} has {block.references} references, {counts[number]} tables hold it"
+            if (block.references == 0) != (number in self._free):
+                return (
+                    f"block {number} with {block.references} references is {'' if number in self._free else 'not '}free"
+                )
+            if block.hash is not None and self._by_hash.get(block.hash) != number:
+                return f"block {number} has a hash that leads elsewhere"
+        for content, number in self._by_hash.items():
+            if self._blocks[number].hash != content:
+                return f"a hash leads to block {number}, which does not have it"
+        return None

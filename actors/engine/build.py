@@ -1,0 +1,80 @@
+"""From a model on disk to an engine, with a KV cache of a size that fits."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from actors.engine.draft_engine import DraftEngine
+from actors.engine.options import EngineOptions, Exactness
+from actors.engine.target_engine import TargetEngine
+from actors.errors import ModelError
+from actors.models.loader import choose_device, load_config, load_draft_model, load_model, max_model_len
+from actors.models.source import ModelSource
+
+_MAX_AUTO_TOKENS = 1 << 20
+
+
+def build_target_engine(
+    source: ModelSource,
+    dtype: str = "float32",
+    device: str = "auto",
+    *,
+    kv_cache_tokens: int | None = None,
+    kv_cache_fraction: float = 0.2,
+    block_size: int = 16,
+    prefix_cache: bool = True,
+    exact: Exactness = "default",
+    tensor_parallel: int = 1,
+    rank: int = 0,
+) -> TargetEngine:
+    """Load the target and size its cache: kv_cache_tokens, or a fraction of the device's free memory.
+
+    With tensor_parallel > 1 the caller has initialised `torch.distributed`; only rank 0 samples. Raises ModelError.
+    """
+    device = choose_device(device)
+    if exact == "bitwise" and (device != "cpu" or tensor_parallel > 1):
+        raise ModelError(
+            f"exact is 'bitwise' with device {device!r} and tensor_parallel {tensor_parallel}; it needs cpu and 1"
+        )
+    model = load_model(source, dtype, device, tensor_parallel=tensor_parallel)
+    tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), model, kv_cache_fraction, tensor_parallel)
+    options = EngineOptions(max(1, tokens // block_size), block_size, prefix_cache, exact)
+    return TargetEngine(model, options, samples=rank == 0)
+
+
+def build_draft_engine(
+    source: ModelSource,
+    dtype: str = "float32",
+    device: str = "auto",
+    *,
+    kv_cache_tokens: int | None = None,
+    kv_cache_fraction: float = 0.1,
+    block_size: int = 16,
+) -> DraftEngine:
+    """Load a draft model, reduced vocabulary or not, with its own cache. Raises ModelError."""
+    draft = load_draft_model(source, dtype, choose_device(device))
+    tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), draft.model, kv_cache_fraction, 1)
+    return DraftEngine(draft.model, EngineOptions(max(1, tokens // block_size), block_size), draft.token_ids)
+
+
+def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
+    """Bytes of keys and values that one token takes on one rank."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return int(2 * text.num_hidden_layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
+
+
+def _tokens_that_fit(config: PretrainedConfig, model: PreTrainedModel, fraction: float, tensor_parallel: int) -> int:
+    device = next(model.parameters()).device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    tokens = int(free * fraction) // kv_bytes_per_token(config, next(model.parameters()).dtype, tensor_parallel)
+    needed = min(max_model_len(config.get_text_config()), 4096)
+    if tokens < needed:
+        raise ModelError(
+            f"{fraction:.0%} of free memory holds the keys and values of {tokens} tokens; at least {needed} are needed"
+        )
+    return min(tokens, _MAX_AUTO_TOKENS)

@@ -1,0 +1,135 @@
+"""Attention whose result for a row depends on nothing but that row's own context, bit for bit.
+
+A library kernel chooses its blocking by the shape of the whole batch, and a tree node's keys lie elsewhere than the
+same token's keys in plain decoding. Here each row and head runs the same loop over its own visible slots in order of
+position, so drafts, neighbours and padding cannot change a bit. CPU only; slower than the padded kernel.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numba import njit
+
+from actors.engine.batch import PackedBatch, visible
+from actors.engine.kv_cache import KvCache
+
+
+# Reassociation lets a dot product use vector lanes; the order it picks is a matter of head_dim and context alone.
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def _attend_rows(
+    query: np.ndarray,  # float32 [tile, heads, head_dim]
+    keys: np.ndarray,  # float32 [slots, kv_heads, head_dim]
+    values: np.ndarray,  # float32 [slots, kv_heads, value_dim]
+    context: np.ndarray,  # int64 [sum of contexts]: visible slots of row 0, of row 1, ...
+    starts: np.ndarray,  # int64 [rows + 1]
+    scaling: float,
+    softcap: float,  # 0: none
+    output: np.ndarray,  # float32 [tile, heads, value_dim]
+) -> None:
+    heads, head_dim = query.shape[1], query.shape[2]
+    rows = len(starts) - 1  # the rest of query only fills up a tile
+    shared = heads // keys.shape[1]
+    value_dim = values.shape[2]
+    longest = 0
+    for row in range(rows):
+        longest = max(longest, starts[row + 1] - starts[row])
+    scores = np.empty(longest, dtype=np.float32)
+    for row in range(rows):
+        first, count = starts[row], starts[row + 1] - starts[row]
+        for head in range(heads):
+            kv_head = head // shared
+            highest = np.float32(-np.inf)
+            for index in range(count):
+                slot = context[first + index]
+                score = np.float32(0.0)
+                for dim in range(head_dim):
+                    score += query[row, head, dim] * keys[slot, kv_head, dim]
+                score *= np.float32(scaling)
+                if softcap > 0.0:
+                    score = np.float32(math.tanh(score / softcap) * softcap)
+                scores[index] = score
+                highest = max(highest, score)
+            total = np.float32(0.0)
+            for index in range(count):
+                weight = np.float32(math.exp(scores[index] - highest))
+                scores[index] = weight
+                total += weight
+            for dim in range(value_dim):
+                output[row, head, dim] = np.float32(0.0)
+            for index in range(count):
+                slot = context[first + index]
+                weight = scores[index]
+                for dim in range(value_dim):
+                    output[row, head, dim] += weight * values[slot, kv_head, dim]
+            for dim in range(value_dim):
+                output[row, head, dim] /= total
+
+
+class ExactPlan:
+    """`AttentionPlan` for `exact: bitwise`: rows [first, first + tile) of a batch, filled up to a fixed tile.
+
+    Rows of earlier tiles have written their keys and values by the time a later tile runs, and no row attends to a
+    later one, so a batch can be computed tile by tile.
+    """
+
+    def __init__(self, contexts: RowContexts, kv: KvCache, first: int, tile: int) -> None:
+        self.kv = kv
+        self._contexts = contexts
+        self._first = first
+        self._last = min(first + tile, contexts.num_rows)
+        slots = np.full(tile, kv.padding_slot, dtype=np.int64)
+        slots[: self._last - first] = contexts.slots[first : self._last]
+        self.slots = torch.from_numpy(slots)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        context, starts = self._contexts.rows(sliding_window, self._first, self._last)
+        if keys.dtype != torch.float32:  # widen what is read, not the whole cache
+            used, context = np.unique(context, return_inverse=True)
+            index = torch.from_numpy(used)
+            keys, values = keys[index].float(), values[index].float()
+        output = np.zeros((len(query), query.shape[1], values.shape[2]), dtype=np.float32)
+        _attend_rows(
+            query.float().contiguous().numpy(),
+            keys.numpy(),
+            values.numpy(),
+            context,
+            starts,
+            scaling,
+            softcap or 0.0,
+            output,
+        )
+        return torch.from_numpy(output).to(query.dtype)
+
+
+class RowContexts:
+    """Visible slots of every row of a batch, in order of position, by sliding window."""
+
+    def __init__(self, batch: PackedBatch) -> None:
+        self.num_rows = batch.num_rows
+        self.slots = batch.slots
+        self._spans = batch.spans
+        self._by_window: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
+
+    def rows(self, sliding_window: int | None, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Slots of rows first .. last one after the other, int64, and int64 [last - first + 1] offsets into them."""
+        found = self._by_window.get(sliding_window)
+        if found is None:
+            # Ancestors come in order of depth because parents precede children.
+            contexts = [span.slots[row] for span in self._spans for row in visible(span, sliding_window)]
+            starts = np.zeros(len(contexts) + 1, dtype=np.int64)
+            np.cumsum([len(context) for context in contexts], out=starts[1:])
+            found = (np.concatenate(contexts), starts)
+            self._by_window[sliding_window] = found
+        context, starts = found
+        return context[starts[first] : starts[last]], starts[first : last + 1] - starts[first]

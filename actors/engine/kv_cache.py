@@ -1,0 +1,47 @@
+"""The tensors behind the block pool: one key and one value tensor per attention layer, addressed by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+class KvCache:
+    """Keys and values by layer, each [num_slots, kv_heads, head_dim]. Slot = block * block_size + offset.
+
+    A layer's tensors are made at its first write, since only then are its heads known (layers may differ, and a
+    tensor-parallel rank sees its own share of them).
+    """
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.padding_slot = num_slots  # one slot behind all blocks takes what rows write that only fill up a tile
+        self.device = device
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value tensors of a layer; key and value [rows, kv_heads, head_dim] show their shape and dtype."""
+        tensors = self._layers.get(layer)
+        if tensors is None:
+            tensors = (
+                torch.zeros((self.num_slots + 1, *key.shape[1:]), dtype=key.dtype, device=self.device),
+                torch.zeros((self.num_slots + 1, *value.shape[1:]), dtype=value.dtype, device=self.device),
+            )
+            self._layers[layer] = tensors
+        return tensors
+
+    def move(self, source: np.ndarray, destination: np.ndarray) -> None:
+        """Copy slots (int64 [n] each) in all layers; reads everything before it writes, so they may overlap."""
+        source_index = torch.from_numpy(source).to(self.device)
+        index = torch.from_numpy(destination).to(self.device)
+        for key, value in self._layers.values():
+            key[index] = key[source_index]
+            value[index] = value[source_index]
+
+    def slots(self, slots: torch.Tensor) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Contents of some slots by layer, for tests."""
+        return {layer: (key[slots], value[slots]) for layer, (key, value) in self._layers.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(key.nbytes + value.nbytes for key, value in self._layers.values())

@@ -1,0 +1,68 @@
+"""Runs one packed forward of a transformers model over the paged KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from actors.engine.attention import ATTENTION_NAME, PaddedPlan
+from actors.engine.batch import PackedBatch
+from actors.engine.exact_attention import ExactPlan, RowContexts
+from actors.engine.kv_cache import KvCache
+from actors.engine.options import Exactness
+
+# Rows of every forward in bitwise mode: matrix products of one fixed shape give a row the same bits at any place in
+# the tile and in any company. Wide enough for a decoding sequence with its drafts.
+ROW_TILE = 16
+
+
+class ModelRunner:
+    """A model with its KV cache. Knows rows and slots, nothing of sequences' lives or sampling."""
+
+    def __init__(self, model: PreTrainedModel, num_slots: int, exact: Exactness = "default") -> None:
+        self.device = next(model.parameters()).device
+        if exact == "bitwise" and self.device.type != "cpu":
+            raise ValueError(f"exact is 'bitwise' on {self.device.type}; it is available on cpu")
+        model.set_attn_implementation(ATTENTION_NAME)
+        self._model = model.eval()
+        self._exact = exact
+        self.kv = KvCache(num_slots, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
+        """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
+        if self._exact == "bitwise":
+            return self._forward_tiles(batch, logit_rows)
+        plan = PaddedPlan(batch, self.kv, self.device)
+        rows = torch.from_numpy(logit_rows).to(self.device)
+        return self._run(batch.token_ids, batch.positions, plan, rows)
+
+    def _run(
+        self, token_ids: np.ndarray, positions: np.ndarray, plan: PaddedPlan | ExactPlan, rows: torch.Tensor
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=torch.from_numpy(token_ids).to(self.device).unsqueeze(0),
+            position_ids=torch.from_numpy(positions).to(self.device).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=rows,
+            paged_plan=plan,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _forward_tiles(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
+        contexts = RowContexts(batch)
+        parts = []
+        for first in range(0, batch.num_rows, ROW_TILE):
+            padding = (0, max(0, first + ROW_TILE - batch.num_rows))
+            tile = slice(first, first + ROW_TILE)
+            logits = self._run(
+                np.pad(batch.token_ids[tile], padding),
+                np.pad(batch.positions[tile], padding),
+                ExactPlan(contexts, self.kv, first, ROW_TILE),
+                torch.arange(ROW_TILE),
+            )
+            wanted = logit_rows[(logit_rows >= first) & (logit_rows < first + ROW_TILE)] - first
+            parts.append(logits[torch.from_numpy(wanted)])
+        return torch.cat(parts)

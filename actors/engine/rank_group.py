@@ -1,0 +1,95 @@
+"""A tensor-parallel group: every rank runs the same batches in the same order, rank 0 hands them out and samples."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from actors.engine.target_engine import TargetEngine
+from actors.messages import VerifyBatch, VerifyResult, decode_message, encode_message
+
+logger = logging.getLogger(__name__)
+
+_COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+# An idle rank 0 sends an empty message this often: the others notice within the timeout above that it is gone.
+_KEEPALIVE_S = 10.0
+
+
+def join_group(init_method: str, rank: int, world_size: int, device: str) -> None:
+    """Enter the process group; blocks until all ranks have. nccl on CUDA, gloo on CPU."""
+    # Control messages always travel over gloo, so that a device stream is never waited for to read them.
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(
+        backend, init_method=init_method, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT
+    )
+
+
+def leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _share(payload: bytes | None) -> bytes:
+    """Rank 0 gives a payload, the others None; all return it. Raises RuntimeError when a rank is gone."""
+    size = torch.tensor([len(payload) if payload is not None else 0], dtype=torch.int64)
+    dist.broadcast(size, src=0)
+    if int(size) == 0:
+        return b""
+    if payload is not None:
+        data = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    else:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(data, src=0)
+    return data.numpy().tobytes()
+
+
+_CLEAR = b"clear"
+_STOP = b"stop"
+
+
+class LeadingRank:
+    """Rank 0: an `Engine` for the worker loop that lets the whole group compute."""
+
+    def __init__(self, engine: TargetEngine) -> None:
+        self._engine = engine
+        self._shared_at = time.monotonic()
+
+    def answer(self, batch: VerifyBatch) -> VerifyResult:
+        self._tell(encode_message(batch))
+        return self._engine.verify(batch)
+
+    def clear(self) -> None:
+        self._tell(_CLEAR)
+        self._engine.clear()
+
+    def keep_alive(self) -> None:
+        if time.monotonic() - self._shared_at > _KEEPALIVE_S:
+            self._tell(b"")
+
+    def stop(self) -> None:
+        self._tell(_STOP)
+
+    def _tell(self, payload: bytes) -> None:
+        _share(payload)
+        self._shared_at = time.monotonic()
+
+
+def follow(engine: TargetEngine) -> None:
+    """The loop of ranks 1 .. N-1: run what rank 0 hands out until it says stop.
+
+    Raises RuntimeError when rank 0 or another rank is gone.
+    """
+    while True:
+        payload = _share(None)
+        if payload == _STOP:
+            return
+        if payload == _CLEAR:
+            engine.clear()
+        elif payload:
+            batch = decode_message(payload)
+            assert isinstance(batch, VerifyBatch)
+            engine.verify(batch)

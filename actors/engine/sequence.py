@@ -1,0 +1,148 @@
+"""What a worker holds of one sequence: its tokens, its KV blocks, and the draft nodes it computed last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.engine.block_pool import BlockPool, block_hash, root_hash
+from actors.engine.kv_cache import KvCache
+from actors.messages import SequenceDelta, SequenceStart, no_tokens
+from actors.sampling.sampler import SequenceSampling
+
+
+class Sequence:
+    """A worker's copy of a sequence.
+
+    Of `length` known tokens the first `num_computed` have valid KV, at logical slots 0 .. num_computed - 1. Draft
+    nodes of the last round lie behind the known tokens: node i at logical slot length + i.
+    """
+
+    def __init__(self, seq_id: int, begin: SequenceStart, pool: BlockPool) -> None:
+        self.seq_id = seq_id
+        self.begin = begin
+        self.sampling = SequenceSampling(begin.sampling, begin.num_prompt_tokens)
+        self.num_computed = 0
+        self.num_cached = 0
+        self.blocks: list[int] = []
+        self._hashes: list[bytes] = []  # of the leading blocks that are full, computed and published
+        self._pool = pool
+        self._buffer = np.empty(256, dtype=np.int32)
+        self._length = 0
+        self._tree_tokens = no_tokens()
+        self._tree_parents = no_tokens()
+        self._slots = np.empty(0, dtype=np.int64)
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All known tokens, int32 [length]; a view."""
+        return self._buffer[: self._length]
+
+    def slots(self, count: int) -> np.ndarray:
+        """Physical slots of the first `count` logical ones, int64 [count]; a view."""
+        return self._slots[:count]
+
+    def extend(self, token_ids: np.ndarray) -> None:
+        self._append(token_ids)
+        self.sampling.extend(token_ids)
+
+    def _append(self, token_ids: np.ndarray) -> None:
+        needed = self._length + len(token_ids)
+        if needed > len(self._buffer):
+            grown = np.empty(max(needed, 2 * len(self._buffer)), dtype=np.int32)
+            grown[: self._length] = self.tokens
+            self._buffer = grown
+        self._buffer[self._length : needed] = token_ids
+        self._length = needed
+
+    def reuse_prefix(self) -> None:
+        """Take over cached blocks that hold the beginning of a new sequence. The last token is always computed, for
+        its logits."""
+        blocks, hashes = self._pool.find_prefix(self.begin.namespace, self.tokens[: self._length - 1])
+        self.blocks, self._hashes = blocks, hashes
+        self.num_computed = self.num_cached = len(blocks) * self._pool.block_size
+        self._map_slots()
+
+    def apply(self, delta: SequenceDelta, kv: KvCache) -> None:
+        """Take in new committed tokens and keep the KV of draft nodes that turned out right."""
+        if len(self._tree_tokens):
+            path = self._walk(delta.token_ids)
+            self._keep(path, kv)
+            self._tree_tokens = self._tree_parents = no_tokens()
+        self.extend(delta.token_ids)
+
+    def _walk(self, token_ids: np.ndarray) -> list[int]:
+        """Nodes of the last tree along token_ids, at most all but the last: its logits are still needed."""
+        path: list[int] = []
+        parent = -1
+        for token in token_ids[:-1].tolist():
+            found = np.flatnonzero((self._tree_parents == parent) & (self._tree_tokens == token))
+            if len(found) == 0:
+                break
+            parent = int(found[0])
+            path.append(parent)
+        return path
+
+    def _keep(self, path: list[int], kv: KvCache) -> None:
+        if not path or self.num_computed != self._length:
+            return
+        moved = [(node, index) for index, node in enumerate(path) if node != index]
+        if moved:
+            source = self._slots[[self._length + node for node, _ in moved]]
+            target = self._slots[[self._length + index for _, index in moved]]
+            kv.move(source, target)
+        self.num_computed += len(path)
+
+    def reserve(self, count: int) -> bool:
+        """Have blocks for at least `count` logical slots; False (and nothing taken) if there are not enough."""
+        needed = -(-count // self._pool.block_size) - len(self.blocks)
+        if needed > 0:
+            taken = self._pool.allocate(needed, self.blocks[-1] if self.blocks else -1)
+            if taken is None:
+                return False
+            self.blocks.extend(taken)
+            self._map_slots()
+        return True
+
+    def _map_slots(self) -> None:
+        size = self._pool.block_size
+        starts = np.asarray(self.blocks, dtype=np.int64)[:, None] * size
+        self._slots = (starts + np.arange(size)).reshape(-1)
+
+    def computed(self, count: int, tree_tokens: np.ndarray, tree_parents: np.ndarray) -> None:
+        """A forward has filled `count` further known tokens and, behind them, the nodes of a tree."""
+        self.num_computed += count
+        self._tree_tokens, self._tree_parents = tree_tokens, tree_parents
+
+    def push_draft(self, token: int) -> None:
+        """Append a token of one's own guess, to compute the next guess behind it. Undone by `pop_drafts`."""
+        self._append(np.asarray([token], dtype=np.int32))
+
+    def pop_drafts(self, length: int) -> None:
+        """Back to `length` committed tokens. Guesses that were computed stay as a draft chain, to be kept if the
+        next delta confirms them."""
+        drafts = self._buffer[length : max(length, self.num_computed)].copy()
+        self._length = length
+        if self.num_computed > length:
+            self.num_computed = length
+            self._tree_tokens = drafts
+            self._tree_parents = np.arange(-1, len(drafts) - 1, dtype=np.int32)
+
+    def publish(self) -> None:
+        """Offer blocks that are full of computed, committed tokens to other sequences."""
+        size = self._pool.block_size
+        while (len(self._hashes) + 1) * size <= self.num_computed:
+            index = len(self._hashes)
+            parent = self._hashes[-1] if self._hashes else root_hash(self.begin.namespace)
+            content = block_hash(parent, self.tokens[index * size : (index + 1) * size])
+            self._pool.publish(self.blocks[index], content)
+            self._hashes.append(content)
+
+    def free(self) -> None:
+        self._pool.release(self.blocks)
+        self.blocks = []
+        self._hashes = []
+        self.num_computed = 0

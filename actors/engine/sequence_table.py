@@ -1,0 +1,73 @@
+"""The sequences a worker holds, brought up to date by deltas. Target and draft engines share it."""
+
+from __future__ import annotations
+
+from actors.engine.block_pool import BlockPool
+from actors.engine.kv_cache import KvCache
+from actors.engine.sequence import Sequence
+from actors.messages import SequenceDelta, SequenceStart
+
+
+class SequenceTable:
+    """Sequences by id, each with its blocks in one pool."""
+
+    def __init__(self, pool: BlockPool, kv: KvCache) -> None:
+        self._pool = pool
+        self._kv = kv
+        self._sequences: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def find(self, delta: SequenceDelta, begin: SequenceStart | None) -> Sequence | None:
+        """The sequence as it was before this delta, a fresh one for start == 0, or None if the delta is stale: the
+        sequence is unknown here or has another length."""
+        sequence = self._sequences.get(delta.seq_id)
+        if delta.start == 0:
+            self.forget(delta.seq_id)
+            if begin is None or len(delta.token_ids) == 0:
+                return None
+            return Sequence(delta.seq_id, begin, self._pool)
+        if sequence is None or sequence.length != delta.start:
+            self.forget(delta.seq_id)
+            return None
+        return sequence
+
+    def bring_up_to_date(self, sequence: Sequence, delta: SequenceDelta, max_rows: int) -> bool:
+        """Apply the delta and have room for up to max_rows of its uncomputed tokens.
+
+        False, and nothing changed, when there is no room.
+        """
+        if delta.start > 0:
+            new = len(delta.token_ids)
+            if not sequence.reserve(min(sequence.length + new, sequence.num_computed + new + max_rows)):
+                return False
+            sequence.apply(delta, self._kv)
+            sequence.publish()
+            return True
+        sequence.extend(delta.token_ids)
+        sequence.reuse_prefix()
+        if not sequence.reserve(min(sequence.length, sequence.num_computed + max_rows)):
+            sequence.free()
+            return False
+        self._sequences[delta.seq_id] = sequence
+        return True
+
+    def forget(self, seq_id: int) -> None:
+        """Free a sequence's blocks; unknown ids are fine."""
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is not None:
+            sequence.free()
+
+    def clear(self) -> None:
+        for seq_id in list(self._sequences):
+            self.forget(seq_id)
+
+    def check_integrity(self) -> str | None:
+        """Text of the first contradiction between sequences, blocks and hashes, or None."""
+        for sequence in self._sequences.values():
+            if not 0 <= sequence.num_computed <= sequence.length:
+                return f"sequence {sequence.seq_id} has {sequence.num_computed} of {sequence.length} tokens computed"
+            if len(sequence.blocks) * self._pool.block_size < sequence.num_computed:
+                return f"sequence {sequence.seq_id} has {sequence.num_computed} computed tokens in {sequence.blocks}"
+        return self._pool.check_integrity([sequence.blocks for sequence in self._sequences.values()])

@@ -1,0 +1,185 @@
+"""The target: takes a `VerifyBatch`, runs one forward over committed tokens and draft trees, says what is accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from actors.draft_tree import DraftTree, depths_of
+from actors.engine.batch import SequenceRows, pack
+from actors.engine.block_pool import BlockPool
+from actors.engine.model_runner import ModelRunner
+from actors.engine.options import EngineOptions
+from actors.engine.sequence import Sequence
+from actors.engine.sequence_table import SequenceTable
+from actors.messages import Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
+from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
+from actors.sampling.verification import verify_rejection, walk_tree
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sequence of the round, with where its rows lie."""
+
+    item: VerifyItem
+    rows: SequenceRows
+    first_row: int
+    emits: bool
+
+
+class TargetEngine:
+    """Sequences, their KV blocks and the model. One call of `verify` is one round.
+
+    With tensor parallelism every rank runs the same batches in the same order; only rank 0 samples. Nothing of its
+    sampling is needed by the others: which draft nodes were accepted follows from the next round's tokens.
+    """
+
+    def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
+        self.options = options
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
+        self._runner = ModelRunner(model, options.num_blocks * options.block_size, options.exact)
+        self._samples = samples
+        self._table = SequenceTable(self.pool, self._runner.kv)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._table)
+
+    def verify(self, batch: VerifyBatch) -> VerifyResult:
+        """Run one round. Sequences it does not know, or knows at another length, come back in `stale_seq_ids`."""
+        started = time.perf_counter()
+        for seq_id in batch.finished:
+            self._table.forget(seq_id)
+        stale: list[int] = []
+        starved: list[int] = []
+        parts: list[_Part] = []
+        first_row = 0
+        for item in batch.items:
+            sequence = self._table.find(item.delta, item.begin)
+            if sequence is None:
+                stale.append(item.delta.seq_id)
+                continue
+            if not self._table.bring_up_to_date(sequence, item.delta, max(1, item.max_rows)):
+                starved.append(item.delta.seq_id)
+                continue
+            rows = self._plan_rows(sequence, item)
+            emits = sequence.num_computed + rows.count == sequence.length
+            parts.append(_Part(item, rows, first_row, emits))
+            first_row += rows.count + len(rows.tree_tokens)
+        verdicts = self._run_round(parts) if parts else []
+        return VerifyResult(
+            batch.round_id,
+            verdicts,
+            stale,
+            starved,
+            self.pool.num_free,
+            self.pool.num_blocks,
+            first_row,
+            time.perf_counter() - started,
+        )
+
+    def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
+        """Rows of this round. A tree is left out when it does not belong behind the last token or has no room."""
+        pending = sequence.length - sequence.num_computed
+        count = min(pending, max(1, item.max_rows))
+        tree = DraftTree(item.token_ids, item.parents, np.zeros(len(item.token_ids), dtype=np.float32))
+        wanted = count == pending and len(tree) > 0 and tree.is_valid(self.vocab_size)
+        if wanted and sequence.reserve(sequence.length + len(tree)):
+            return SequenceRows(sequence, count, tree.token_ids, tree.parents)
+        return SequenceRows(sequence, count, no_tokens(), no_tokens())
+
+    def _run_round(self, parts: Sequences[_Part]) -> list[Verdict]:
+        packed = pack([part.rows for part in parts])
+        emitting = [part for part in parts if part.emits]
+        logit_rows = _logit_rows(emitting)
+        logits = self._runner.forward(packed, logit_rows)
+        outcomes = self._accept(emitting, logits) if self._samples else {}
+        verdicts = []
+        for part in parts:
+            rows, sequence = part.rows, part.rows.sequence
+            sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
+            sequence.publish()
+            next_token, path = outcomes.get(sequence.seq_id, (-1, no_tokens()))
+            count = rows.count + len(rows.tree_tokens)
+            verdicts.append(
+                Verdict(sequence.seq_id, sequence.num_computed, count, next_token, path, sequence.num_cached)
+            )
+        return verdicts
+
+    def _accept(self, parts: Sequences[_Part], logits: torch.Tensor) -> dict[int, tuple[int, np.ndarray]]:
+        """Next token and accepted path of each emitting sequence."""
+        if not parts:
+            return {}
+        sampled = self._sample(parts, logits)
+        outcomes = {}
+        first = 0
+        for part in parts:
+            tree_tokens, tree_parents = part.rows.tree_tokens, part.rows.tree_parents
+            rows = slice(first, first + 1 + len(tree_tokens))
+            first = rows.stop
+            sequence = part.rows.sequence
+            if part.item.probs is not None and sequence.sampling.params.acceptance == "rejection" and len(tree_tokens):
+                outcomes[sequence.seq_id] = self._accept_by_rejection(part, logits[rows])
+            else:
+                path, next_token = walk_tree(sampled[rows], tree_tokens, tree_parents)
+                outcomes[sequence.seq_id] = (next_token, path)
+        return outcomes
+
+    def _sample(self, parts: Sequences[_Part], logits: torch.Tensor) -> np.ndarray:
+        """The target's token at every root and tree node, int64 [rows of logits]."""
+        return sample_tokens(logits, _row_sampling(parts)).cpu().numpy()
+
+    def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
+        assert part.item.probs is not None
+        tokens = part.rows.tree_tokens
+        accepted, next_token = verify_rejection(logits, _row_sampling([part]), tokens, part.item.probs)
+        return next_token, np.arange(accepted, dtype=np.int32)
+
+    def answer(self, batch: VerifyBatch) -> VerifyResult:
+        """`verify` under the name that every worker's engine has."""
+        return self.verify(batch)
+
+    def clear(self) -> None:
+        """Forget every sequence; their next deltas are answered stale."""
+        self._table.clear()
+
+    def check_integrity(self) -> str | None:
+        """Text of the first contradiction between sequences, blocks and hashes, or None."""
+        return self._table.check_integrity()
+
+
+def _logit_rows(parts: Sequences[_Part]) -> np.ndarray:
+    """Packed rows whose logits are wanted: of each sequence its last known token and all its nodes. int64."""
+    ranges = [
+        np.arange(part.first_row + part.rows.count - 1, part.first_row + part.rows.count + len(part.rows.tree_tokens))
+        for part in parts
+    ]
+    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.int64)
+
+
+def _row_sampling(parts: Sequences[_Part]) -> RowSampling:
+    """How each logit row is sampled: a root row yields the token at index `length`, a node of depth d that at
+    `length` + d."""
+    samplings = [part.rows.sequence.sampling for part in parts]
+    row_sequence = np.repeat(np.arange(len(parts)), [1 + len(part.rows.tree_tokens) for part in parts])
+    positions = np.concatenate(
+        [part.rows.sequence.length + np.append(0, depths_of(part.rows.tree_parents)) for part in parts]
+    )
+    paths = None
+    if any(sampling.uses_history for sampling in samplings):
+        paths = [path for part in parts for path in _paths(part.rows.tree_tokens, part.rows.tree_parents)]
+    return rows_for(samplings, row_sequence, positions, paths)
+
+
+def _paths(tokens: np.ndarray, parents: np.ndarray) -> list[np.ndarray]:
+    """Draft tokens from the root to each row's node, the node included: first the root's empty path."""
+    paths = [no_tokens()]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append(np.append(paths[parent + 1], token))
+    return paths

@@ -1,0 +1,154 @@
+"""One rank of a target group, as a plain object: loads the model, then serves batches from a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from actors.engine.build import build_target_engine
+from actors.engine.options import Exactness
+from actors.engine.rank_group import LeadingRank, follow, join_group, leave_group
+from actors.engine.target_engine import TargetEngine
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem, WorkerInfo
+from actors.models.loader import choose_device, max_model_len
+from actors.models.loader import load_config as load_model_config
+from actors.models.source import ModelSource
+from actors.worker_loop import Engine, WorkerLoop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """What a rank needs to know; the same on all ranks."""
+
+    source: ModelSource
+    dtype: str
+    device: str
+    tensor_parallel: int
+    threads: int
+    kv_cache_tokens: int | None
+    kv_cache_fraction: float
+    block_size: int
+    prefix_cache: bool
+    exact: Exactness
+    max_model_len: int | None
+
+
+class TargetWorker:
+    """Rank `rank` of a target group. `load` on all ranks at once, then `start`."""
+
+    def __init__(self, settings: TargetSettings, rank: int, incarnation: int) -> None:
+        self.server: LinkServer | None = None  # rank 0 only
+        self._settings = settings
+        self._rank = rank
+        self._incarnation = incarnation
+        self._engine: TargetEngine | None = None
+        self._loop: WorkerLoop | None = None
+        self._leading: LeadingRank | None = None
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+
+    def load(self, init_method: str | None) -> None:
+        """Load the model, with the other ranks if there are any (init_method: where they meet), and warm it up."""
+        settings = self._settings
+        torch.set_num_threads(settings.threads)
+        if settings.tensor_parallel > 1:
+            assert init_method is not None, "ranks need a place to meet"
+            join_group(init_method, self._rank, settings.tensor_parallel, choose_device(settings.device))
+        self._engine = build_target_engine(
+            settings.source,
+            settings.dtype,
+            settings.device,
+            kv_cache_tokens=settings.kv_cache_tokens,
+            kv_cache_fraction=settings.kv_cache_fraction,
+            block_size=settings.block_size,
+            prefix_cache=settings.prefix_cache,
+            exact=settings.exact,
+            tensor_parallel=settings.tensor_parallel,
+            rank=self._rank,
+        )
+        _warm_up(self._engine)
+
+    def start(self, host: str) -> None:
+        """Begin to serve. Rank 0 listens on `host`; nobody is admitted until `server.allow` is told whom."""
+        assert self._engine is not None, "load first"
+        if self._rank > 0:
+            self._thread = threading.Thread(target=self._follow, name=f"target rank {self._rank}", daemon=True)
+        else:
+            self.server = LinkServer(LinkKeys.generate(), [], host)
+            engine: Engine = self._engine  # type: ignore[assignment]
+            keep_alive = None
+            if self._settings.tensor_parallel > 1:
+                self._leading = LeadingRank(self._engine)
+                engine, keep_alive = self._leading, self._leading.keep_alive  # type: ignore[assignment]
+            self._loop = WorkerLoop(engine, self.server, self._info(), keep_alive)
+            self._thread = threading.Thread(target=self._lead, name="target rank 0", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the rank no longer serves, or None while it does."""
+        if self._error is None and self._thread is not None and not self._thread.is_alive():
+            return "the serving thread has ended"
+        return self._error
+
+    @property
+    def num_batches(self) -> int:
+        return self._loop.num_batches if self._loop is not None else 0
+
+    def stop(self) -> None:
+        """End the loop and close the link. Rank 0 lets the others go."""
+        if self._loop is not None:
+            self._loop.stop()
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+        if self.server is not None:
+            self.server.close()
+
+    def _info(self) -> WorkerInfo:
+        assert self._engine is not None
+        settings, options = self._settings, self._engine.options
+        longest = settings.max_model_len or max_model_len(load_model_config(settings.source).get_text_config())
+        return WorkerInfo(
+            "target",
+            self._incarnation,
+            self._engine.vocab_size,
+            min(longest, options.num_blocks * options.block_size),
+            options.block_size,
+            options.num_blocks,
+        )
+
+    def _lead(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.run()
+            if self._leading is not None:
+                self._leading.stop()
+                leave_group()
+        except Exception as error:
+            logger.exception("target rank 0 ended")
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _follow(self) -> None:
+        assert self._engine is not None
+        try:
+            follow(self._engine)
+            leave_group()
+        except Exception as error:
+            logger.exception("target rank %d ended", self._rank)
+            self._error = f"{type(error).__name__}: {error}"
+
+
+def _warm_up(engine: TargetEngine) -> None:
+    """One token through the whole engine, on every rank: a group that cannot compute must not say it is ready."""
+    tokens = np.ones(2, dtype=np.int32)
+    begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), len(tokens), "warm-up")
+    engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(1, 0, tokens), len(tokens), begin=begin)]))
+    engine.verify(VerifyBatch(0, [], [1]))

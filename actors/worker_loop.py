@@ -1,0 +1,119 @@
+"""The busy loop of a worker: take a message from the link, let the engine answer it, send the answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from actors.errors import LinkError
+from actors.links.server import LinkServer
+from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, VerifyBatch, VerifyResult, WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2  # how soon a stop is noticed while nothing arrives
+_IDLE_S = 60.0  # a sequence not mentioned for so long belongs to a router that is gone
+_SWEEP_S = 10.0
+
+
+class Engine(Protocol):
+    """What answers batches: a target (alone or rank 0 of a group) or a draft engine."""
+
+    def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult: ...
+
+    def clear(self) -> None:
+        """Forget every sequence; their next deltas are answered stale."""
+        ...
+
+
+class IdleSequences:
+    """When each sequence was last mentioned, so that those of a router that died can be freed."""
+
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._seen: dict[int, float] = {}
+        self._sweep_at = 0.0
+
+    def note(self, seq_ids: Iterable[int], finished: Iterable[int], now: float) -> None:
+        for seq_id in finished:
+            self._seen.pop(seq_id, None)
+        for seq_id in seq_ids:
+            self._seen[seq_id] = now
+
+    def due(self, now: float) -> list[int]:
+        """Sequences to forget now; at most one look every few seconds."""
+        if now < self._sweep_at:
+            return []
+        self._sweep_at = now + _SWEEP_S
+        idle = [seq_id for seq_id, seen in self._seen.items() if now - seen > self._idle_s]
+        for seq_id in idle:
+            del self._seen[seq_id]
+        return idle
+
+
+class WorkerLoop:
+    """Serves one engine on one link, in the thread that calls `run`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        server: LinkServer,
+        info: WorkerInfo,
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
+        """on_idle is called between polls while nothing arrives; what it raises ends the loop."""
+        self.num_batches = 0  # the worker's progress, for health checks
+        self.num_failures = 0
+        self._engine = engine
+        self._server = server
+        self._info = info
+        self._on_idle = on_idle
+        self._idle = IdleSequences()
+        self._batch_type = VerifyBatch if info.role == "target" else DraftBatch
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            received = self._server.recv(_POLL_S)
+            if received is not None:
+                peer, message = received
+                answer = self._answer(message)
+                if answer is not None:
+                    self._send(peer, answer)
+            elif self._on_idle is not None:
+                self._on_idle()
+            forgotten = self._idle.due(time.monotonic())
+            if forgotten:
+                logger.info("forgetting %d sequences that no router has mentioned for a while", len(forgotten))
+                empty = VerifyBatch(0, [], forgotten) if self._batch_type is VerifyBatch else None
+                self._engine.answer(empty or DraftBatch(0, [], forgotten))
+
+    def _answer(self, message: Message) -> Message | None:
+        if isinstance(message, Hello):
+            return self._info
+        if not isinstance(message, self._batch_type):
+            return None
+        assert isinstance(message, VerifyBatch | DraftBatch)
+        self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
+        try:
+            answer = self._engine.answer(message)
+        except Exception as error:
+            # The engine may have stopped half-way: start over with nothing, so that no wrong KV survives.
+            logger.exception("round %d failed", message.round_id)
+            self.num_failures += 1
+            self._engine.clear()
+            return Failure(message.round_id, type(error).__name__)
+        self.num_batches += 1
+        return answer
+
+    def _send(self, peer: bytes, answer: Message) -> None:
+        try:
+            self._server.send(peer, answer)  # type: ignore[arg-type]
+        except LinkError:
+            logger.exception("an answer could not be sent")

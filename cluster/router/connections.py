@@ -1,0 +1,96 @@
+"""Keeps a router's links in step with the directory: which workers are there, and which target incarnation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from actors.errors import LinkError
+from actors.links.client import AsyncLink
+from actors.links.keys import LinkKeys
+from actors.messages import Hello, WorkerInfo
+from cluster.directory import WorkerEntry
+
+logger = logging.getLogger(__name__)
+
+_REFRESH_S = 0.25
+_HELLO_TIMEOUT_S = 5.0
+
+
+class Connections:
+    """Links by worker id. `refresh` is to be called again and again; it never raises for a worker that is away."""
+
+    def __init__(self, client_keys: LinkKeys, target_id: str) -> None:
+        self._client_keys = client_keys
+        self._target_id = target_id
+        self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
+        self.target: tuple[WorkerInfo, AsyncLink] | None = None
+        self.link_drops: dict[str, int] = {}  # drops of links that are closed by now, by reason
+
+    async def refresh(self, entries: list[WorkerEntry]) -> None:
+        """Open links to new workers, close those of workers that are gone or were replaced."""
+        wanted = {
+            entry.worker_id: entry for entry in entries if entry.role == "draft" or entry.worker_id == self._target_id
+        }
+        for worker_id, (entry, link) in list(self._links.items()):
+            found = wanted.get(worker_id)
+            # A directory that is filling up again does not know everybody yet; a link that works is kept.
+            replaced = found is not None and found.incarnation != entry.incarnation
+            if replaced or (found is None and not link.is_alive):
+                self._close(worker_id)
+        for worker_id, entry in wanted.items():
+            if worker_id not in self._links:
+                self._links[worker_id] = (entry, AsyncLink(entry.address, self._client_keys))
+        await self._greet_target()
+
+    def draft_links(self) -> dict[str, AsyncLink]:
+        """Links to draft workers that are up."""
+        return {
+            worker_id: link
+            for worker_id, (entry, link) in self._links.items()
+            if entry.role == "draft" and link.is_alive
+        }
+
+    def links(self) -> list[AsyncLink]:
+        return [link for _, link in self._links.values()]
+
+    def close(self) -> None:
+        for worker_id in list(self._links):
+            self._close(worker_id)
+
+    async def _greet_target(self) -> None:
+        found = self._links.get(self._target_id)
+        if found is None:
+            return
+        _, link = found
+        if self.target is not None and self.target[1] is link:
+            return
+        with contextlib.suppress(LinkError):
+            answer = await link.call(Hello(), _HELLO_TIMEOUT_S)
+            if isinstance(answer, WorkerInfo) and answer.role == "target":
+                self.target = (answer, link)
+
+    def _close(self, worker_id: str) -> None:
+        _, link = self._links.pop(worker_id)
+        link.close()
+        if self.target is not None and self.target[1] is link:
+            self.target = None
+
+
+async def keep_connected(
+    connections: Connections,
+    list_workers: Callable[[], Awaitable[list[WorkerEntry]]],
+    on_change: Callable[[], None],
+) -> None:
+    """Refresh for ever. A directory that does not answer leaves everything as it is."""
+    while True:
+        try:
+            await connections.refresh(await list_workers())
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.warning("the directory did not answer: %r", error)
+        on_change()
+        await asyncio.sleep(_REFRESH_S)

@@ -1,0 +1,187 @@
+"""Runs the router core over links: asks draft workers, drafts locally meanwhile, has the target verify, delivers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+
+from actors.errors import LinkError, Unavailable
+from actors.links.client import AsyncLink
+from actors.messages import DraftResult, Failure, GenerationRequest, TokenChunk, VerifyBatch, VerifyResult
+from cluster.router.core import RouterCore
+from cluster.router.round import RequestFailed, Round, RouterEvent
+
+logger = logging.getLogger(__name__)
+
+_IDLE_POLL_S = 0.05  # between looks while sequences wait for something that only time brings (deadlines)
+
+
+class RouterDriver:
+    """One asyncio task that runs round after round while there is work and a target.
+
+    `set_target` and `set_draft_workers` may be called at any time; rounds without a target do not happen, streams
+    pause meanwhile.
+    """
+
+    def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
+        self.core = core
+        self.router_seconds = 0.0  # time spent in the core itself, for the metrics
+        self._verify_timeout_s = verify_timeout_s
+        self._draft_deadline_s = draft_deadline_s
+        self._target: AsyncLink | None = None
+        self._draft_links: dict[str, AsyncLink] = {}
+        self._streams: dict[str, asyncio.Queue[RouterEvent]] = {}
+        self._work = asyncio.Event()
+        self._target_ready = asyncio.Event()
+        self._asking: set[asyncio.Task[DraftResult | None]] = set()
+        self._draining = False
+        self._task = asyncio.create_task(self._run(), name="router rounds")
+
+    @property
+    def has_target(self) -> bool:
+        return self._target is not None and self._target.is_alive
+
+    @property
+    def failure(self) -> str | None:
+        """Why rounds no longer run, or None while they do."""
+        if not self._task.done():
+            return None
+        return "stopped" if self._task.cancelled() else repr(self._task.exception())
+
+    def set_target(self, link: AsyncLink | None, is_new_incarnation: bool) -> None:
+        """The link to the target, or None while there is none. A new incarnation holds no sequences."""
+        self._target = link
+        if is_new_incarnation:
+            self.core.target_lost()
+        if link is None:
+            self._target_ready.clear()
+        else:
+            self._target_ready.set()
+
+    def set_draft_workers(self, links: dict[str, AsyncLink]) -> None:
+        self._draft_links = links
+        self.core.set_draft_workers(sorted(links))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks as rounds emit them. Closing the generator cancels the sequence within one round.
+
+        Raises what `RouterCore.add` raises, and the error a request ended with.
+        """
+        if self._draining:
+            raise Unavailable("the router is draining")
+        self.core.add(request, time.monotonic())
+        # Bounded by the request itself: it has at most max_new_tokens chunks.
+        queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
+        self._streams[request.request_id] = queue
+        self._work.set()
+        ended = False
+        try:
+            while not ended:
+                event = await queue.get()
+                ended = isinstance(event, RequestFailed) or event.finish_reason is not None
+                if isinstance(event, RequestFailed):
+                    raise event.error
+                yield event
+        finally:
+            del self._streams[request.request_id]
+            if not ended:
+                self.core.cancel(request.request_id)
+                self._work.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests and let the open ones finish."""
+        self._draining = True
+        deadline = time.monotonic() + timeout_s
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            if not self.core.has_work:
+                self._work.clear()
+                await self._work.wait()
+            await self._target_ready.wait()
+            started = time.perf_counter()
+            round, events = self.core.plan_round(time.monotonic())
+            self.router_seconds += time.perf_counter() - started
+            self._deliver(events)
+            if round is None:
+                await asyncio.sleep(_IDLE_POLL_S)
+                continue
+            await self._run_round(round)
+
+    async def _run_round(self, round: Round) -> None:
+        asked = self._ask_workers(round)
+        # The drafts of workers and of this process are made at the same time.
+        started = time.perf_counter()
+        if asked:
+            await asyncio.sleep(0)  # lets the questions out
+        self.core.draft_locally(round)
+        self.router_seconds += time.perf_counter() - started
+        results = await self._collect(round, asked)
+        started = time.perf_counter()
+        batch = self.core.assemble(round, results)
+        self.router_seconds += time.perf_counter() - started
+        result = await self._verify(batch)
+        if result is None:
+            self.core.abandon_round(round)
+            return
+        started = time.perf_counter()
+        events = self.core.commit(round, result, time.monotonic())
+        self.router_seconds += time.perf_counter() - started
+        self._deliver(events)
+
+    def _ask_workers(self, round: Round) -> dict[str, asyncio.Task[DraftResult | None]]:
+        asked = {}
+        for worker_id, batch in round.draft_batches.items():
+            link = self._draft_links.get(worker_id)
+            if link is None or not link.is_alive:
+                continue
+            task = asyncio.create_task(_ask(link, batch, self._draft_deadline_s))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+            if worker_id in round.awaited_workers:
+                asked[worker_id] = task
+        return asked
+
+    async def _collect(
+        self, round: Round, asked: dict[str, asyncio.Task[DraftResult | None]]
+    ) -> dict[str, DraftResult | None]:
+        return {worker_id: await task for worker_id, task in asked.items()}
+
+    async def _verify(self, batch: VerifyBatch) -> VerifyResult | None:
+        link = self._target
+        if link is None:
+            return None
+        try:
+            answer = await link.call(batch, self._verify_timeout_s)
+        except LinkError as error:
+            logger.warning("round %d: no answer from the target: %s", batch.round_id, error)
+            if not link.is_alive and self._target is link:
+                self._target_ready.clear()  # until the directory shows it, or another one, again
+            return None
+        if isinstance(answer, Failure):
+            logger.error("round %d: the target failed with %s", batch.round_id, answer.reason)
+            return None
+        assert isinstance(answer, VerifyResult)
+        return answer
+
+    def _deliver(self, events: list[RouterEvent]) -> None:
+        for event in events:
+            queue = self._streams.get(event.request_id)
+            if queue is not None:
+                queue.put_nowait(event)
+
+
+async def _ask(link: AsyncLink, batch: object, deadline_s: float) -> DraftResult | None:
+    """A worker's drafts, or None if they do not come in time; the round goes on without them."""
+    try:
+        answer = await link.call(batch, deadline_s)  # type: ignore[arg-type]
+    except LinkError:
+        return None
+    return answer if isinstance(answer, DraftResult) else None

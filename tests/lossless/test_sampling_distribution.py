@@ -1,0 +1,333 @@
+"""Speculative decoding draws from the target's distribution: whole token sequences, every rule, hostile drafters.
+
+The model is a Markov table of logits, so the probability of every sequence is known exactly. Many sequences with seeds
+0, 1, 2, ... are decoded in rounds of drafting and verification, and the frequencies of pairs of neighbouring tokens are
+compared with the exact products of probabilities.
+
+Each check: n = 50,000 sequences; chi-square over the pairs with at least 5 expected (the others pooled), so degrees of
+freedom = number of cells - 1, at most 195; and total variation distance against its expectation plus the McDiarmid
+bound. Both have a false alarm rate of 1e-7 for a perfect sampler, about 230 checks in the file: 2e-5 in all. Seeds are
+fixed, so a pass stays a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from actors.messages import SamplingParams, TopProbs
+from actors.sampling.sampler import RowSampling, SequenceSampling, draft_with_probs, rows_for, sample_tokens
+from actors.sampling.verification import verify_rejections, walk_tree
+
+VOCAB = 14
+NUM_SEQUENCES = 50_000
+FALSE_ALARM = 1e-7
+LENGTH = 3  # tokens a sequence
+START = 5  # index of the first drawn token
+CONTEXT = 2  # the last prompt token of every sequence
+
+_generator = torch.Generator().manual_seed(2024)
+TARGET = torch.randn(VOCAB, VOCAB, generator=_generator) * 1.5
+DRAFT = TARGET + torch.randn(VOCAB, VOCAB, generator=_generator)  # agrees about half the time
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.3},
+    {"temperature": 0.7},
+    {"temperature": 1.0},
+    {"temperature": 1.5},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.5, "top_p": 0.8},
+    {"temperature": 0.7, "min_p": 0.08},
+    {"temperature": 0.3, "top_k": 6, "top_p": 0.97, "min_p": 0.001},
+    {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+def exact_probabilities(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
+    """Next-token probabilities by context, float64 [V, V], in plain Python."""
+    table = np.zeros((VOCAB, VOCAB))
+    for context, logits in enumerate(TARGET.tolist()):
+        weights = [math.exp(logit / temperature) for logit in logits]
+        order = sorted(range(VOCAB), key=lambda token: -weights[token])
+        order = order[: top_k or VOCAB]
+        total, before = sum(weights[token] for token in order), 0.0
+        for token in order:
+            if before < top_p * total and weights[token] >= min_p * weights[order[0]]:
+                table[context, token] = weights[token]
+            before += weights[token]
+    return table / table.sum(axis=-1, keepdims=True)
+
+
+def assert_distributed(outputs: np.ndarray, table: np.ndarray) -> None:
+    """outputs: int [n, LENGTH]. Checks the pairs at (0, 1) and (1, 2)."""
+    first = table[CONTEXT]
+    for at, marginal in ((0, first), (1, first @ table)):
+        expected = (marginal[:, None] * table).ravel()
+        counts = np.bincount(outputs[:, at] * VOCAB + outputs[:, at + 1], minlength=VOCAB * VOCAB)
+        pvalue, distance, limit = compare(counts, expected)
+        assert counts[expected == 0].sum() == 0, "a token outside the support was emitted"
+        assert pvalue > FALSE_ALARM, f"chi-square at {at}: p = {pvalue:.2g}, total variation {distance:.4f}"
+        assert distance < limit, f"total variation at {at}: {distance:.4f}, limit {limit:.4f}"
+
+
+def compare(counts: np.ndarray, expected: np.ndarray) -> tuple[float, float, float]:
+    """Chi-square p-value, total variation distance, and the distance a perfect sampler exceeds at FALSE_ALARM."""
+    n = int(counts.sum())
+    large = expected * n >= 5.0
+    observed, wanted = counts[large].astype(float), expected[large] * n
+    if expected[~large].sum() * n > 0:
+        observed = np.append(observed, counts[~large].sum())
+        wanted = np.append(wanted, expected[~large].sum() * n)
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    distance = 0.5 * float(np.abs(counts / n - expected).sum())
+    # E|share - p| <= sqrt(p (1 - p) / n); one draw moves the distance by at most 1 / n.
+    limit = 0.5 * float(np.sqrt(expected * (1 - expected) / n).sum()) + math.sqrt(-math.log(FALSE_ALARM) / (2 * n))
+    return float(stats.chi2.sf(statistic, len(wanted) - 1)), distance, limit
+
+
+class Batch:
+    """Sequences under way: committed tokens [n, room], and how many each has."""
+
+    def __init__(self, params: dict[str, Any], count: int) -> None:
+        self.sequences = [SequenceSampling(SamplingParams(seed=seed, **params), START) for seed in range(count)]
+        self.tokens = np.zeros((count, LENGTH + 16), np.int64)
+        self.lengths = np.zeros(count, np.int64)
+
+    def unfinished(self) -> np.ndarray:
+        return np.flatnonzero(self.lengths < LENGTH)
+
+    def contexts(self, active: np.ndarray) -> np.ndarray:
+        last = self.tokens[active, np.maximum(self.lengths[active] - 1, 0)]
+        return np.where(self.lengths[active] > 0, last, CONTEXT)
+
+    def rows(self, active: np.ndarray, depths: list[int]) -> RowSampling:
+        """Rows at the given depths below the last committed token, sequence after sequence."""
+        positions = START + self.lengths[active][:, None] + np.array(depths)
+        return rows_for(self.sequences, np.repeat(active, len(depths)), positions.ravel())
+
+    def commit(self, sequence: int, tokens: list[int]) -> None:
+        at = self.lengths[sequence]
+        self.tokens[sequence, at : at + len(tokens)] = tokens
+        self.lengths[sequence] += len(tokens)
+
+    def outputs(self) -> np.ndarray:
+        return self.tokens[:, :LENGTH]
+
+
+Proposal = tuple[np.ndarray, list[int]]  # tokens int [A, n], parents
+
+
+def plain(batch: Batch, active: np.ndarray) -> Proposal:
+    """No speculation."""
+    return np.empty((len(active), 0), np.int64), []
+
+
+def chain(batch: Batch, active: np.ndarray) -> Proposal:
+    """A draft model that draws with the target's own noise."""
+    contexts = batch.contexts(active)
+    drawn = []
+    for depth in range(3):
+        contexts = sample_tokens(DRAFT[contexts], batch.rows(active, [depth])).numpy()
+        drawn.append(contexts)
+    return np.stack(drawn, axis=1), [-1, 0, 1]
+
+
+def tree(batch: Batch, active: np.ndarray) -> Proposal:
+    """The two likeliest children of every node, two levels: no noise at all."""
+    best = DRAFT.topk(2, dim=-1).indices.numpy()
+    first = best[batch.contexts(active)]
+    second = best[first].reshape(len(active), 4)
+    return np.concatenate([first, second], axis=1), [-1, -1, 0, 0, 1, 1]
+
+
+def adversary(batch: Batch, active: np.ndarray) -> Proposal:
+    """Knows what the target will say, and says it where that is an even token, another token where it is odd."""
+    contexts = batch.contexts(active)
+    drawn = []
+    for depth in range(3):
+        truth = sample_tokens(TARGET[contexts], batch.rows(active, [depth])).numpy()
+        contexts = np.where(truth % 2 == 0, truth, (truth + 1) % VOCAB)
+        drawn.append(contexts)
+    return np.stack(drawn, axis=1), [-1, 0, 1]
+
+
+def decode_coupled(
+    params: dict[str, Any], count: int, propose: Callable[[Batch, np.ndarray], Proposal]
+) -> tuple[np.ndarray, float]:
+    """Outputs int [count, LENGTH], and the share of first draft tokens that were accepted."""
+    batch = Batch(params, count)
+    proposed = accepted = 0
+    while len(active := batch.unfinished()) > 0:
+        tokens, parents = propose(batch, active)
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent + 1] + 1)
+        contexts = np.concatenate([batch.contexts(active)[:, None], tokens], axis=1)
+        drawn = sample_tokens(TARGET[contexts.ravel()], batch.rows(active, depths)).numpy().reshape(contexts.shape)
+        parent_array = np.array(parents, np.int32)
+        for sequence, target_tokens, node_tokens in zip(active.tolist(), drawn, tokens, strict=True):
+            path, next_token = walk_tree(target_tokens, node_tokens, parent_array)
+            batch.commit(sequence, [*node_tokens[path].tolist(), next_token])
+            proposed += 1
+            accepted += len(path) > 0
+    return batch.outputs(), accepted / proposed
+
+
+@pytest.mark.parametrize("propose", [plain, chain, tree, adversary], ids=lambda drafter: drafter.__name__)
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_the_coupled_rule_draws_from_the_target_with_any_drafter(
+    params: dict[str, Any], propose: Callable[[Batch, np.ndarray], Proposal]
+) -> None:
+    outputs, accepted_share = decode_coupled(params, NUM_SEQUENCES, propose)
+    assert_distributed(outputs, exact_probabilities(**params))
+    assert (accepted_share > 0.1) == (propose is not plain)  # the draft tokens matter to what is tested
+
+
+@pytest.mark.parametrize("params", [*SETTINGS, {"temperature": 0.0}], ids=str)
+def test_each_seed_yields_the_same_tokens_with_any_drafter_under_the_coupled_rule(params: dict[str, Any]) -> None:
+    expected, _ = decode_coupled(params, 3_000, plain)
+    for propose in (chain, tree, adversary):
+        outputs, _ = decode_coupled(params, 3_000, propose)
+        assert np.array_equal(outputs, expected)
+
+
+def decode_rejection(
+    params: dict[str, Any], count: int, draft: torch.Tensor, k: int, gamma: int = 2
+) -> tuple[np.ndarray, float]:
+    """Outputs int [count, LENGTH], and the share of first draft tokens that were accepted."""
+    batch = Batch(params, count)
+    proposed = accepted_first = 0
+    while len(active := batch.unfinished()) > 0:
+        contexts = [batch.contexts(active)]
+        ids, probs = [], []
+        for depth in range(gamma):
+            drawn, step_ids, step_probs = draft_with_probs(draft[contexts[-1]], batch.rows(active, [depth]), k)
+            contexts.append(drawn.numpy())
+            ids.append(step_ids.numpy().astype(np.int32))
+            probs.append(step_probs.numpy())
+        tokens = np.stack(contexts[1:], axis=1)
+        q_ids = np.stack(ids, axis=1).reshape(len(active), -1)
+        q_probs = np.stack(probs, axis=1).reshape(len(active), -1)
+        q = [TopProbs(own_ids, own_probs, k) for own_ids, own_probs in zip(q_ids, q_probs, strict=True)]
+        rows = batch.rows(active, list(range(gamma + 1)))
+        logits = TARGET[np.stack(contexts, axis=1).ravel()]
+        accepted, next_tokens = verify_rejections(logits, rows, list(tokens), q)
+        for sequence, own, length, next_token in zip(
+            active.tolist(), tokens.tolist(), accepted.tolist(), next_tokens.tolist(), strict=True
+        ):
+            batch.commit(sequence, [*own[:length], next_token])
+        proposed += len(active)
+        accepted_first += int((accepted > 0).sum())
+    return batch.outputs(), accepted_first / proposed
+
+
+@pytest.mark.parametrize("k", [3, VOCAB])
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_the_rejection_rule_draws_from_the_target(params: dict[str, Any], k: int) -> None:
+    outputs, accepted_share = decode_rejection(params, NUM_SEQUENCES, DRAFT, k)
+    assert_distributed(outputs, exact_probabilities(**params))
+    assert 0.2 < accepted_share < 1.0
+
+
+@pytest.mark.parametrize(
+    ("draft", "k"), [(-TARGET, VOCAB), (-TARGET, 1), (DRAFT * 20, 1), (TARGET * 0, 4)],
+    ids=["likes what the target dislikes", "certain of the unlikely", "one-hot", "blind"],
+)  # fmt: skip
+def test_the_rejection_rule_draws_from_the_target_with_hostile_drafters(draft: torch.Tensor, k: int) -> None:
+    params = SETTINGS[2]
+    outputs, _ = decode_rejection(params, NUM_SEQUENCES, draft, k)
+    assert_distributed(outputs, exact_probabilities(**params))
+
+
+@pytest.mark.parametrize("params", SETTINGS[:4], ids=str)
+def test_the_rejection_rule_accepts_as_often_as_theory_says(params: dict[str, Any]) -> None:
+    """Sum of min(p, q) over tokens, at the first position, n = 50,000: within 5.5 standard deviations (4e-8)."""
+    batch = Batch(params, NUM_SEQUENCES)
+    active = batch.unfinished()
+    rows = batch.rows(active, [0])
+    tokens, ids, probs = draft_with_probs(DRAFT[batch.contexts(active)], rows, VOCAB)
+    q = np.zeros(VOCAB)
+    q[ids[0].numpy()] = probs[0].numpy()
+    expected = np.minimum(exact_probabilities(**params)[CONTEXT], q).sum()
+    counts = np.bincount(tokens.numpy(), minlength=VOCAB)
+    assert compare(counts, q / q.sum())[0] > FALSE_ALARM  # the draft itself is drawn from q
+    accepted, _ = verify_rejections(
+        TARGET[np.full(2 * NUM_SEQUENCES, CONTEXT)],
+        batch.rows(active, [0, 1]),
+        list(tokens.numpy()[:, None]),
+        [TopProbs(ids[0].numpy().astype(np.int32), probs[0].numpy(), VOCAB)] * NUM_SEQUENCES,
+    )
+    sigma = math.sqrt(expected * (1 - expected) / NUM_SEQUENCES)
+    assert abs((accepted > 0).mean() - expected) < 5.5 * sigma
+
+
+def test_one_seed_draws_from_the_distribution_over_its_positions() -> None:
+    """One long answer instead of many short ones: n = 50,000 positions in one context, 13 degrees of freedom."""
+    params = SETTINGS[2]
+    for seed in (0, 1, 2**64 - 1):
+        sequence = SequenceSampling(SamplingParams(seed=seed, **params), 0)
+        rows = rows_for([sequence], np.zeros(NUM_SEQUENCES, np.int64), np.arange(NUM_SEQUENCES))
+        drawn = sample_tokens(TARGET[np.full(NUM_SEQUENCES, CONTEXT)], rows).numpy()
+        counts = np.bincount(drawn, minlength=VOCAB)
+        assert compare(counts, exact_probabilities(**params)[CONTEXT])[0] > FALSE_ALARM
+        successors = drawn[:-1] * VOCAB + drawn[1:]  # and one position tells nothing of the next
+        marginal = exact_probabilities(**params)[CONTEXT]
+        pairs = np.bincount(successors, minlength=VOCAB * VOCAB)
+        assert compare(pairs, np.outer(marginal, marginal).ravel())[0] > FALSE_ALARM
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 12}, {"temperature": 1.3, "top_p": 0.9}], ids=str)
+def test_the_fast_path_of_wide_vocabularies_draws_from_the_distribution(params: dict[str, Any]) -> None:
+    """n = 20,000 rows of 4,096 columns in chunks; 20 tokens hold most of the mass, the rest is one cell."""
+    width, chunk = 4_096, 1_000
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(width, generator=generator) - 6.0
+    likely = torch.randperm(width, generator=generator)[:20]
+    logits[likely] = torch.randn(20, generator=generator) + 3.0
+    sequences = [SequenceSampling(SamplingParams(seed=77, **params), 0)]
+    counts = np.zeros(width, np.int64)
+    for start in range(0, 20_000, chunk):
+        rows = rows_for(sequences, np.zeros(chunk, np.int64), np.arange(start, start + chunk))
+        counts += np.bincount(sample_tokens(logits.expand(chunk, width), rows).numpy(), minlength=width)
+    weights = (logits.double() / params.get("temperature", 1.0)).softmax(dim=-1).numpy()
+    order = np.argsort(-weights)
+    kept = np.cumsum(weights[order]) - weights[order] < params.get("top_p", 1.0)
+    kept &= np.arange(width) < params.get("top_k", width)
+    weights[order[~kept]] = 0.0
+    weights /= weights.sum()
+    assert counts[weights == 0].sum() == 0
+    assert compare(counts, weights)[0] > FALSE_ALARM
+
+
+def wrong_residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """What comes out when a rejected token is replaced by a draw from p instead of from the residual."""
+    accepted = np.minimum(p, q)
+    return accepted + (1 - accepted.sum(axis=-1, keepdims=True)) * p
+
+
+def wrong_first_token(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """What comes out when temperature is forgotten for the first token."""
+    forgotten = p.copy()
+    forgotten[CONTEXT] = TARGET[CONTEXT].double().softmax(dim=-1).numpy()
+    return forgotten
+
+
+@pytest.mark.parametrize("mistake", [wrong_residual, wrong_first_token])
+def test_the_statistics_notice_the_classic_mistakes(mistake: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+    params = SETTINGS[1]
+    table = exact_probabilities(**params)
+    wrong = mistake(table, (DRAFT / params["temperature"]).double().softmax(dim=-1).numpy())
+    generator = np.random.default_rng(1)
+    outputs = np.full((NUM_SEQUENCES, LENGTH), CONTEXT)
+    for at in range(LENGTH):
+        source = wrong if at == 0 or mistake is wrong_residual else table
+        cumulative = source[outputs[:, at - 1] if at else np.full(NUM_SEQUENCES, CONTEXT)].cumsum(axis=-1)
+        outputs[:, at] = (generator.random((NUM_SEQUENCES, 1)) > cumulative).sum(axis=-1).clip(max=VOCAB - 1)
+    with pytest.raises(AssertionError, match="chi-square"):
+        assert_distributed(outputs, table)
