@@ -3,7 +3,8 @@
     python tests/bench/bench_router_core.py [--batch 8] [--rounds 2000] [--profile]
 
 Two CPU drafters and a draft worker propose trees of about 16 nodes each; the target and the making of the drafts are
-not counted, the router's part of asking for them is. Prints microseconds of processor time a round: median, 90th and 99th percentile.
+not counted, the router's part of asking for them is. Prints processor time a round in microseconds: median, 90th and
+99th percentile.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from cluster.router.step_time import StepTimeCurve
 def test_isotonic_regression_rises_keeps_the_mean_and_leaves_rising_values_alone(points):
     values, weights = [value for value, _ in points], [weight for _, weight in points]
     fitted = isotonic(values, weights)
-    assert all(a <= b + 1e-9 for a, b in zip(fitted, fitted[1:], strict=False))
+    assert all(a <= b + 1e-9 for a, b in pairwise(fitted))
     assert np.dot(fitted, weights) == pytest.approx(np.dot(values, weights), abs=1e-6)
     assert isotonic(sorted(values), weights) == pytest.approx(sorted(values))
 

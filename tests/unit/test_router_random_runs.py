@@ -1,0 +1,416 @@
+"""Whole lives of a router under faults: whatever drafters, draft workers, target and clients do, every request gets
+exactly the tokens that the target alone would have given it, ends once, and leaves nothing behind."""
+
+import gc
+import random
+import tracemalloc
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.draft_tree import DraftTree
+from actors.errors import DeadlineExceeded, Overloaded
+from actors.messages import (
+    DraftResult,
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+    TreeMessage,
+    Verdict,
+    decode_message,
+    encode_message,
+)
+from actors.models.toy_target import ToyTarget
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+
+EOS = 3
+
+
+class OddDrafter:
+    """Drafts in one of many ways, most of them wrong, and checks what it is told."""
+
+    WAYS = ("uniform", "right", "wrong", "eos", "out of range", "raises", "too many", "short", "shapeless", "empty")
+
+    def __init__(self, name, way, target, seed):
+        self.name = name
+        self.way = way
+        self.target = target
+        self.random = random.Random(seed)
+        self.seen = {}
+
+    def propose(self, contexts):
+        for context in contexts:
+            known = self.seen.get(context.seq_id, []) if context.start else []
+            assert context.start == len(known)
+            assert context.tokens[: context.start].tolist() == known
+            assert context.max_nodes >= 1
+            assert not context.tokens.flags.writeable
+            self.seen[context.seq_id] = context.tokens.tolist()
+        way = self.random.choice(self.WAYS) if self.way == "any" else self.way
+        if way == "raises":
+            raise RuntimeError("a drafter's bug")
+        trees = [self.tree(way, context) for context in contexts]
+        return trees[:-1] if way == "short" else trees
+
+    def tree(self, way, context):
+        count = context.max_nodes + (3 if way == "too many" else 0)
+        tokens, parents = [], []
+        text = context.tokens.tolist()
+        for node in range(count):
+            if way == "right":
+                tokens.append(self.target.next_token(text))
+                text.append(tokens[-1])
+                parents.append(node - 1)
+                continue
+            parents.append(self.random.randrange(-1, node) if node else -1)
+            if way == "wrong":
+                right = self.target.next_token(context.tokens.tolist())
+                tokens.append((right + 1 + node) % self.target.vocab_size)
+                parents[-1] = node - 1
+            elif way == "eos":
+                tokens.append(EOS if node % 2 == 0 else self.random.randrange(self.target.vocab_size))
+            elif way == "out of range":
+                tokens.append(self.random.choice([-1, self.target.vocab_size, 0]))
+            else:
+                tokens.append(self.random.randrange(self.target.vocab_size))
+        if way == "empty":
+            return DraftTree.empty()
+        confidence = np.sort(np.array([self.random.random() for _ in tokens], np.float32))[::-1].copy()
+        if way == "shapeless":
+            confidence = confidence[:-1]
+        return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), confidence)
+
+    def observe(self, outcomes):
+        for outcome in outcomes:
+            assert 0 <= outcome.num_accepted <= outcome.num_proposed
+        if self.way == "raises":
+            raise RuntimeError("a drafter's bug")
+
+    def forget(self, seq_id):
+        self.seen.pop(seq_id, None)
+        if self.way == "raises":
+            raise RuntimeError("a drafter's bug")
+
+    def memory_bytes(self):
+        return sum(map(len, self.seen.values()))
+
+
+class OddDraftWorker:
+    """A draft worker that keeps the protocol's books, and is sometimes late, wrong or forgetful."""
+
+    def __init__(self, target, rng, is_reliable):
+        self.target = target
+        self.rng = rng
+        self.is_reliable = is_reliable
+        self.sequences = {}
+
+    def draft(self, batch):
+        for seq_id in batch.finished:
+            self.sequences.pop(seq_id, None)
+        seq_ids, trees, stale = [], [], []
+        for item in batch.items:
+            delta = item.delta
+            assert (delta.start == 0) == (item.begin is not None)
+            if not self.is_reliable and self.rng.random() < 0.1:
+                self.sequences.pop(delta.seq_id, None)
+            known = [] if delta.start == 0 else self.sequences.get(delta.seq_id, [])
+            if len(known) != delta.start:
+                stale.append(delta.seq_id)
+                continue
+            tokens = self.sequences[delta.seq_id] = known + delta.token_ids.tolist()
+            drafts = list(tokens)
+            for _ in range(item.max_nodes):
+                drafts.append(self.target.next_token(drafts))
+                if self.rng.random() < 0.2:
+                    drafts[-1] = self.rng.randrange(self.target.vocab_size)
+            drafts = np.array(drafts[len(tokens) :], np.int32)
+            confidence = 0.8 ** np.arange(1, len(drafts) + 1)
+            seq_ids.append(delta.seq_id)
+            trees.append(
+                TreeMessage(drafts, np.arange(-1, len(drafts) - 1, dtype=np.int32), confidence.astype(np.float32))
+            )
+        result = DraftResult(batch.round_id, seq_ids, trees, stale, 0.001)
+        if not self.is_reliable:
+            fault = self.rng.random()
+            if fault < 0.05:
+                return None
+            if fault < 0.1:
+                return msgspec.structs.replace(result, round_id=batch.round_id - 1)
+            if fault < 0.15:
+                return msgspec.structs.replace(result, seq_ids=[*seq_ids, 17])
+            if fault < 0.2:
+                return msgspec.structs.replace(result, seq_ids=[12345 + index for index in range(len(seq_ids))])
+            if fault < 0.25:
+                odd = [TreeMessage(tree.confidence, tree.parents, tree.confidence) for tree in trees]
+                return msgspec.structs.replace(result, trees=odd)
+        return decode_message(encode_message(result))
+
+
+class Life:
+    """A router, its target and its clients, driven by one random seed."""
+
+    def __init__(self, seed, ways, *, total_blocks=400, max_running=4, max_prefill_rows=9, faults=0.0, workers=0):
+        self.rng = random.Random(seed)
+        self.faults = faults
+        self.target = ToyTarget(
+            vocab_size=13, max_model_len=60, block_size=4, total_blocks=total_blocks, eos_token_id=EOS, mean_length=25,
+            seed=seed, num_cached_tokens=self.rng.choice([0, 0, 3]),
+        )  # fmt: skip
+        self.drafters = {f"{way}{i}": OddDrafter(f"{way}{i}", way, self.target, seed + i) for i, way in enumerate(ways)}
+        self.config = RouterConfig(max_running=max_running, max_waiting=6, max_prefill_rows=max_prefill_rows)
+        speculation = SpeculationConfig(max_draft_tokens=7, max_rows=20)
+        self.core = RouterCore(self.config, speculation, self.drafters, 13, 60, 4, 3)
+        self.workers = {f"w{i}": OddDraftWorker(self.target, self.rng, faults == 0.0) for i in range(workers)}
+        self.core.set_draft_workers(list(self.workers))
+        self.all_workers = dict(self.workers)
+        self.now = 0.0
+        self.rounds = 0
+        self.requests = {}
+        self.emitted = {}
+        self.chunks = {}
+        self.endings = {}
+        self.cancelled = set()
+        self.admitted_at = {}
+
+    def request(self):
+        rng = self.rng
+        request = GenerationRequest(
+            request_id=f"r{len(self.requests)}",
+            prompt_token_ids=np.array([rng.randrange(13) for _ in range(rng.choice([1, 2, 5, 20, 40]))], np.int32),
+            sampling=SamplingParams(seed=rng.randrange(1 << 63), temperature=0.0),
+            max_new_tokens=rng.choice([1, 2, 7, 50]),
+            stop_token_ids=rng.choice([(EOS,), (EOS, 5), ()]),
+            timeout_s=rng.choice([None, None, None, 0.3]) if self.faults else None,
+            drafters=rng.choice([None, None, None, ()]),
+            max_draft_tokens=rng.choice([None, None, 0, 2]),
+        )
+        try:
+            self.core.add(request, self.now)
+        except Overloaded:
+            assert self.core.num_waiting >= self.config.max_waiting
+            return
+        self.requests[request.request_id] = request
+        self.emitted[request.request_id] = []
+        self.chunks[request.request_id] = 0
+        self.admitted_at[request.request_id] = self.rounds
+
+    def disturb(self):
+        rng = self.rng
+        if rng.random() < self.faults and self.requests:
+            request_id = rng.choice(list(self.requests))
+            if self.core.cancel(request_id):
+                assert request_id not in self.endings
+                self.cancelled.add(request_id)
+            else:
+                assert request_id in self.endings or request_id in self.cancelled
+        if rng.random() < self.faults and self.target._sequences:
+            self.target.lose(rng.choice(list(self.target._sequences)))
+        if rng.random() < self.faults / 4:
+            self.target.lose_all()
+            self.core.target_lost()
+        if rng.random() < self.faults and self.all_workers:
+            chosen = rng.sample(list(self.all_workers), rng.randint(0, len(self.all_workers)))
+            self.workers = {name: self.all_workers[name] for name in chosen}
+            self.core.set_draft_workers(chosen)
+
+    def spoil(self, result):
+        """A target that has gone mad over one sequence, in a way that can be told."""
+        if not result.verdicts or self.rng.random() >= self.faults:
+            return result
+        index = self.rng.randrange(len(result.verdicts))
+        good = result.verdicts[index]
+        bad = self.rng.choice(
+            [
+                None,
+                Verdict(good.seq_id, good.num_computed, 1, 13),
+                Verdict(good.seq_id, good.num_computed, 1, -7),
+                Verdict(good.seq_id, good.num_computed, 1, 2, np.array([0, 0], np.int32)),
+                Verdict(good.seq_id, good.num_computed, 1, 2, np.array([99], np.int32)),
+                Verdict(good.seq_id, good.num_computed, 1, 2, np.array([-1], np.int32)),
+                Verdict(good.seq_id, 10_000, 1, -1),
+                Verdict(12345, good.num_computed, 1, 2),
+            ]
+        )
+        verdicts = [*result.verdicts[:index], *([] if bad is None else [bad]), *result.verdicts[index + 1 :]]
+        return msgspec.structs.replace(result, verdicts=verdicts)
+
+    def step(self):
+        core, rng = self.core, self.rng
+        self.disturb()
+        round, events = core.plan_round(self.now)
+        self.take(events)
+        assert core.num_running <= self.config.max_running
+        assert core.num_waiting <= self.config.max_waiting + 2 * self.config.max_running
+        self.rounds += 1
+        self.now += 0.01
+        if round is None:
+            return
+        assert sum(entry.rows for entry in round.entries if entry.rows > 1) <= self.config.max_prefill_rows
+        results = {}
+        for name, batch in round.draft_batches.items():
+            assert all(item.max_nodes == 0 for item in batch.items) or name in round.awaited_workers
+            if name in self.workers:
+                results[name] = self.workers[name].draft(decode_message(encode_message(batch)))
+        core.draft_locally(round)
+        self.disturb()
+        if round is not core._open:
+            return  # the target was lost while drafts were made
+        if rng.random() < self.faults / 2:
+            core.abandon_round(round)
+            return
+        batch = decode_message(encode_message(core.assemble(round, results)))
+        assert sum(len(item.token_ids) for item in batch.items) <= 20
+        assert all(len(item.token_ids) <= 7 for item in batch.items)
+        result = self.target.verify(batch)
+        self.disturb()
+        if rng.random() < self.faults / 2:
+            core.abandon_round(round)
+        self.take(core.commit(round, decode_message(encode_message(self.spoil(result))), self.now))
+
+    def take(self, events):
+        for event in events:
+            request_id = event.request_id
+            assert request_id not in self.endings, "a request ends once"
+            request = self.requests[request_id]
+            right, finish = self.target.complete(request)
+            if isinstance(event, TokenChunk):
+                assert event.index == self.chunks[request_id]
+                self.chunks[request_id] += 1
+                self.emitted[request_id] += event.token_ids
+                assert len(event.sources) == len(event.token_ids)
+                assert event.token_ids or event.finish_reason
+                if event.finish_reason is None:
+                    assert event.stats is None
+                    continue
+                self.endings[request_id] = event.finish_reason
+                if event.finish_reason == "cancelled":
+                    assert request_id in self.cancelled
+                else:
+                    assert (self.emitted[request_id], event.finish_reason) == (right, finish)
+                    self.check_stats(event, self.emitted[request_id])
+            else:
+                assert isinstance(event.error, DeadlineExceeded), event.error
+                assert request.timeout_s is not None
+                self.endings[request_id] = "late"
+            assert self.emitted[request_id] == right[: len(self.emitted[request_id])]
+
+    def check_stats(self, chunk, tokens):
+        stats = chunk.stats
+        assert stats.rounds == chunk.index + 1
+        accepted = sum(stats.accepted_tokens.values())
+        assert accepted <= stats.draft_tokens <= stats.target_rows
+        assert stats.rounds - 1 <= len(tokens) - accepted <= stats.rounds
+        request = self.requests[chunk.request_id]
+        if request.drafters == () or request.max_draft_tokens == 0:
+            assert stats.draft_tokens == 0
+
+    def run(self, num_requests, most_rounds):
+        tries = 0
+        while tries < num_requests or self.core.has_work:
+            if tries < num_requests and self.rng.random() < 0.7:
+                tries += 1
+                self.request()
+            self.step()
+            assert self.rounds < most_rounds, f"{len(self.requests) - len(self.endings)} requests starve"
+        self.check_nothing_left()
+
+    def check_nothing_left(self):
+        core = self.core
+        assert self.requests.keys() == self.endings.keys()
+        assert not core.num_running
+        assert not core.num_waiting
+        assert not core.has_work
+        assert not core._by_request
+        assert not core._by_seq_id
+        assert len(core._deadlines) <= 64 + 2 * 64
+        assert self.target.num_sequences == 0
+        assert self.target.free_blocks == self.target.total_blocks
+        for drafter in self.drafters.values():
+            assert drafter.memory_bytes() == 0
+        if not self.faults:
+            assert not any(worker.sequences for worker in self.all_workers.values())
+
+
+@pytest.mark.parametrize("way", OddDrafter.WAYS)
+def test_output_is_the_targets_own_whatever_one_drafter_does(way):
+    life = Life(5, [way])
+    life.run(30, 1500)
+    errors = sum(life.core.counters.drafter_errors.values())
+    invalid = sum(life.core.counters.invalid_trees.values())
+    assert (errors > 0) == (way in ("raises", "short"))
+    assert (invalid > 0) == (way in ("out of range", "too many", "shapeless", "uniform", "eos"))
+    if way == "right":
+        assert life.core.counters.rounds < 0.7 * life.core.counters.emitted_tokens
+        assert life.core.counters.accepted_tokens["right0"] > 0
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    ways=st.lists(st.sampled_from((*OddDrafter.WAYS, "any")), max_size=3),
+    max_running=st.integers(1, 5),
+    max_prefill_rows=st.sampled_from([1, 3, 16, 100]),
+    total_blocks=st.sampled_from([17, 20, 30, 400]),
+    workers=st.integers(0, 3),
+    faults=st.sampled_from([0.0, 0.02, 0.1]),
+)
+@settings(max_examples=120, deadline=None)
+def test_output_is_the_targets_own_under_any_mix_of_faults(
+    seed, ways, max_running, max_prefill_rows, total_blocks, workers, faults
+):
+    # 17 blocks hold one sequence of 60 tokens with its largest tree, and no second.
+    life = Life(
+        seed, ways, total_blocks=total_blocks, max_running=max_running, max_prefill_rows=max_prefill_rows,
+        workers=workers, faults=faults,
+    )  # fmt: skip
+    life.run(12, 4000)
+
+
+def test_scarce_blocks_preempt_the_youngest_and_everyone_still_finishes():
+    life = Life(11, ["uniform", "right"], total_blocks=20, max_running=5, max_prefill_rows=50)
+    life.run(40, 4000)
+    assert life.core.counters.preempted > 0
+    assert life.core.counters.failed == 0
+
+
+def test_memory_is_flat_over_two_thousand_requests():
+    life = Life(3, ["right"], max_prefill_rows=100, workers=2)
+
+    def serve(count):
+        for _ in range(count):
+            while life.core.num_waiting >= 5:
+                life.step()
+            life.request()
+        while life.core.has_work:
+            life.step()
+        for kept in (life.requests, life.emitted, life.chunks, life.endings, life.cancelled, life.admitted_at):
+            kept.clear()
+        gc.collect()
+
+    serve(500)
+    tracemalloc.start()
+    try:
+        serve(250)
+        before = tracemalloc.get_traced_memory()[0]
+        serve(1250)
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert after - before < 64 * 1024
+    life.check_nothing_left()
+
+
+def test_a_restarted_router_names_its_sequences_anew():
+    def names(seed):
+        life = Life(seed, [])
+        for _ in range(4):
+            life.request()
+        round, _ = life.core.plan_round(0.0)
+        return {item.delta.seq_id for item in life.core.assemble(round, {}).items}
+
+    first, second = names(1), names(1)
+    assert not first & second
+    assert all(0 <= name < 1 << 63 for name in first | second)
