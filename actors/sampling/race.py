@@ -17,6 +17,7 @@ from actors.sampling.noise import MAX_NOISE
 from actors.sampling.processors import masses
 
 _BINS = 2048
+_NEAR = np.float32(16.0)
 _BINS_PER_UNIT = 32.0  # of log-probability; the last bin holds all that is 64 or more below the best
 
 
@@ -29,18 +30,28 @@ def support(scores: np.ndarray, top_k: int, top_p: float, min_log_ratio: float) 
     if peak == -np.inf:
         return np.zeros(1, np.int64)
     depths = peak - scores
-    kept = np.arange(len(scores))
+    if top_k <= 0 and top_p >= 1.0:
+        return np.flatnonzero(-depths >= np.float32(min_log_ratio))
+    # The cut nearly always lies among the tokens close to the best, which are few.
+    near = np.flatnonzero(depths < _NEAR)
+    peak_tensor = torch.tensor(peak)
     if top_k > 0:
-        kept = _head(depths, np.ones(len(depths), np.int64), top_k)
-        depths = depths[kept]
-    if top_p < 1.0:
-        mass = masses(torch.from_numpy(scores[kept]), torch.tensor(peak)).numpy()
-        # At least 1, so that the likeliest token stays however small top_p is.
-        head = _head(depths, mass, max(1, math.ceil(top_p * float(mass.sum()))))
-        kept, depths = kept[head], depths[head]
-    if min_log_ratio > -np.inf:
-        kept = kept[-depths >= np.float32(min_log_ratio)]
-    return kept
+        pool = near if len(near) >= top_k else np.arange(len(scores))
+        kept = pool[_head(depths[pool], np.ones(len(pool), np.int64), top_k)]
+        if top_p < 1.0:
+            mass = masses(torch.from_numpy(scores[kept]), peak_tensor).numpy()
+            kept = kept[_head(depths[kept], mass, _mass_limit(mass, top_p))]
+    else:
+        mass = masses(torch.from_numpy(scores), peak_tensor).numpy()
+        limit = _mass_limit(mass, top_p)
+        pool = near if mass[near].sum() >= limit else np.arange(len(scores))
+        kept = pool[_head(depths[pool], mass[pool], limit)]
+    return kept[-depths[kept] >= np.float32(min_log_ratio)]
+
+
+def _mass_limit(mass: np.ndarray, top_p: float) -> int:
+    # At least 1, so that the likeliest token stays however small top_p is.
+    return max(1, math.ceil(top_p * float(mass.sum())))
 
 
 @numba.njit(cache=True, nogil=True)

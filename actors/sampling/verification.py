@@ -132,22 +132,24 @@ def _draft_distributions(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ids int64 [D, k], probabilities float64 [D, k], normalised, and whether they are a distribution, bool [D]."""
     width = max((part.k for part in probs if part is not None), default=1)
-    ids, weights = [], []
+    num_nodes = sum(len(tokens) for tokens in draft_tokens)
+    # Narrower chains are filled up with id 0 and probability 0, which takes nothing away from anything.
+    q_ids, q_probs = np.zeros((num_nodes, width), np.int64), np.zeros((num_nodes, width), np.float64)
+    at = 0
     for tokens, part in zip(draft_tokens, probs, strict=True):
-        if len(tokens) == 0:
+        count = len(tokens)
+        if count == 0:
             continue
         if part is None:
-            raise ValueError(f"probs is None for a chain of {len(tokens)} tokens; each needs its draft distribution")
-        shape = (len(tokens), part.k)
-        if part.k < 1 or len(part.token_ids) != len(tokens) * part.k or len(part.probs) != len(tokens) * part.k:
+            raise ValueError(f"probs is None for a chain of {count} tokens; each needs its draft distribution")
+        if part.k < 1 or len(part.token_ids) != count * part.k or len(part.probs) != count * part.k:
             raise ValueError(
-                f"probs has {len(part.token_ids)} ids and {len(part.probs)} values; {len(tokens)} tokens "
-                f"with k = {part.k} need {len(tokens) * part.k} of each"
+                f"probs has {len(part.token_ids)} ids and {len(part.probs)} values; {count} tokens with k = {part.k} "
+                f"need {count * part.k} of each"
             )
-        padding = ((0, 0), (0, width - part.k))  # id 0 with probability 0 takes nothing away from anything
-        ids.append(np.pad(part.token_ids.reshape(shape).astype(np.int64), padding))
-        weights.append(np.pad(part.probs.reshape(shape).astype(np.float64), padding))
-    q_ids, q_probs = np.concatenate(ids), np.concatenate(weights)
+        q_ids[at : at + count, : part.k] = part.token_ids.reshape(count, part.k)
+        q_probs[at : at + count, : part.k] = part.probs.reshape(count, part.k)
+        at += count
     usable = ((q_probs >= 0.0) & (q_probs <= 2.0) & (q_ids >= 0) & (q_ids < vocab_size)).all(axis=-1)
     usable &= q_probs.sum(axis=-1) > 0.0
     q_ids, q_probs = np.where(usable[:, None], q_ids, 0), np.where(usable[:, None], q_probs, 1.0)
