@@ -60,6 +60,7 @@ TARGET = "target"  # who proposed a recovered or bonus token
 
 _MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
 _MAX_STARVED_ALONE = 3  # a sequence without company or drafts that still lacks blocks will never fit
+_DRAFTLESS_ROUNDS = 8  # of a sequence whose drafts lacked KV blocks
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
 _LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
 
@@ -426,7 +427,8 @@ class RouterCore:
         wanted = 0
         for entry in round.entries:
             sequence = entry.sequence
-            if entry.emits and not sequence.num_starved and (sequence.drafters or sequence.wants_draft_model):
+            may_draft = sequence.drafts_from <= round.round_id and (sequence.drafters or sequence.wants_draft_model)
+            if entry.emits and may_draft:
                 # The last token is the target's own: a draft for it could never be emitted.
                 entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
@@ -826,6 +828,7 @@ class RouterCore:
         needs_room = False
         for entry in hungry:
             entry.sequence.num_starved += 1
+            entry.sequence.drafts_from = round.round_id + _DRAFTLESS_ROUNDS
             needs_room |= not len(entry.token_ids)
             # The target left the sequence as it was.
             entry.sequence.target_known = entry.target_known

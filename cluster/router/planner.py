@@ -157,11 +157,13 @@ def choose_nodes(
 
 
 def most_nodes_that_can_pay(expected_tokens: float, fixed_s: float, verify_s: np.ndarray) -> int:
-    """How many nodes could pay if every one of them were accepted; 0 means that drafting is lost work."""
+    """How many nodes could pay if every one of them were accepted; 0 means that drafting is lost work, because not
+    even then would the round's rate rise by a hundredth."""
     if expected_tokens <= 0.0 or len(verify_s) < 2:
         return 0
     rates = (expected_tokens + np.arange(len(verify_s))) / (fixed_s + verify_s)
-    return int(rates.argmax())
+    best = int(rates.argmax())
+    return best if rates[best] > 1.01 * rates[0] else 0
 
 
 def price_of_a_row(expected_tokens: float, fixed_s: float, verify_s: np.ndarray) -> float:

@@ -65,7 +65,7 @@ class Scheduler:
         """Time in which about half of the waiting queue is served, by the rate at which requests ended lately."""
         if len(self._finish_times) < 2 or now <= self._finish_times[0]:
             return _UNKNOWN_RETRY_S
-        rate = len(self._finish_times) / (now - self._finish_times[0])
+        rate = (len(self._finish_times) - 1) / (now - self._finish_times[0])
         ahead = max(1.0, len(self.waiting) / 2)
         return min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, round(ahead / rate, 3)))
 

@@ -28,6 +28,7 @@ class Sequence:
         "draft_worker",
         "drafter_known",
         "drafters",
+        "drafts_from",
         "is_at_target",
         "is_cancelled",
         "is_ended",
@@ -85,7 +86,8 @@ class Sequence:
         self.num_cached = 0
         self.chunk_index = 0
         self.num_setbacks = 0  # rounds in a row without progress
-        self.num_starved = 0  # rounds in a row without KV blocks; drafts wait until it is over
+        self.num_starved = 0  # rounds in a row without KV blocks
+        self.drafts_from = 0  # the round before which it gets no drafts, because they lacked blocks
         self.is_cancelled = False
         self.is_ended = False  # its outcome has been delivered
         self.stats = SpeculationStats(accepted_tokens={})

@@ -1,0 +1,834 @@
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+
+from actors.draft_tree import DraftTree
+from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, Overloaded, Unavailable
+from actors.messages import (
+    DraftResult,
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+    TopProbs,
+    TreeMessage,
+    Verdict,
+    VerifyResult,
+)
+from actors.models.toy_target import ToyTarget
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+from cluster.router.round import RequestFailed
+
+VOCAB_SIZE = 50
+EOS = 49
+
+
+class Scripted(ToyTarget):
+    """Says the tokens of a script, by position."""
+
+    def __init__(self, script, num_prompt=1, **options):
+        super().__init__(VOCAB_SIZE, order=1 << 20, **options)
+        self.script = script
+        self.num_prompt = num_prompt
+
+    def next_token(self, tokens):
+        return self.script[len(tokens) - self.num_prompt]
+
+
+class Chain:
+    """Drafts a chain by a function of the committed tokens."""
+
+    def __init__(self, guess):
+        self.name = "chain"
+        self.guess = guess
+        self.asked = []
+
+    def propose(self, contexts):
+        self.asked.append([context.seq_id for context in contexts])
+        return [self.chain(self.guess(context.tokens.tolist(), context.max_nodes)) for context in contexts]
+
+    @staticmethod
+    def chain(tokens):
+        return DraftTree.chain(np.array(tokens, np.int32), np.full(len(tokens), 0.9, np.float32))
+
+    def observe(self, outcomes):
+        pass
+
+    def forget(self, seq_id):
+        pass
+
+    def memory_bytes(self):
+        return 0
+
+
+def right(target, count=16):
+    def guess(tokens, max_nodes):
+        drafts = list(tokens)
+        for _ in range(min(count, max_nodes)):
+            drafts.append(target.next_token(drafts))
+        return drafts[len(tokens) :]
+
+    return guess
+
+
+def request(request_id="r", prompt=(1,), **fields):
+    fields = {
+        "max_new_tokens": 20,
+        "stop_token_ids": (EOS,),
+        "sampling": SamplingParams(seed=1, temperature=0.0),
+    } | fields
+    return GenerationRequest(request_id=request_id, prompt_token_ids=np.array(prompt, np.int32), **fields)
+
+
+def make_core(drafters=None, *, max_model_len=256, gamma=4, speculation=None, profile=(), **config):
+    return RouterCore(
+        RouterConfig(**config), speculation or SpeculationConfig(), drafters or {}, VOCAB_SIZE, max_model_len, 4, gamma,
+        profile=profile,
+    )  # fmt: skip
+
+
+def one_round(core, target, now=0.0, results=None):
+    round, events = core.plan_round(now)
+    if round is None:
+        return events, None
+    core.draft_locally(round)
+    batch = core.assemble(round, results(round) if results else {})
+    result = target.verify(batch)
+    return events + core.commit(round, result, now + result.elapsed_s), batch
+
+
+def serve(core, target, most_rounds=500, results=None):
+    """All events until the router is idle."""
+    events = []
+    for index in range(most_rounds):
+        if not core.has_work:
+            return events
+        events += one_round(core, target, index * 0.05, results)[0]
+    raise AssertionError("the router does not come to an end")
+
+
+def text_of(events, request_id="r"):
+    chunks = [event for event in events if event.request_id == request_id]
+    assert all(isinstance(chunk, TokenChunk) for chunk in chunks)
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    return [token for chunk in chunks for token in chunk.token_ids], chunks[-1].finish_reason
+
+
+# Ends
+
+
+@pytest.mark.parametrize("end", range(9))
+@pytest.mark.parametrize("count", [0, 1, 3, 8])
+def test_a_stop_token_ends_the_request_wherever_a_round_meets_it(end, count):
+    script = [5, 6, 7, 8, 9, 10, 11, 12]
+    target = Scripted([*script[:end], EOS, *range(20, 45)])
+    core = make_core({"chain": Chain(right(target, count))})
+    core.add(request(), 0.0)
+    assert text_of(serve(core, target)) == (script[:end], "stop")
+
+
+@pytest.mark.parametrize("stop", [(), (EOS, 7)])
+def test_only_the_requests_own_stop_tokens_stop_it(stop):
+    target = Scripted([5, 6, 7, EOS, 8] + [9] * 20)
+    core = make_core({"chain": Chain(right(target))})
+    core.add(request(max_new_tokens=6, stop_token_ids=stop), 0.0)
+    assert text_of(serve(core, target)) == (([5, 6], "stop") if stop else ([5, 6, 7, EOS, 8, 9], "length"))
+
+
+def test_no_draft_is_spent_on_a_stop_token_or_what_follows_it():
+    target = Scripted([5, 6, EOS, *range(7, 40)])
+    core = make_core({"chain": Chain(right(target))})
+    core.add(request(), 0.0)
+    _, batch = one_round(core, target)
+    assert batch.items[0].token_ids.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 8, 9])
+@pytest.mark.parametrize("count", [0, 2, 16])
+def test_max_new_tokens_is_exact(max_new_tokens, count):
+    target = Scripted(list(range(2, 40)))
+    core = make_core({"chain": Chain(right(target, count))})
+    core.add(request(max_new_tokens=max_new_tokens), 0.0)
+    assert text_of(serve(core, target)) == (list(range(2, 2 + max_new_tokens)), "length")
+
+
+@pytest.mark.parametrize("num_prompt", [1, 10, 14, 15])
+def test_max_model_len_is_exact(num_prompt):
+    target = Scripted(list(range(2, 40)), num_prompt, max_model_len=16)
+    core = make_core({"chain": Chain(right(target))}, max_model_len=16)
+    core.add(request(prompt=[1] * num_prompt, max_new_tokens=100), 0.0)
+    assert text_of(serve(core, target)) == (list(range(2, 18 - num_prompt)), "length")
+
+
+def test_a_stop_token_at_the_last_place_says_stop_and_one_beyond_it_length():
+    for script, reason in (([5, 6, EOS, 9], "stop"), ([5, 6, 7, EOS], "length")):
+        target = Scripted([*script, 9, 9])
+        core = make_core({"chain": Chain(right(target))})
+        core.add(request(max_new_tokens=3), 0.0)
+        assert text_of(serve(core, target))[1] == reason
+
+
+def test_a_prompt_without_room_for_a_token_is_refused_with_the_limit():
+    core = make_core(max_model_len=16)
+    for length in (0, 16, 17):
+        with pytest.raises(InvalidRequest, match="at most 15 tokens"):
+            core.add(request(prompt=[1] * length), 0.0)
+    core.add(request(prompt=[1] * 15), 0.0)
+    with pytest.raises(InvalidRequest, match="request_id"):
+        core.add(request(), 0.0)
+    assert core.num_waiting == 1
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back():
+    target = Scripted(list(range(2, 40)))
+    core = make_core(max_running=2, max_waiting=3)
+    for index in range(5):
+        core.add(request(f"r{index}", max_new_tokens=4), 0.0)
+    with pytest.raises(Overloaded) as unknown:
+        core.add(request("late"), 0.0)
+    assert unknown.value.retry_after_s == 1.0
+    now = 0.0
+    while core.num_waiting > 1:
+        now += 5.0
+        one_round(core, target, now)
+    for index in range(5, 7):
+        core.add(request(f"r{index}"), now)
+    with pytest.raises(Overloaded) as known:
+        core.add(request("late"), now)
+    assert 5.0 <= known.value.retry_after_s <= 60.0
+    assert core.counters.refused == 2
+
+
+def test_a_queue_of_no_length_still_lets_requests_run():
+    core = make_core(max_running=2, max_waiting=0)
+    core.add(request("a"), 0.0)
+    core.add(request("b"), 0.0)
+    with pytest.raises(Overloaded):
+        core.add(request("c"), 0.0)
+    core.plan_round(0.0)
+    assert (core.num_running, core.num_waiting) == (2, 0)
+
+
+def test_a_deadline_ends_running_and_waiting_requests_alike():
+    target = Scripted(list(range(2, 40)))
+    core = make_core(max_running=1)
+    core.add(request("runs", timeout_s=1.0), 0.0)
+    core.add(request("waits", timeout_s=0.5), 0.0)
+    core.add(request("stays", max_new_tokens=1), 0.0)
+    assert [event.request_id for event in one_round(core, target, 0.4)[0]] == ["runs"]
+    events, _ = one_round(core, target, 0.6)
+    assert isinstance(events[0], RequestFailed)
+    assert events[0].request_id == "waits"
+    assert isinstance(events[0].error, DeadlineExceeded)
+    events, batch = one_round(core, target, 1.1)
+    assert [event.request_id for event in events] == ["runs", "stays"]
+    assert len(batch.finished) == 1
+    assert not core.num_running
+
+
+@pytest.mark.parametrize("moment", ["waiting", "running", "planned", "assembled", "verified"])
+def test_a_cancelled_request_ends_at_once_with_nothing_after_it(moment):
+    target = Scripted(list(range(2, 40)))
+    core = make_core(max_running=1)
+    if moment == "waiting":
+        core.add(request("other", max_new_tokens=1), 0.0)
+    core.add(request(), 0.0)
+    events = []
+    if moment not in ("waiting", "planned"):
+        events += one_round(core, target)[0]
+    if moment in ("waiting", "running"):
+        assert core.cancel("r")
+    round, more = core.plan_round(0.0)
+    events += more
+    if moment == "planned":
+        assert core.cancel("r")
+    batch = core.assemble(round, {})
+    if moment == "assembled":
+        assert core.cancel("r")
+    result = target.verify(batch)
+    if moment == "verified":
+        assert core.cancel("r")
+    events += core.commit(round, result, 0.0)
+    events += serve(core, target)
+    assert text_of(events)[1] == "cancelled"
+    assert len(text_of(events)[0]) == (1 if moment in ("running", "assembled", "verified") else 0)
+    assert target.num_sequences == 0
+    assert not core.cancel("r")
+    assert core.counters.cancelled == 1
+
+
+def test_a_cancelled_request_that_waited_frees_its_place_at_once():
+    core = make_core(max_running=1, max_waiting=1)
+    core.add(request("a"), 0.0)
+    core.add(request("b"), 0.0)
+    core.cancel("b")
+    core.add(request("c"), 0.0)
+    assert core.num_waiting == 2
+
+
+# Chunks and statistics
+
+
+def test_chunks_carry_sources_and_the_last_one_the_statistics():
+    target = Scripted([5, 6, 7, 8, 9, 10, 11, 12])
+    core = make_core({"chain": Chain(right(target, 2)), "wrong": Chain(lambda tokens, _: [5, 48])})
+    core.add(request(max_new_tokens=6), 0.0)
+    first, _ = one_round(core, target)
+    last, _ = one_round(core, target)
+    assert [chunk.token_ids for chunk in first + last] == [(5, 6, 7), (8, 9, 10)]
+    assert first[0].sources[1:] == ("chain", "target")
+    assert last[0].sources == ("chain", "chain", "target")
+    assert first[0].stats is None
+    stats = last[0].stats
+    assert stats.rounds == 2
+    assert stats.target_rows == 2 + stats.draft_tokens
+    assert sum(stats.accepted_tokens.values()) == 4
+
+
+def test_the_first_chunk_tells_how_much_of_the_prompt_was_cached():
+    target = Scripted(list(range(2, 40)), 20, num_cached_tokens=12)
+    core = make_core()
+    core.add(request(prompt=[1] * 20), 0.0)
+    chunks = serve(core, target)
+    assert [chunk.num_cached_tokens for chunk in chunks] == [12] + [0] * 19
+
+
+# Prompts
+
+
+def test_a_long_prompt_delays_neither_decoding_nor_shorter_prompts():
+    target = ToyTarget(VOCAB_SIZE, 1024)
+    core = make_core(max_model_len=1024, max_prefill_rows=16)
+    core.add(request("decodes", max_new_tokens=200, stop_token_ids=()), 0.0)
+    one_round(core, target)
+    core.add(request("long", prompt=[2] * 400, stop_token_ids=()), 0.0)
+    core.add(request("short", prompt=[3] * 24, max_new_tokens=5, stop_token_ids=()), 0.0)
+    finished = {}
+    for index in range(60):
+        events, batch = one_round(core, target)
+        assert any(event.request_id == "decodes" for event in events)
+        assert sum(item.max_rows for item in batch.items if item.max_rows > 1) <= 16
+        for event in events:
+            finished.setdefault(event.request_id, index)
+    assert finished["short"] <= 3
+    assert finished["long"] <= 30
+
+
+def test_a_prompt_that_turns_out_to_be_cached_emits_before_it_was_expected_to():
+    target = Scripted(list(range(2, 40)), 40, num_cached_tokens=36)
+    core = make_core(max_prefill_rows=8)
+    core.add(request(prompt=[1] * 40, max_new_tokens=3), 0.0)
+    events, _ = one_round(core, target)
+    assert events[0].token_ids == (2,)
+    assert text_of(events + serve(core, target)) == ([2, 3, 4], "length")
+
+
+# Losses
+
+
+def test_a_stale_sequence_is_sent_again_from_the_start():
+    target = Scripted(list(range(2, 40)), 3)
+    core = make_core()
+    core.add(request(prompt=[1, 1, 1]), 0.0)
+    one_round(core, target)
+    target.lose_all()
+    events, batch = one_round(core, target)
+    assert not events
+    assert (batch.items[0].delta.start, batch.items[0].begin) == (3, None)
+    events, batch = one_round(core, target)
+    assert batch.items[0].delta.token_ids.tolist() == [1, 1, 1, 2]
+    assert batch.items[0].begin is not None
+    assert events[0].token_ids == (3,)
+
+
+@pytest.mark.parametrize("was_carried_out", [False, True])
+def test_an_abandoned_round_loses_nothing_whether_the_target_took_it_or_not(was_carried_out):
+    target = Scripted(list(range(2, 40)))
+    core = make_core({"chain": Chain(right(target, 2))})
+    core.add(request(max_new_tokens=9), 0.0)
+    events, _ = one_round(core, target)
+    round, _ = core.plan_round(0.0)
+    core.draft_locally(round)
+    batch = core.assemble(round, {})
+    result = target.verify(batch) if was_carried_out else None
+    core.abandon_round(round)
+    if result is not None:
+        assert core.commit(round, result, 0.0) == []
+    events += serve(core, target)
+    assert text_of(events) == (list(range(2, 11)), "length")
+    assert core.counters.stale_sequences == was_carried_out
+
+
+def test_freed_sequences_are_told_again_when_the_round_that_told_them_is_abandoned():
+    target = Scripted([EOS])
+    core = make_core()
+    core.add(request(), 0.0)
+    one_round(core, target)
+    round, _ = core.plan_round(0.0)
+    finished = core.assemble(round, {}).finished
+    assert len(finished) == 1
+    core.abandon_round(round)
+    round, _ = core.plan_round(0.0)
+    assert core.assemble(round, {}).finished == finished
+    core.commit(round, VerifyResult(round.round_id, []), 0.0)
+    assert not core.has_work
+
+
+@pytest.mark.parametrize("moment", ["between", "planned", "assembled"])
+def test_a_new_target_takes_over_without_losing_or_repeating_a_token(moment):
+    target = Scripted(list(range(2, 40)), 2)
+    core = make_core({"chain": Chain(right(target, 1))})
+    core.add(request(prompt=[1, 1]), 0.0)
+    events = one_round(core, target)[0] + one_round(core, target)[0]
+    if moment == "between":
+        core.target_lost()
+    else:
+        round, _ = core.plan_round(0.0)
+        result = target.verify(core.assemble(round, {})) if moment == "assembled" else None
+        core.target_lost()
+        if result is not None:
+            assert core.commit(round, result, 0.0) == []
+    target.lose_all()
+    round, _ = core.plan_round(0.0)
+    batch = core.assemble(round, {})
+    assert batch.items[0].delta.start == 0
+    assert batch.items[0].begin.num_prompt_tokens == 2
+    events += core.commit(round, target.verify(batch), 0.0) + serve(core, target)
+    assert text_of(events) == (list(range(2, 22)), "length")
+
+
+def test_a_request_that_never_gets_anywhere_fails_in_the_end():
+    target = Scripted(list(range(2, 40)))
+    core = make_core()
+    core.add(request(), 0.0)
+    events = []
+    for _ in range(40):
+        events += one_round(core, target)[0] if len(events) < 1 else []
+        if not core.has_work:
+            break
+        round, more = core.plan_round(0.0)
+        events += more
+        if round is not None:
+            core.assemble(round, {})
+            core.abandon_round(round)
+    assert isinstance(events[-1], RequestFailed)
+    assert isinstance(events[-1].error, Unavailable)
+    assert not core.num_running
+
+
+def test_a_result_of_another_round_is_an_error_and_changes_nothing():
+    target = Scripted(list(range(2, 40)))
+    core = make_core()
+    core.add(request(), 0.0)
+    round, _ = core.plan_round(0.0)
+    result = target.verify(core.assemble(round, {}))
+    with pytest.raises(LinkError, match="expected 1"):
+        core.commit(round, msgspec.structs.replace(result, round_id=7), 0.0)
+    with pytest.raises(RuntimeError, match="open"):
+        core.plan_round(0.0)
+    assert core.commit(round, result, 0.0)[0].token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        (VOCAB_SIZE, []),
+        (-2, []),
+        (2, [1]),
+        (2, [0, 0]),
+        (2, [0, 2]),
+        (2, [3]),
+        (2, [-1]),
+        (-1, [0]),
+    ],
+)
+def test_a_verdict_that_cannot_be_true_is_not_believed(verdict):
+    token, path = verdict
+    target = Scripted(list(range(2, 40)))
+    core = make_core({"chain": Chain(lambda tokens, _: [2, 3, 4])})
+    core.add(request(), 0.0)
+    round, _ = core.plan_round(0.0)
+    core.draft_locally(round)
+    batch = core.assemble(round, {})
+    assert batch.items[0].parents.tolist() == [-1, 0, 1]
+    seq_id = batch.items[0].delta.seq_id
+    target.verify(batch)
+    events = core.commit(
+        round, VerifyResult(round.round_id, [Verdict(seq_id, 1, 4, token, np.array(path, np.int32))]), 0.0
+    )
+    assert not events
+    assert core.counters.invalid_verdicts == 1
+    assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
+
+
+# Memory pressure
+
+
+def test_a_sequence_that_can_never_fit_fails_and_says_why():
+    target = Scripted(list(range(2, 40)), 12, total_blocks=4, block_size=4)
+    core = make_core()
+    core.add(request(prompt=[1] * 12), 0.0)
+    core.add(request("small", max_new_tokens=2), 0.0)
+    events = serve(core, target)
+    failed = [event for event in events if isinstance(event, RequestFailed)]
+    assert [event.request_id for event in failed] == ["r"]
+    assert "16 tokens" in str(failed[0].error)
+    assert [chunk.token_ids[0] for chunk in events if chunk.request_id == "r" and chunk not in failed] == [
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
+
+
+def test_the_youngest_makes_room_for_the_oldest_and_comes_back_first():
+    target = ToyTarget(VOCAB_SIZE, total_blocks=8, block_size=4)
+    core = make_core(max_running=2)
+    requests = [request(name, prompt=[1] * 8, stop_token_ids=()) for name in ("old", "young", "waits")]
+    for one in requests:
+        core.add(one, 0.0)
+    events = serve(core, target)
+    ends = [event.request_id for event in events if event.finish_reason]
+    assert ends == ["old", "young", "waits"]
+    assert core.counters.preempted >= 1
+    for one in requests:
+        assert text_of(events, one.request_id) == target.complete(one)
+
+
+def test_drafts_are_given_up_before_anyone_is_preempted():
+    target = Scripted(list(range(2, 40)), 8, total_blocks=8, block_size=4)
+    core = make_core({"chain": Chain(lambda tokens, most: [48] * min(most, 16))}, max_running=2)
+    core.add(request("few", prompt=[1] * 8, max_new_tokens=8), 0.0)
+    core.add(request("many", prompt=[1] * 8, max_new_tokens=16), 0.0)
+    events = serve(core, target)
+    assert text_of(events, "few") == (list(range(2, 10)), "length")
+    assert text_of(events, "many") == (list(range(2, 18)), "length")
+    assert core.counters.starved > 0
+    assert core.counters.preempted == core.counters.failed == 0
+
+
+# Drafts
+
+
+def test_a_drafter_that_fails_is_logged_once_and_counted_always(caplog):
+    def fail(tokens, most):
+        raise RuntimeError("bug")
+
+    target = Scripted(list(range(2, 40)))
+    core = make_core({"bad": Chain(fail), "good": Chain(right(target, 1))})
+    core.add(request(), 0.0)
+    with caplog.at_level(logging.WARNING):
+        assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
+    assert len(caplog.records) == 1
+    assert core.counters.drafter_errors["bad"] >= 10
+    assert core.counters.accepted_tokens["good"] >= 9
+
+
+def test_requests_choose_their_drafters_and_how_much_they_draft():
+    target = ToyTarget(VOCAB_SIZE)
+    one, two = Chain(right(target)), Chain(right(target))
+    core = make_core({"one": one, "two": two}, speculation=SpeculationConfig(drafters=("one",)))
+    for name, fields in (
+        ("default", {}),
+        ("none", {"drafters": ()}),
+        ("other", {"drafters": ("two",)}),
+        ("all", {"drafters": ("auto",)}),
+        ("few", {"max_draft_tokens": 1}),
+        ("zero", {"max_draft_tokens": 0}),
+    ):
+        core.add(request(name, prompt=[len(name)], stop_token_ids=(), **fields), 0.0)
+    _, batch = one_round(core, target)
+    assert [len(ids) for ids in (one.asked[0], two.asked[0])] == [3, 2]
+    counts = [len(item.token_ids) for item in batch.items]
+    assert counts[1] == counts[5] == 0
+    assert counts[4] == 1
+    assert min(counts[0], counts[2], counts[3]) > 1
+
+
+def test_a_target_at_full_load_gets_no_drafts_and_the_drafters_rest():
+    profile = [(rows, 0.01 * rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
+    target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.01 * rows)
+    drafter = Chain(right(target))
+    core = make_core({"chain": drafter}, profile=profile)
+    for index in range(4):
+        core.add(request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=200), 0.0)
+    now = 0.0
+    for _ in range(150):
+        _, batch = one_round(core, target, now)
+        now += 0.01 * sum(item.max_rows + len(item.token_ids) for item in batch.items)
+    # Only the rounds that explore draft at all.
+    assert 1 <= len(drafter.asked) <= 6
+
+
+def test_an_idle_target_gets_all_drafts_that_may_be_right():
+    target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.04)
+    core = make_core({"chain": Chain(right(target))})
+    core.add(request(stop_token_ids=(), max_new_tokens=100), 0.0)
+    for _ in range(5):
+        _, batch = one_round(core, target)
+    assert len(batch.items[0].token_ids) == 16
+
+
+def test_drafts_that_are_never_right_stop_costing_rows_when_rows_cost():
+    target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.02 + 0.004 * rows)
+    core = make_core({"chain": Chain(lambda tokens, most: [(target.next_token(tokens) + 1) % VOCAB_SIZE])})
+    core.add(request(stop_token_ids=(), max_new_tokens=200), 0.0)
+    now, spent = 0.0, []
+    for _ in range(190):
+        _, batch = one_round(core, target, now)
+        now += 0.03
+        spent.append(len(batch.items[0].token_ids))
+    assert spent[0] == 1
+    assert sum(spent[100:]) <= 12
+
+
+# Draft workers
+
+
+class Worker:
+    """A well-behaved draft worker."""
+
+    def __init__(self, target):
+        self.target = target
+        self.sequences = {}
+        self.batches = []
+
+    def draft(self, batch):
+        self.batches.append(batch)
+        for seq_id in batch.finished:
+            self.sequences.pop(seq_id, None)
+        ids, trees, stale = [], [], []
+        for item in batch.items:
+            known = [] if item.delta.start == 0 else self.sequences.get(item.delta.seq_id, [])
+            if len(known) != item.delta.start:
+                stale.append(item.delta.seq_id)
+                continue
+            tokens = self.sequences[item.delta.seq_id] = known + item.delta.token_ids.tolist()
+            drafts = right(self.target)(tokens, item.max_nodes)
+            tree = Chain.chain(drafts)
+            ids.append(item.delta.seq_id)
+            trees.append(TreeMessage(tree.token_ids, tree.parents, tree.confidence))
+        return DraftResult(batch.round_id, ids, trees, stale)
+
+
+def asking(workers):
+    return lambda round: {name: workers[name].draft(batch) for name, batch in round.draft_batches.items()}
+
+
+def test_sequences_stick_to_their_worker_and_move_when_it_goes():
+    target = ToyTarget(VOCAB_SIZE)
+    workers = {name: Worker(target) for name in ("a", "b", "c")}
+    core = make_core(max_running=12, speculation=SpeculationConfig(max_rows=200))
+    core.set_draft_workers(list(workers))
+    requests = [request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=60) for index in range(12)]
+    for one in requests:
+        core.add(one, 0.0)
+    events = []
+    for _ in range(3):
+        events += one_round(core, target, results=asking(workers))[0]
+    held = {name: set(worker.sequences) for name, worker in workers.items()}
+    assert sum(map(len, held.values())) == 12
+    assert max(map(len, held.values())) <= 6
+    assert min(map(len, held.values())) >= 1
+    core.set_draft_workers(["a", "b"])
+    for _ in range(2):
+        events += one_round(core, target, results=asking(workers))[0]
+    assert set(workers["a"].sequences) | set(workers["b"].sequences) == set.union(*held.values())
+    assert held["a"] <= set(workers["a"].sequences)
+    assert all(item.delta.start > 0 for item in workers["a"].batches[-1].items)
+    workers["c"] = Worker(target)
+    core.set_draft_workers(["a", "b", "c"])
+    events += serve(core, target, results=asking(workers))
+    assert not workers["c"].batches
+    assert not any(worker.sequences for worker in workers.values())
+    for one in requests:
+        assert text_of(events, one.request_id) == target.complete(one)
+    assert core.counters.accepted_tokens["draft_model"] > 200
+
+
+def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start():
+    target = ToyTarget(VOCAB_SIZE)
+    worker = Worker(target)
+    core = make_core()
+    core.set_draft_workers(["w"])
+    core.add(request(stop_token_ids=()), 0.0)
+    one_round(core, target, results=asking({"w": worker}))
+    worker.sequences.clear()
+    one_round(core, target, results=asking({"w": worker}))
+    one_round(core, target, results=asking({"w": worker}))
+    assert [batch.items[0].delta.start for batch in worker.batches][::2] == [0, 0]
+    assert worker.batches[2].items[0].begin is not None
+    assert core.counters.stale_drafts == 1
+
+
+def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_when_nobody_waits():
+    target = ToyTarget(VOCAB_SIZE)
+    worker = Worker(target)
+    core = make_core(max_prefill_rows=8)
+    core.set_draft_workers(["w"])
+    core.add(request("long", prompt=[1] * 20, stop_token_ids=()), 0.0)
+    round, _ = core.plan_round(0.0)
+    assert round.awaited_workers == ()
+    assert [item.max_nodes for item in round.draft_batches["w"].items] == [0]
+    core.commit(round, target.verify(core.assemble(round, {"w": worker.draft(round.draft_batches["w"])})), 0.0)
+    core.add(request("short", prompt=[1] * 2, stop_token_ids=()), 0.0)
+    for _ in range(2):
+        round, _ = core.plan_round(0.0)
+        for item in round.draft_batches["w"].items if round.draft_batches else []:
+            entry = next(entry for entry in round.entries if entry.seq_id == item.delta.seq_id)
+            assert entry.emits
+            assert item.max_nodes == 4
+        core.commit(round, target.verify(core.assemble(round, asking({"w": worker})(round))), 0.0)
+    assert core.counters.stale_drafts == 0
+
+
+def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
+    target = ToyTarget(VOCAB_SIZE)
+    core = make_core()
+    core.set_draft_workers(["w"])
+    core.add(request(stop_token_ids=(), max_new_tokens=100), 0.0)
+    asked = []
+    for _ in range(60):
+        one_round(core, target, results=lambda round: asked.append(len(round.awaited_workers)) or {"w": None})
+    assert [index for index, count in enumerate(asked) if count] == [0, 2, 5, 10, 19, 36]
+    assert core.counters.late_drafts == 6
+
+
+def test_a_slow_draft_model_is_left_alone_and_tried_again_later():
+    target = ToyTarget(VOCAB_SIZE, 4096, seconds=lambda rows: 0.02)
+    core = make_core({"chain": Chain(right(target))}, max_model_len=4096)
+    core.set_draft_workers(["w"])
+    core.add(request(stop_token_ids=(), max_new_tokens=4000), 0.0)
+    worker, now, asked = Worker(target), 0.0, 0
+    for index in range(200):
+        round, _ = core.plan_round(now)
+        core.draft_locally(round)
+        results = asking({"w": worker})(round)
+        now += 0.05 * bool(round.awaited_workers)
+        asked += bool(round.awaited_workers) and index >= 20
+        result = target.verify(core.assemble(round, results))
+        now += 0.02
+        core.commit(round, result, now)
+    assert 1 <= asked <= 20
+
+
+@pytest.mark.parametrize("fault", ["round", "lengths", "stranger", "arrays"])
+def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
+    target = ToyTarget(VOCAB_SIZE)
+    worker = Worker(target)
+    core = make_core()
+    core.set_draft_workers(["w"])
+
+    def results(round):
+        good = worker.draft(round.draft_batches["w"])
+        tree = good.trees[0]
+        bad = {
+            "round": {"round_id": 99},
+            "lengths": {"seq_ids": []},
+            "stranger": {"seq_ids": [5]},
+            "arrays": {"trees": [TreeMessage(tree.confidence, tree.parents, tree.token_ids)]},
+        }[fault]
+        return {"w": msgspec.structs.replace(good, **bad)}
+
+    core.add(request(stop_token_ids=()), 0.0)
+    events, batch = one_round(core, target, results=results)
+    assert not len(batch.items[0].token_ids)
+    assert len(events[0].token_ids) == 1
+    counters = core.counters
+    assert counters.invalid_draft_results + counters.unknown_sequences + counters.invalid_trees["draft_model"] == 1
+
+
+# Rejection
+
+
+def rejection(**fields):
+    return request(sampling=SamplingParams(seed=1, acceptance="rejection"), **fields)
+
+
+def chain_with_probs(tokens, confidence, probs=None, k=2):
+    ids = np.array([[token, (token + 1) % VOCAB_SIZE] for token in tokens], np.int32).ravel()
+    probs = np.tile(np.array([0.75, 0.25], np.float32), len(tokens)) if probs is None else probs
+    return TreeMessage(
+        np.array(tokens, np.int32),
+        np.arange(-1, len(tokens) - 1, dtype=np.int32),
+        np.array(confidence, np.float32),
+        TopProbs(ids, probs, k),
+    )
+
+
+def answer_with(tree):
+    def results(round):
+        seq_ids = [item.delta.seq_id for item in round.draft_batches["w"].items]
+        return {"w": DraftResult(round.round_id, seq_ids, [tree] * len(seq_ids))}
+
+    return results
+
+
+def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified():
+    target = Scripted([5, 6, 7, 8, 9])
+    drafter = Chain(right(target))
+    core = make_core({"chain": drafter})
+    core.set_draft_workers(["w"])
+    core.add(rejection(), 0.0)
+    events, batch = one_round(core, target, results=answer_with(chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])))
+    assert not drafter.asked
+    item = batch.items[0]
+    assert item.token_ids.tolist() == [5, 6, 40]
+    assert len(item.probs.token_ids) == len(item.probs.probs) == 6
+    assert events[0].token_ids == (5, 6, 7)
+    assert events[0].sources == ("draft_model", "draft_model", "target")
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        TreeMessage(np.array([5], np.int32), np.array([-1], np.int32), np.array([0.9], np.float32)),
+        chain_with_probs([5, 6], [0.9, 0.8], np.array([0.75, 0.25, 0.9, 0.9], np.float32)),
+        chain_with_probs([5, 6], [0.9, 0.8], np.array([0.75, 0.25, 0.0, 1.0], np.float32)),
+        chain_with_probs([5, 6], [0.9, 0.8], np.array([0.75, 0.25, np.nan, 1.0], np.float32)),
+        chain_with_probs([5, 6], [0.9, 0.8], k=3),
+        chain_with_probs([5, 6, 7, 8, 9], [0.9] * 5),
+    ],
+)
+def test_under_rejection_a_chain_without_its_distribution_is_dropped(tree):
+    target = Scripted([5, 6, 7, 8, 9])
+    core = make_core()
+    core.set_draft_workers(["w"])
+    core.add(rejection(), 0.0)
+    events, batch = one_round(core, target, results=answer_with(tree))
+    assert not len(batch.items[0].token_ids)
+    assert batch.items[0].probs is None
+    assert events[0].token_ids == (5,)
+    assert core.counters.invalid_trees["draft_model"] == 1
+
+
+def test_under_rejection_a_nodes_own_token_has_no_say_in_whether_it_is_verified():
+    """Else tokens that the draft model rarely draws would be judged by another law than those it often draws."""
+
+    def verified(tokens, confidence):
+        target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.01 * rows)
+        core = make_core(profile=[(rows, 0.02 + 0.004 * rows) for rows in (1, 2, 4, 8, 16)])
+        core.set_draft_workers(["w"])
+        core.add(rejection(stop_token_ids=(EOS,)), 0.0)
+        _, batch = one_round(core, target, results=answer_with(chain_with_probs(tokens, confidence)))
+        return len(batch.items[0].token_ids)
+
+    assert verified([5, 6, 7, 8], [1.0, 1.0, 1.0, 1.0]) == 4
+    # The last node, sure or not, a stop token or not.
+    for token in (8, EOS):
+        assert verified([5, 6, 7, token], [1.0, 1.0, 1.0, 0.001]) == 4
+    # What follows an unlikely node is cut, the unlikely node itself is not.
+    assert verified([5, 6, 7, 8], [1.0, 0.01, 0.01, 0.01]) == 2
+
+
+def test_under_rejection_an_accepted_stop_token_ends_the_request():
+    target = Scripted([5, EOS, 7, 8])
+    core = make_core()
+    core.set_draft_workers(["w"])
+    core.add(rejection(), 0.0)
+    events, _ = one_round(core, target, results=answer_with(chain_with_probs([5, EOS, 7], [0.9, 0.8, 0.7])))
+    assert events[0].token_ids == (5,)
+    assert events[0].finish_reason == "stop"
