@@ -7,7 +7,17 @@ classes.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections import Counter as Counts
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from cluster.router.connections import Connections
+    from cluster.router.core import RouterCore
+    from cluster.router.driver import RouterDriver
 
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -66,3 +76,69 @@ class GatewayMetrics:
     def text(self) -> str:
         """Prometheus text format."""
         return generate_latest(self.registry).decode()
+
+
+class RouterMetrics:
+    """What a router counts, read from its core and links at scrape time: counting costs rounds nothing."""
+
+    def __init__(self, core: RouterCore, driver: RouterDriver, connections: Connections) -> None:
+        self._core = core
+        self._driver = driver
+        self._connections = connections
+        self._registry = CollectorRegistry()
+        self._registry.register(self)  # type: ignore[arg-type]
+
+    def text(self) -> str:
+        """Prometheus text format."""
+        return generate_latest(self._registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        core, counters = self._core, self._core.counters
+        gauges = {
+            "paceline_sequences_running": ("Sequences in rounds", core.num_running),
+            "paceline_sequences_waiting": ("Sequences that wait to be admitted", core.num_waiting),
+            "paceline_kv_blocks": ("KV blocks of the target", core.total_blocks),
+            "paceline_kv_blocks_free": ("KV blocks of the target without a sequence", core.free_blocks),
+            "paceline_draft_workers": ("Draft workers connected", len(self._connections.draft_links())),
+            "paceline_target_connected": ("1 while the target group answers", int(self._driver.has_target)),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        counts = {
+            "paceline_rounds": ("Rounds committed", counters.rounds),
+            "paceline_target_rows": ("Rows computed by the target, prompts included", counters.rows),
+            "paceline_target_seconds": ("The target's own time in rounds", counters.verify_s),
+            "paceline_router_seconds": ("Time spent in the router's own code", self._driver.router_seconds),
+            "paceline_emitted_tokens": ("Tokens emitted", counters.emitted_tokens),
+            "paceline_requests_refused": ("Requests refused because the queue was full", counters.refused),
+            "paceline_preemptions": ("Sequences that gave up their KV blocks", counters.preempted),
+            "paceline_stale_sequences": ("Sequences the target had lost", counters.stale_sequences),
+            "paceline_abandoned_rounds": ("Rounds without an answer of the target", counters.abandoned_rounds),
+            "paceline_targets_lost": ("Target groups that were lost", counters.targets_lost),
+            "paceline_late_drafts": ("Answers of draft workers that came too late", counters.late_drafts),
+            "paceline_stale_drafts": ("Sequences a draft worker had lost", counters.stale_drafts),
+        }
+        for name, (text, count) in counts.items():
+            yield CounterMetricFamily(name, text, value=count)
+        by_source = {
+            "paceline_spec_decode_num_draft_tokens": ("Draft nodes verified, by source", counters.drafted_tokens),
+            "paceline_spec_decode_num_accepted_tokens": ("Draft tokens accepted, by source", counters.accepted_tokens),
+            "paceline_drafter_errors": ("Failures of a drafter, by source", counters.drafter_errors),
+            "paceline_invalid_draft_trees": ("Malformed trees dropped, by source", counters.invalid_trees),
+        }
+        for name, (text, counter) in by_source.items():
+            family = CounterMetricFamily(name, text, labels=["source"])
+            for source, count in sorted(counter.items()):
+                family.add_metric([source], count)
+            yield family
+        yield self._link_errors()
+
+    def _link_errors(self) -> CounterMetricFamily:
+        family = CounterMetricFamily("paceline_link_errors", "Messages dropped on links, by reason", labels=["reason"])
+        totals = Counts(self._connections.link_drops)
+        for link in self._connections.links():
+            totals.update(link.stats.dropped)
+            totals["timeout"] += link.stats.timeouts
+        for reason, count in sorted(totals.items()):
+            family.add_metric([reason], count)
+        return family

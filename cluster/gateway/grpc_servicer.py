@@ -8,6 +8,7 @@ context with a message only.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -28,6 +29,7 @@ from cluster.gateway.service import GenerationService, Piece, PreparedCall
 
 SERVICE_NAME = "paceline.v1.Inference"
 _HEALTH_PERIOD_S = 1.0
+_MAX_WATCH_S = 60.0
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -110,10 +112,12 @@ class InferenceServicer:
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """The status now and at every change, until the client goes away."""
+        """The status now and at every change. Ends now and then, and clients ask again: a replica that is told to stop
+        waits for its open calls."""
         known = request.service in ("", SERVICE_NAME)
         last: int | None = None
-        while True:
+        until = time.monotonic() + _MAX_WATCH_S
+        while time.monotonic() < until:
             status = await self._health() if known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             if status != last:
                 last = status

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
+import grpc
 import msgspec
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -46,7 +47,8 @@ class HandleRouterClient:
     """Calls a Serve deployment that has `generate` (an async generator), `status` and `metrics_text`."""
 
     def __init__(self, handle: Any, status_timeout_s: float = 5.0) -> None:
-        self._generate = handle.options(stream=True, method_name="generate")
+        # Serve's gRPC transport: a stream of Ray objects carries half as many chunks a second.
+        self._generate = handle.options(stream=True, method_name="generate", _by_reference=False)
         self._status = handle.options(method_name="status")
         self._metrics_text = handle.options(method_name="metrics_text")
         self._status_timeout_s = status_timeout_s
@@ -91,7 +93,7 @@ def _translated(error: BaseException) -> BaseException:
         return cause
     if isinstance(cause, BackPressureError):
         return Overloaded("the router's queue is full", _BACKPRESSURE_RETRY_S)
-    if isinstance(cause, (RayActorError, DeploymentUnavailableError)):
+    if isinstance(cause, (RayActorError, DeploymentUnavailableError, grpc.aio.AioRpcError)):
         return RouterLost("the router is gone")
     if isinstance(cause, asyncio.CancelledError):
         task = asyncio.current_task()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -40,7 +41,7 @@ def free_ports(count):
     return ports
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """(config, handle of the router)"""
     directory = tmp_path_factory.mktemp("tokenizer")
@@ -377,3 +378,41 @@ def test_reflection_lists_our_services_and_their_files(channel):
     names = {service.name for service in services.list_services_response.service}
     assert names >= {"paceline.v1.Inference", "grpc.health.v1.Health"}
     assert b"GenerateStream" in file.file_descriptor_response.file_descriptor_proto[0]
+
+
+# --- the loss of a router --------------------------------------------------------------------------------------------
+
+
+def test_a_stream_goes_on_unbroken_when_its_routers_process_dies(served, tmp_path):
+    config = served[0]
+
+    class MortalRouter(EchoRouter):
+        """Dies once, in the middle of its first answer."""
+
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                if chunk.index == 4 and request.request_id.endswith("-0") and not (tmp_path / "died").exists():
+                    (tmp_path / "died").touch()
+                    os._exit(1)
+                yield chunk
+
+    router = serve.deployment(MortalRouter).options(
+        name="Mortal", num_replicas=2, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
+    )
+    TOKENIZER.save_pretrained(tmp_path)
+    model = ServedModel("toy", max_model_len=4096, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,))
+    serve.run(
+        gateway_application(router.bind(delay_s=0.02), str(tmp_path), model, config), name="pair", route_prefix="/pair"
+    )
+    try:
+        url = f"http://127.0.0.1:{config.http_port}/pair/v1/completions"
+        body = {"prompt": FOX, "max_tokens": 60, "seed": 11}
+        lines = httpx.post(url, json={**body, "stream": True}, timeout=20).text.split("\n\n")
+        assert (tmp_path / "died").exists()
+        assert lines[-2] == "data: [DONE]"
+        streamed = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-2])
+        whole = httpx.post(url, json=body, timeout=20).json()
+        assert streamed == whole["choices"][0]["text"]
+        assert whole["usage"]["completion_tokens"] == 60
+    finally:
+        serve.delete("pair")

@@ -8,6 +8,8 @@ import json
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, LinkError, Unavailable
 from cluster.config import GatewayConfig
@@ -15,6 +17,7 @@ from cluster.gateway.call import ServedModel
 from cluster.gateway.echo_router import EchoRouter
 from cluster.gateway.http_app import create_app
 from cluster.gateway.router_client import RouterStatus
+from cluster.gateway.schema import ChatBody, CompletionBody
 from cluster.gateway.service import GenerationService
 from cluster.gateway.toy_tokenizer import toy_tokenizer
 
@@ -437,6 +440,27 @@ async def test_unknown_routes_and_methods_have_error_objects(client):
     assert error_of(await client.get("/v1/completions"), 405)["code"] == "method_not_allowed"
     assert error_of(await client.get("/v1/models/other"), 404)["code"] == "model_not_found"
     assert error_of(await complete(client, model="other"), 404)["param"] == "model"
+
+
+FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, "tools", "logprobs", "echo", "nonsense"})
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*FIELDS, "content", "role"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["completions", "chat/completions"]), st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES))
+async def test_no_body_whatsoever_breaks_the_gateway(path, fields):
+    base = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    service = GenerationService(EchoRouter(), TOKENIZER, MODEL, CONFIG)
+    transport = httpx.ASGITransport(create_app(service, CONFIG))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        response = await client.post(f"/v1/{path}", content=json.dumps({**base, **fields}, ensure_ascii=False).encode())
+    if response.status_code != 200:
+        assert error_of(response, response.status_code)["message"]
+    assert response.status_code in (200, 400, 404)
 
 
 # --- trouble ---------------------------------------------------------------------------------------------------------
