@@ -8,8 +8,8 @@ of the whole text, so no second cursor is needed.
 Layout. The text begins with a separator, so no prefix of it ever recurs. State 0 is the empty string; state i > 0 is
 the text's first i tokens: its length is i, its only transition is by text[i] to state i + 1, and neither needs
 storage. So such a state costs a token and a link, 8 bytes. All other states are clones, written ~row: a row of 24 bytes
-with one transition inline. More transitions than that have one state of ten, mostly; they live in one open-addressing
-table of 16-byte slots. On token streams that makes 33-39 bytes a token, spare room included.
+with one transition inline. About one state of ten has more; those live in one open-addressing table of 16-byte slots,
+chained by clone, because a split copies them. On token streams that makes 33-39 bytes a token, spare room included.
 
 Not thread-safe: one writer, and no reader while it writes. The kernels release the GIL.
 """
