@@ -29,14 +29,16 @@ _TIERS = _tiers()
 class _Tier:
     """The last few measurements between two row counts."""
 
-    __slots__ = ("rows", "seconds", "write")
+    __slots__ = ("point", "rows", "seconds", "write")
 
     def __init__(self) -> None:
+        self.point = (0.0, 0.0)  # (mean rows, typical seconds) as the curve has it
         self.rows: list[int] = []
         self.seconds: list[float] = []
         self.write = 0
 
-    def add(self, rows: int, seconds: float) -> None:
+    def add(self, rows: int, seconds: float) -> bool:
+        """Take in a measurement; True if the tier's point has moved enough for the curve to follow."""
         if len(self.seconds) < _SAMPLES_PER_TIER:
             self.rows.append(rows)
             self.seconds.append(seconds)
@@ -44,13 +46,16 @@ class _Tier:
             self.rows[self.write] = rows
             self.seconds[self.write] = seconds
             self.write = (self.write + 1) % _SAMPLES_PER_TIER
-
-    def point(self) -> tuple[float, float]:
-        """(mean rows, typical seconds). The median; of one or two samples the smaller, because a first forward of a
-        shape may have compiled or allocated something."""
+        # The median; of one or two samples the smaller, because a first forward of a shape may have compiled or
+        # allocated something.
         count = len(self.seconds)
         ordered = sorted(self.seconds)
-        return sum(self.rows) / count, ordered[0] if count < 3 else ordered[count // 2]
+        typical = ordered[0] if count < 3 else ordered[count // 2]
+        mean_rows = sum(self.rows) / count
+        if abs(typical - self.point[1]) <= 0.01 * typical and abs(mean_rows - self.point[0]) <= 0.02 * mean_rows:
+            return False
+        self.point = (mean_rows, typical)
+        return True
 
 
 class StepTimeCurve:
@@ -81,8 +86,7 @@ class StepTimeCurve:
         tier = self._tiers.get(index)
         if tier is None:
             tier = self._tiers[index] = _Tier()
-        tier.add(rows, seconds)
-        self._changed = True
+        self._changed |= tier.add(rows, seconds)
 
     def times(self, first: int, count: int) -> np.ndarray:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""
@@ -104,7 +108,7 @@ class StepTimeCurve:
         points = dict(self._profile)
         weights = dict.fromkeys(points, 1.0)
         for index, tier in self._tiers.items():
-            points[index] = tier.point()
+            points[index] = tier.point
             weights[index] = float(len(tier.seconds))
         self._changed = False
         if not points:
