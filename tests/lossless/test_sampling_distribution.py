@@ -6,7 +6,7 @@ compared with the exact products of probabilities.
 
 Each check: n = 50,000 sequences; chi-square over the pairs with at least 5 expected (the others pooled), so degrees of
 freedom = number of cells - 1, at most 195; and total variation distance against its expectation plus the McDiarmid
-bound. Both have a false alarm rate of 1e-7 for a perfect sampler, about 230 checks in the file: 2e-5 in all. Seeds are
+bound. Both have a false alarm rate of 1e-7 for a perfect sampler, about 190 checks in the file: 2e-5 in all. Seeds are
 fixed, so a pass stays a pass.
 """
 
@@ -179,14 +179,14 @@ def decode_coupled(
     return batch.outputs(), accepted / proposed
 
 
-@pytest.mark.parametrize("propose", [plain, chain, tree, adversary], ids=lambda drafter: drafter.__name__)
+@pytest.mark.parametrize("propose", [chain, tree, adversary], ids=lambda drafter: drafter.__name__)
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_the_coupled_rule_draws_from_the_target_with_any_drafter(
     params: dict[str, Any], propose: Callable[[Batch, np.ndarray], Proposal]
 ) -> None:
     outputs, accepted_share = decode_coupled(params, NUM_SEQUENCES, propose)
     assert_distributed(outputs, exact_probabilities(**params))
-    assert (accepted_share > 0.1) == (propose is not plain)  # the draft tokens matter to what is tested
+    assert accepted_share > 0.1  # the draft tokens matter to what is tested
 
 
 @pytest.mark.parametrize("params", [*SETTINGS, {"temperature": 0.0}], ids=str)
@@ -227,8 +227,7 @@ def decode_rejection(
     return batch.outputs(), accepted_first / proposed
 
 
-@pytest.mark.parametrize("k", [3, VOCAB])
-@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize(("params", "k"), [(p, 3) for p in SETTINGS] + [(p, VOCAB) for p in SETTINGS[:4]], ids=str)
 def test_the_rejection_rule_draws_from_the_target(params: dict[str, Any], k: int) -> None:
     outputs, accepted_share = decode_rejection(params, NUM_SEQUENCES, DRAFT, k)
     assert_distributed(outputs, exact_probabilities(**params))
