@@ -1,0 +1,142 @@
+"""`paceline generate`: the engine in one process, without Ray."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from actors.errors import InvalidRequest
+from cluster.cli.progress import progress_bars
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Exact(StrEnum):
+    default = "default"
+    bitwise = "bitwise"
+
+
+class AcceptanceRule(StrEnum):
+    coupled = "coupled"
+    rejection = "rejection"
+
+
+def generate(
+    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
+    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, prompt_lookup, suffix."),
+    prompt: str = typer.Option(None, help="One prompt."),
+    prompts_file: Path = typer.Option(
+        None, help='JSONL with {"prompt": ...}, {"messages": ...} or {"prompt_token_ids": ...} a row.'
+    ),
+    max_new_tokens: int = typer.Option(256, min=1),
+    temperature: float = typer.Option(0.0, min=0.0, max=2.0),
+    top_p: float = typer.Option(1.0, min=0.0, max=1.0),
+    top_k: int = typer.Option(0, min=0, help="0: off."),
+    seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
+    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    batch_size: int = typer.Option(8, min=1, max=1024),
+    dtype: Dtype = typer.Option(Dtype.float32),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
+    exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
+    acceptance: AcceptanceRule = typer.Option(AcceptanceRule.coupled),
+    threads: int = typer.Option(None, min=1, help="Torch threads; by default as many as there are cores."),
+    ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end of sequence."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object a prompt."),
+) -> None:
+    """Generate text for a prompt or a file of prompts."""
+    prompts = _prompts(prompt, prompts_file)
+    import torch
+
+    from cluster.local import LocalEngine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with progress_bars() as progress:
+        engine = LocalEngine(
+            model,
+            draft_model=draft_model,
+            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
+            gamma=gamma,
+            batch_size=batch_size,
+            dtype=dtype.value,
+            device=device,
+            exact=exact.value,  # type: ignore[arg-type]
+            acceptance=acceptance.value,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("generating", total=len(prompts), tokens=0)
+        generations = engine.generate(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            on_progress=lambda done, tokens: bar.update(task, completed=done, tokens=tokens),
+        )
+    for generation in generations:
+        if as_json:
+            typer.echo(json.dumps(asdict(generation), ensure_ascii=False))
+        else:
+            typer.echo(generation.text)
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[Any]:
+    if (prompt is None) == (file is None):
+        raise InvalidRequest("--prompt", prompt, "give either --prompt or --prompts-file")
+    if file is None:
+        return [prompt]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("--prompts-file", str(file), f"it cannot be read: {error}") from None
+    prompts = [_read_row(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise InvalidRequest("--prompts-file", str(file), "it must have at least one row")
+    return prompts
+
+
+def _read_row(file: Path, number: int, line: str) -> Any:
+    where = f"--prompts-file {file}:{number}"
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(where, line[:60], f"not valid JSON: {error}") from None
+    keys = [key for key in ("prompt", "messages", "prompt_token_ids") if isinstance(row, dict) and key in row]
+    if len(keys) != 1:
+        raise InvalidRequest(where, line[:60], "a row needs exactly one of prompt, messages, prompt_token_ids")
+    value = row[keys[0]]
+    if keys[0] == "prompt":
+        valid = isinstance(value, str) and value != ""
+    elif keys[0] == "messages":
+        valid = isinstance(value, list) and bool(value) and all(_is_message(message) for message in value)
+    else:
+        valid = isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+    if not valid:
+        kinds = {"prompt": "a text", "messages": "messages with role and content", "prompt_token_ids": "integers"}
+        raise InvalidRequest(f"{where} {keys[0]}", str(value)[:60], f"it must hold {kinds[keys[0]]}, at least one")
+    return value
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )

@@ -1,0 +1,151 @@
+"""The router as a Ray Serve deployment: one Serve call per request, rounds over links."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ray
+from ray import serve
+
+from actors.drafters.contract import Drafter
+from actors.drafters.registry import create_drafter, expand_drafters
+from actors.errors import Unavailable
+from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
+from cluster.config import DraftConfig, RouterConfig, SpeculationConfig
+from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
+from cluster.gateway.router_client import RouterStatus
+from cluster.metrics import RouterMetrics
+from cluster.router.connections import Connections, keep_connected
+from cluster.router.core import DRAFT_MODEL, RouterCore
+from cluster.router.driver import RouterDriver
+
+logger = logging.getLogger(__name__)
+
+# A backstop: the bounded queue that clients meet is the core's.
+MAX_ONGOING_REQUESTS = 8192
+_DRAIN_S = 60.0
+
+
+class Router:
+    """Owns the sequences of one target group. `upstream` are the deployments that Serve must start beside it."""
+
+    async def __init__(
+        self,
+        config: RouterConfig,
+        speculation: SpeculationConfig,
+        draft: DraftConfig,
+        directory_name: str,
+        target_id: str,
+        *upstream: Any,
+    ) -> None:
+        self._config = config
+        self._speculation = speculation
+        self._draft = draft
+        self._directory_name = directory_name
+        self._directory: DirectoryHandle = find_directory(directory_name)
+        keys = await self._directory.client_keys.remote()
+        self._connections = Connections(keys, target_id)
+        self._driver: RouterDriver | None = None
+        self._metrics: RouterMetrics | None = None
+        self._incarnation: int | None = None
+        names = expand_drafters(speculation.drafters)
+        # Kernels compile here, before the first request.
+        self._drafters: dict[str, Drafter] = {name: create_drafter(name) for name in names if name != DRAFT_MODEL}
+        self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        if self._driver is None:
+            raise Unavailable("the target group has not started yet")
+        chunks = self._driver.generate(request)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    async def status(self) -> RouterStatus:
+        failure = self._driver.failure if self._driver is not None else None
+        if failure is not None:
+            return RouterStatus(ready=False, live=False, detail=f"rounds have stopped: {failure}")
+        if self._driver is None or not self._driver.has_target:
+            return RouterStatus(ready=False, live=True, detail="waiting for the target group")
+        workers = len(self._connections.draft_links())
+        return RouterStatus(ready=True, live=True, detail=f"{workers} draft workers")
+
+    async def metrics_text(self) -> str:
+        return self._metrics.text() if self._metrics is not None else ""
+
+    async def check_health(self) -> None:
+        if self._task.done():
+            raise Unavailable("the router no longer follows the directory")
+        if self._driver is not None and self._driver.failure is not None:
+            raise Unavailable(f"rounds have stopped: {self._driver.failure}")
+
+    async def __del__(self) -> None:
+        if self._driver is not None:
+            await self._driver.drain(_DRAIN_S)
+            self._driver.close()
+        self._task.cancel()
+        self._connections.close()
+
+    async def _list_workers(self) -> list[WorkerEntry]:
+        try:
+            async with asyncio.timeout(5.0):
+                entries: list[WorkerEntry] = await self._directory.workers.remote()
+        except ray.exceptions.ActorDiedError:
+            self._directory = find_directory(self._directory_name)
+            raise
+        return entries
+
+    def _adopt(self) -> None:
+        """Give the driver the links that stand now."""
+        target = self._connections.target
+        if target is not None and target[1].is_alive:
+            info, link = target
+            if self._driver is None:
+                self._start_rounds(info)
+            assert self._driver is not None
+            is_new = info.incarnation != self._incarnation
+            if is_new and self._incarnation is not None:
+                logger.warning("the target group has been started anew; its sequences are sent again")
+            self._driver.set_target(link, is_new)
+            self._incarnation = info.incarnation
+        elif self._driver is not None:
+            self._driver.set_target(None, False)
+        if self._driver is not None:
+            self._driver.set_draft_workers(self._connections.draft_links())
+
+    def _start_rounds(self, info: WorkerInfo) -> None:
+        core = RouterCore(
+            self._config,
+            self._speculation,
+            self._drafters,
+            info.vocab_size,
+            info.max_model_len,
+            info.block_size,
+            self._draft.gamma,
+        )
+        self._driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
+        self._metrics = RouterMetrics(core, self._driver, self._connections)
+
+
+def router_application(
+    config: RouterConfig,
+    speculation: SpeculationConfig,
+    draft: DraftConfig,
+    directory_name: str,
+    target_id: str,
+    *upstream: Any,
+) -> serve.Application:
+    deployment = serve.deployment(Router).options(
+        name="Router",
+        num_replicas=1,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0.1},
+        health_check_period_s=2.0,
+        graceful_shutdown_timeout_s=_DRAIN_S,
+    )
+    return deployment.bind(config, speculation, draft, directory_name, target_id, *upstream)

@@ -1,0 +1,107 @@
+"""Puts a whole cluster on Ray: directory, target group, draft workers, router and gateway as one Serve application."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray import serve
+
+from actors.draft_worker import DraftSettings
+from actors.models.catalog import Progress, resolve_model, silent
+from actors.models.drafter_build import default_drafter_dir
+from actors.models.loader import ModelInfo, choose_device, read_model_info
+from actors.models.source import ModelSource
+from actors.target_worker import TargetSettings
+from cluster.config import ClusterConfig
+from cluster.directory import get_or_create_directory
+from cluster.draft_pool import draft_pool_application
+from cluster.gateway.call import ServedModel
+from cluster.gateway.deployment import gateway_application
+from cluster.router.deployment import router_application
+from cluster.target_group import target_group_application
+
+APPLICATION = "paceline"
+DIRECTORY = "paceline-directory"
+TARGET_ID = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """Everything that is decided before Ray is touched: models found, devices chosen."""
+
+    config: ClusterConfig
+    target: ModelSource
+    info: ModelInfo
+    target_device: str
+    draft: ModelSource | None  # its directory may not be there yet: see `builds_drafter`
+    draft_device: str
+    builds_drafter: bool
+
+    @property
+    def num_cpus(self) -> float:
+        """CPUs that the actors ask of Ray."""
+        ranks = self.config.target.tensor_parallel
+        return 0.2 + ranks + 0.5 * self.config.draft.workers + 0.1 * (1 + self.config.gateway.replicas) + 1.0
+
+
+def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
+    """Find and prepare the models. Raises ModelError, before anything is started."""
+    source = resolve_model(config.target.model, home, progress)
+    info = read_model_info(source, config.target.served_name)
+    draft: ModelSource | None = None
+    builds_drafter = False
+    if config.draft.workers and config.draft.model == "auto":
+        directory = default_drafter_dir(home, source)
+        draft = ModelSource(spec="auto", name=directory.name, path=directory)
+        builds_drafter = not directory.is_dir()
+    elif config.draft.workers and config.draft.model != "none":
+        draft = resolve_model(config.draft.model, home, progress)
+    target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
+    return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter)
+
+
+def cluster_application(plan: ClusterPlan) -> serve.Application:
+    """The Serve application of a plan. Ray must be initialised and Serve's proxies started."""
+    config = plan.config
+    get_or_create_directory(DIRECTORY, lifetime="detached")
+    target = TargetSettings(
+        source=plan.target,
+        dtype=config.target.dtype,
+        device=plan.target_device,
+        tensor_parallel=config.target.tensor_parallel,
+        threads=config.target.threads,
+        kv_cache_tokens=config.target.kv_cache_tokens,
+        kv_cache_fraction=config.target.kv_cache_fraction,
+        block_size=config.target.block_size,
+        prefix_cache=config.target.prefix_cache,
+        exact=config.target.exact,
+        max_model_len=config.target.max_model_len,
+    )
+    upstream = [target_group_application(target, DIRECTORY, TARGET_ID, config.target.start_timeout_s)]
+    if plan.draft is not None:
+        draft = DraftSettings(
+            source=plan.draft,
+            dtype=config.draft.dtype,
+            device=plan.draft_device,
+            threads=config.draft.threads,
+            kv_cache_tokens=config.draft.kv_cache_tokens,
+            block_size=config.draft.block_size,
+        )
+        upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
+    router = router_application(
+        config.router, config.speculation, config.draft, DIRECTORY, TARGET_ID, *upstream
+    )
+    return gateway_application(router, str(plan.target.path), _served_model(plan), config.gateway)
+
+
+def _served_model(plan: ClusterPlan) -> ServedModel:
+    limits = [plan.info.max_model_len, plan.config.target.max_model_len, plan.config.target.kv_cache_tokens]
+    return ServedModel(
+        name=plan.info.name,
+        max_model_len=min(limit for limit in limits if limit is not None),
+        vocab_size=plan.info.vocab_size,
+        eos_token_ids=plan.info.eos_token_ids,
+        created=int(time.time()),
+    )

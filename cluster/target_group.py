@@ -1,0 +1,130 @@
+"""The target group on Ray: one actor a rank, and the Serve deployment that owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.util import get_current_placement_group, get_node_ip_address
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.errors import Unavailable
+from actors.target_worker import TargetSettings, TargetWorker
+from cluster.directory import WorkerEntry
+from cluster.registration import Registration
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankHealth:
+    failure: str | None
+    num_batches: int  # progress; only rank 0 counts
+    process_id: int
+
+
+class TargetRank:
+    """Actor shell of one rank. Rank 0 enters itself in the directory once the whole group serves."""
+
+    def __init__(self, settings: TargetSettings, rank: int, incarnation: int) -> None:
+        self._worker = TargetWorker(settings, rank, incarnation)
+        self._incarnation = incarnation
+        self._registration: Registration | None = None
+
+    @ray.method
+    def meeting_point(self) -> str:
+        """Where the ranks find each other: an address of rank 0's node."""
+        host = get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        return f"tcp://{host}:{port}"
+
+    @ray.method
+    def load(self, init_method: str | None) -> None:
+        self._worker.load(init_method)
+
+    @ray.method
+    def start(self, directory_name: str, worker_id: str) -> None:
+        self._worker.start(get_node_ip_address())
+        if self._worker.server is not None:
+            entry = WorkerEntry("target", worker_id, self._worker.server.address, self._incarnation)
+            self._registration = Registration(directory_name, entry, self._worker.server.allow)
+
+    @ray.method
+    def health(self) -> RankHealth:
+        import os
+
+        return RankHealth(self._worker.failure, self._worker.num_batches, os.getpid())
+
+    @ray.method
+    def stop(self) -> None:
+        if self._registration is not None:
+            self._registration.leave()
+        self._worker.stop()
+
+
+class TargetGroup:
+    """Serve deployment: starts the ranks, fails its health check when one of them is gone, so that Serve starts the
+    whole group anew. It carries no requests."""
+
+    async def __init__(
+        self, settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float
+    ) -> None:
+        incarnation = secrets.randbits(62)
+        group = get_current_placement_group()
+        gpus = 1 if settings.device.startswith("cuda") else 0
+        remote_rank = ray.remote(TargetRank)
+        self._ranks = []
+        for rank in range(settings.tensor_parallel):
+            options: dict[str, object] = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "max_concurrency": 4}
+            if group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
+            self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation))
+        try:
+            async with asyncio.timeout(start_timeout_s):
+                init_method = await self._ranks[0].meeting_point.remote() if settings.tensor_parallel > 1 else None
+                await asyncio.gather(*(rank.load.remote(init_method) for rank in self._ranks))
+                # Rank 0 last: it is in the directory only when the others listen.
+                await asyncio.gather(*(rank.start.remote(directory_name, worker_id) for rank in self._ranks[1:]))
+                await self._ranks[0].start.remote(directory_name, worker_id)
+        except TimeoutError:
+            raise Unavailable(f"the target group did not start within {start_timeout_s:g} s") from None
+
+    async def health(self) -> list[RankHealth]:
+        return list(await asyncio.gather(*(rank.health.remote() for rank in self._ranks)))
+
+    async def check_health(self) -> None:
+        for rank, health in enumerate(await self.health()):
+            if health.failure is not None:
+                raise Unavailable(f"target rank {rank}: {health.failure}")
+
+    async def __del__(self) -> None:
+        try:
+            async with asyncio.timeout(5.0):
+                await self._ranks[0].stop.remote()
+        except Exception as error:
+            logger.info("the target group was gone before it was stopped: %r", error)
+
+
+def target_group_application(
+    settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float
+) -> serve.Application:
+    """One target group as a Serve application. Its placement group has a bundle for the shell and one a rank."""
+    bundle = {"GPU": 1.0, "CPU": 1.0} if settings.device.startswith("cuda") else {"CPU": 1.0}
+    deployment = serve.deployment(TargetGroup).options(
+        name="TargetGroup",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0.1},
+        placement_group_bundles=[{"CPU": 0.1}, *([bundle] * settings.tensor_parallel)],
+        placement_group_strategy="PACK",
+        health_check_period_s=1.0,
+        health_check_timeout_s=5.0,
+        graceful_shutdown_timeout_s=10.0,
+    )
+    return deployment.bind(settings, directory_name, worker_id, start_timeout_s)
