@@ -228,6 +228,16 @@ def test_a_deadline_ends_running_and_waiting_requests_alike():
     assert not core.num_running
 
 
+def test_deadlines_of_ended_requests_do_not_pile_up():
+    target = Scripted([5])
+    core = make_core()
+    for index in range(500):
+        core.add(request(f"r{index}", max_new_tokens=1, timeout_s=3600.0), 0.0)
+        one_round(core, target)
+    assert core.counters.finished == 500
+    assert len(core._deadlines) < 100
+
+
 @pytest.mark.parametrize("moment", ["waiting", "running", "planned", "assembled", "verified"])
 def test_a_cancelled_request_ends_at_once_with_nothing_after_it(moment):
     target = Scripted(list(range(2, 40)))
