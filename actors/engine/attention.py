@@ -7,13 +7,12 @@ so models build no mask of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from actors.engine.batch import PackedBatch, SequenceSpan, visible
@@ -93,11 +92,15 @@ class PaddedPlan:
     query rows, so keys and values are never repeated.
     """
 
-    def __init__(self, batch: PackedBatch, kv: KvCache, device: torch.device) -> None:
+    def __init__(self, batch: PackedBatch, kv: KvCache, device: torch.device, num_rows: int) -> None:
+        """num_rows: rows of the forward, those behind the batch's own only fill it up and attend to nothing."""
+        slots = np.full(num_rows, kv.padding_slot, dtype=np.int64)
+        slots[: batch.num_rows] = batch.slots
         self.kv = kv
-        self.slots = torch.from_numpy(batch.slots).to(device)
+        self.slots = torch.from_numpy(slots).to(device)
         self._device = device
-        self._num_rows = batch.num_rows
+        self._num_rows = num_rows
+        self._padding = num_rows - batch.num_rows
         few = [span for span in batch.spans if span.num_rows <= _MAX_PADDED_ROWS]
         groups = [few] if few else []
         groups += [[span] for span in batch.spans if span.num_rows > _MAX_PADDED_ROWS]
@@ -142,8 +145,10 @@ class PaddedPlan:
         softcap: float | None,
     ) -> torch.Tensor:
         if len(self._groups) == 1 and self._groups[0].rows is None:
-            return self._attend_group(self._groups[0], query, keys, values, scaling, sliding_window, softcap)
-        output = torch.empty((self._num_rows, query.shape[1], values.shape[2]), dtype=query.dtype, device=query.device)
+            own = query[: self._num_rows - self._padding]
+            attended = self._attend_group(self._groups[0], own, keys, values, scaling, sliding_window, softcap)
+            return pad(attended, (0, 0, 0, 0, 0, self._padding)) if self._padding else attended
+        output = torch.zeros((self._num_rows, query.shape[1], values.shape[2]), dtype=query.dtype, device=query.device)
         for group in self._groups:
             if group.rows is None:
                 first = group.spans[0].first_row
@@ -212,6 +217,3 @@ class PaddedPlan:
             mask = mask.repeat(1, shared, 1).unsqueeze(1)
         group.masks[sliding_window] = mask
         return mask
-
-
-PlanFactory = Callable[[PackedBatch, KvCache, torch.device], AttentionPlan]

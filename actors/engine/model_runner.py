@@ -11,6 +11,7 @@ from actors.engine.batch import PackedBatch
 from actors.engine.exact_attention import ExactPlan, RowContexts
 from actors.engine.kv_cache import KvCache
 from actors.engine.options import Exactness
+from actors.engine.packed_linear import MIN_ROWS, pack_linears
 
 # Rows of every forward in bitwise mode: matrix products of one fixed shape give a row the same bits at any place in
 # the tile and in any company. Wide enough for a decoding sequence with its drafts.
@@ -25,6 +26,7 @@ class ModelRunner:
         if exact == "bitwise" and self.device.type != "cpu":
             raise ValueError(f"exact is 'bitwise' on {self.device.type}; it is available on cpu")
         model.set_attn_implementation(ATTENTION_NAME)
+        self._min_rows = MIN_ROWS if pack_linears(model) else 1
         self._model = model.eval()
         self._exact = exact
         self.kv = KvCache(num_slots, self.device)
@@ -34,9 +36,11 @@ class ModelRunner:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
-        plan = PaddedPlan(batch, self.kv, self.device)
-        rows = torch.from_numpy(logit_rows).to(self.device)
-        return self._run(batch.token_ids, batch.positions, plan, rows)
+        rows = max(batch.num_rows, self._min_rows)
+        padding = (0, rows - batch.num_rows)
+        plan = PaddedPlan(batch, self.kv, self.device, rows)
+        wanted = torch.from_numpy(logit_rows).to(self.device)
+        return self._run(np.pad(batch.token_ids, padding), np.pad(batch.positions, padding), plan, wanted)
 
     def _run(
         self, token_ids: np.ndarray, positions: np.ndarray, plan: PaddedPlan | ExactPlan, rows: torch.Tensor
