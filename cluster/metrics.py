@@ -121,7 +121,7 @@ class RouterMetrics:
         for name, (text, count) in counts.items():
             yield CounterMetricFamily(name, text, value=count)
         by_source = {
-            "paceline_spec_decode_num_draft_tokens": ("Draft nodes verified, by source", counters.accepted_tokens),
+            "paceline_spec_decode_num_draft_tokens": ("Draft nodes verified, by source", counters.drafted_tokens),
             "paceline_spec_decode_num_accepted_tokens": ("Draft tokens accepted, by source", counters.accepted_tokens),
             "paceline_drafter_errors": ("Failures of a drafter, by source", counters.drafter_errors),
             "paceline_invalid_draft_trees": ("Malformed trees dropped, by source", counters.invalid_trees),

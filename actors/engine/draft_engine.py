@@ -64,6 +64,7 @@ class DraftEngine:
         self._table = SequenceTable(self.pool, self._runner.kv)
         self._vocab_map = vocab_map
 
+    @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
         """One chain per item, in order; empty where there is no room for the sequence."""
         started = time.perf_counter()

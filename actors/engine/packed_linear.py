@@ -44,6 +44,12 @@ def pack_linears(model: nn.Module) -> int:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype in _DTYPES:
-                setattr(module, name, PackedLinear(child))
+                packed = PackedLinear(child)
+                # A tensor-parallel plan lives in hooks: they gather and reduce around the shard's own product.
+                packed._forward_pre_hooks = child._forward_pre_hooks
+                packed._forward_hooks = child._forward_hooks
+                packed._forward_hooks_with_kwargs = child._forward_hooks_with_kwargs
+                packed._forward_pre_hooks_with_kwargs = child._forward_pre_hooks_with_kwargs
+                setattr(module, name, packed)
                 replaced += 1
     return replaced

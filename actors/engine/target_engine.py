@@ -51,6 +51,7 @@ class TargetEngine:
     def num_sequences(self) -> int:
         return len(self._table)
 
+    @torch.inference_mode()
     def verify(self, batch: VerifyBatch) -> VerifyResult:
         """Run one round. Sequences it does not know, or knows at another length, come back in `stale_seq_ids`."""
         started = time.perf_counter()

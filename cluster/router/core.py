@@ -766,6 +766,8 @@ class RouterCore:
                 was_verified[entry.node_start : entry.node_end] = True
                 if path and not entry.num_chain:
                     was_accepted[entry.node_start : entry.node_end][path] = True
+            credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
+            self.counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
             verified, accepted = tally_nodes(
                 round.proposed, round.node_index, was_verified, was_accepted, forest.start, self._calibration
             )
@@ -779,6 +781,7 @@ class RouterCore:
                 confidence = _parent_confidence(entry.proposals[0][1])[: entry.num_chain]
                 self._calibration.observe(self._draft_model + 1, confidence, outcome)
                 num_gained += len(path)
+                self.counters.drafted_tokens[DRAFT_MODEL] += entry.num_chain
             elif path and round.asked_draft_model and forest is not None:
                 masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
                 only = 1 << self._draft_model

@@ -20,6 +20,7 @@ class RouterCounters:
     refused: int = 0  # Overloaded
     emitted_tokens: int = 0
     draft_tokens: int = 0  # tree nodes verified
+    drafted_tokens: Counter[str] = field(default_factory=Counter)  # the same, by the source that was most sure
     accepted_tokens: Counter[str] = field(default_factory=Counter)
     invalid_trees: Counter[str] = field(default_factory=Counter)
     drafter_errors: Counter[str] = field(default_factory=Counter)
