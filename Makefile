@@ -1,0 +1,77 @@
+# Everything a developer types. `make` alone lists it.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+# Index that has the build of torch you want, e.g. https://download.pytorch.org/whl/cpu (see README.md, GPUs).
+TORCH_INDEX ?=
+PACELINE_HOME ?= $(HOME)/.cache/paceline
+# For `make serve`: a configuration file, and more arguments of `paceline serve`.
+CONFIG ?= configs/laptop.yaml
+ARGS ?=
+
+PIP_VERSION := 26.3
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",/\1/p' pyproject.toml)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.paceline
+MODEL := $(PACELINE_HOME)/models/smollm2/config.json
+PROTO := cluster/gateway/paceline/v1/inference.proto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint format proto lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(STAMP) $(MODEL)  ## virtual environment in .venv with everything pinned, and the demo model
+
+# Torch comes first and alone, so that it can come from another index. The stamp is written last: a setup that was
+# interrupted is done again.
+$(STAMP): pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "no python3.11 found; name one: make setup PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11; name another: make setup PYTHON=/path/to/python" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet pip==$(PIP_VERSION)
+	$(PIP) install -c requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) install -c requirements.lock --editable . --group dev
+	$(PIP) check
+	touch $@
+
+$(MODEL): | $(STAMP)
+	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline model prepare smollm2
+
+serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
+	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline serve $(CONFIG) $(ARGS)
+
+test: setup lint  ## what CI runs: lint, then every test
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## format check, ruff, mypy, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the sources in the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP)  ## regenerate the gRPC code after a change of inference.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+# The lock is what a fresh environment holds, so that it names nothing that somebody happened to install.
+lock:  ## refresh requirements.lock from pyproject.toml
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet pip==$(PIP_VERSION)
+	build/lock/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	build/lock/bin/python -m pip install --quiet --editable . --group dev
+	build/lock/bin/python -m pip check
+	{ sed -n '/^#/p' requirements.lock; build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | \
+		sed 's/+[a-z0-9.]*$$//'; } > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+	rm -rf build/lock
+
+clean:  ## remove the environment and all caches of tools
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find cluster actors cache_service tests -name __pycache__ -type d -prune -exec rm -rf {} +

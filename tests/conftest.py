@@ -1,0 +1,52 @@
+"""What every test runs under: one thread a process, a home of its own, and the demo model where it can be had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from actors.errors import ModelError
+from actors.models.catalog import models_dir, prepare_model
+from cluster.config import paceline_home
+
+# Before anything imports torch (nothing above does). Ray's workers and all child processes inherit it: processes that share a CPU and run
+# several threads each spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+_given_home = paceline_home()
+_own_home = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests see an empty home: what a developer has built in theirs must not decide whether a test passes."""
+    if "PACELINE_HOME" not in os.environ:
+        config.stash[_own_home] = Path(tempfile.mkdtemp(prefix="paceline-tests-"))
+        os.environ["PACELINE_HOME"] = str(config.stash[_own_home])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _own_home in config.stash:
+        shutil.rmtree(config.stash[_own_home], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The prepared SmolLM2-135M-Instruct, also known as `smollm2` in the tests' home.
+
+    It is prepared once a machine, in the default home. Where that is impossible the test is skipped.
+    """
+    try:
+        prepared = prepare_model("smollm2", _given_home)
+    except ModelError as error:
+        pytest.skip(str(error))
+    here = models_dir(paceline_home()) / "smollm2"
+    if not here.exists():
+        here.parent.mkdir(parents=True, exist_ok=True)
+        here.symlink_to(prepared, target_is_directory=True)
+    return here
