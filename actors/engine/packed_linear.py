@@ -43,13 +43,15 @@ def pack_linears(model: nn.Module) -> int:
     replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype in _DTYPES:
-                packed = PackedLinear(child)
-                # A tensor-parallel plan lives in hooks: they gather and reduce around the shard's own product.
-                packed._forward_pre_hooks = child._forward_pre_hooks
-                packed._forward_hooks = child._forward_hooks
-                packed._forward_hooks_with_kwargs = child._forward_hooks_with_kwargs
-                packed._forward_pre_hooks_with_kwargs = child._forward_pre_hooks_with_kwargs
-                setattr(module, name, packed)
+            if _can_pack(child):
+                setattr(module, name, PackedLinear(child))
                 replaced += 1
     return replaced
+
+
+def _can_pack(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    weight = module.weight.data
+    # A tensor-parallel shard is a DTensor, which carries its plan with it.
+    return type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype in _DTYPES

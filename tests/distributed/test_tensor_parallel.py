@@ -1,0 +1,95 @@
+"""Three ranks in three processes give the tokens of one, with and without drafts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.engine.build import build_target_engine
+from actors.engine.rank_group import LeadingRank, follow, join_group, leave_group
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.models.source import ModelSource
+from actors.models.toy import save_tiny_model
+
+PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
+SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
+STEPS = 8
+
+
+def decode(engine, steps: int = STEPS) -> list[list[int]]:
+    """Decode all prompts in one batch; from round 3 on with a draft tree that is partly right by construction."""
+    sequences = [list(prompt) for prompt in PROMPTS]
+    known = [0, 0, 0]
+    outputs: list[list[int]] = [[], [], []]
+    while min(len(output) for output in outputs) < steps:
+        items = []
+        for index, tokens in enumerate(sequences):
+            begin = SequenceStart(SAMPLING[index], len(PROMPTS[index])) if known[index] == 0 else None
+            delta = SequenceDelta(index + 1, known[index], np.array(tokens[known[index] :], np.int32))
+            tree, parents = [1, tokens[-1], 2, 3], [-1, -1, 1, 0]
+            if tree[0] == tree[1]:
+                tree, parents = [], []
+            items.append(
+                VerifyItem(delta, 7, np.array(tree, np.int32), np.array(parents, np.int32), begin=begin)
+            )
+            known[index] = len(tokens)
+        for verdict in engine.answer(VerifyBatch(1, items)).verdicts:
+            if verdict.next_token < 0:
+                continue
+            index = verdict.seq_id - 1
+            new = [int(items[index].token_ids[node]) for node in verdict.path] + [verdict.next_token]
+            sequences[index] += new
+            outputs[index] += new
+    return [output[:steps] for output in outputs]
+
+
+def run_rank(path: Path, rank: int, port: int, answers) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    join_group(f"tcp://127.0.0.1:{port}", rank, 3, "cpu")
+    source = ModelSource("tiny", "tiny", path)
+    engine = build_target_engine(
+        source, "float32", "cpu", kv_cache_tokens=512, block_size=4, tensor_parallel=3, rank=rank
+    )
+    if rank == 0:
+        leading = LeadingRank(engine)
+        answers.put(decode(leading))
+        assert engine.check_integrity() is None
+        leading.stop()
+    else:
+        follow(engine)
+        answers.put(engine.check_integrity())
+    leave_group()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), "llama", 5, layers=3, hidden_size=96, heads=6, kv_heads=3)
+
+
+def test_three_ranks_give_the_tokens_of_one(model_dir):
+    alone = build_target_engine(
+        ModelSource("tiny", "tiny", model_dir), "float32", "cpu", kv_cache_tokens=512, block_size=4
+    )
+    wanted = decode(alone)
+    assert any(len(set(output)) > 2 for output in wanted)
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [context.Process(target=run_rank, args=(model_dir, rank, port, answers)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    got = [answers.get(timeout=180) for _ in ranks]
+    for process in ranks:
+        process.join(timeout=60)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+    assert [answer for answer in got if isinstance(answer, list)] == [wanted]
+    assert got.count(None) == 2  # the followers' integrity checks
