@@ -1,0 +1,274 @@
+"""`paceline bench local`: decoding speed in one process, against `transformers` on the same prompts.
+
+All methods answer a block of prompts before the next block begins, and take turns at going first, so that noise of the
+machine falls on all of them. Times are wall times from prompt token ids to answer, prefill included.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from actors.drafters.registry import NONE
+from actors.errors import InvalidRequest
+from actors.models.catalog import Progress, resolve_model, silent
+from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info
+from cluster.bench.machine import describe_machine, describe_versions
+from cluster.bench.methods import EngineMethod, GenerateMethod, Method, logit_gap
+from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
+from cluster.bench.speed import (
+    Difference,
+    Equality,
+    Speed,
+    TimedBlock,
+    answers_by_prompt,
+    first_difference,
+    measure_speed,
+)
+from cluster.config import paceline_home
+from cluster.local import LocalEngine
+
+GENERATE = "generate"
+PROMPT_LOOKUP = "generate + prompt lookup"
+NO_DRAFTS = "paceline: none"
+
+_PROMPT_LOOKUP_TOKENS = 10
+_WARM_UP_TOKENS = 32
+_WARM_UP_TEXTS = ("Count from one to twenty.", "Say it ten times: one two three. One two three. One two three. One")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """What to measure."""
+
+    prompts: tuple[BenchPrompt, ...]
+    model: str = "smollm2"
+    draft_model: str = "auto"
+    drafters: tuple[tuple[str, ...], ...] = (("auto",),)  # an engine for each set, beside the one without drafts
+    rows_per_task: int | None = None  # None: all
+    learn_rows_per_task: int = 0  # other rows that engines with drafters answer beforehand, so that they start warm
+    max_new_tokens: int = 128
+    dtypes: tuple[str, ...] = ("float32",)
+    batch_sizes: tuple[int, ...] = (1,)
+    device: str = "auto"
+    exact: Literal["default", "bitwise"] = "default"
+    max_draft_tokens: int = 16
+    baselines: bool = True  # False: `transformers` is left out, and the engine without drafts is the reference
+
+
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    name: str
+    drafters: tuple[str, ...] | None  # None: not an engine of ours
+    overall: Speed
+    tasks: dict[str, Speed]
+    equality: Equality | None  # None: it is the reference
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """One dtype at one batch size."""
+
+    dtype: str
+    batch_size: int
+    reference: str
+    num_partial_blocks: int  # blocks with fewer prompts than the batch has room for
+    methods: list[MethodResult]
+    blocks: list[TimedBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReport:
+    machine: dict[str, str | int | float]
+    versions: dict[str, str]
+    config: dict[str, Any]
+    cells: list[CellResult]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_local(
+    plan: LocalPlan, progress: Progress = silent, on_cell: Callable[[CellResult], None] = lambda cell: None
+) -> LocalReport:
+    """Measure every dtype at every batch size; `on_cell` hears of each as it is done.
+
+    Raises InvalidRequest for prompts that the model has no room for, ModelError for models that cannot be used.
+    """
+    source = resolve_model(plan.model, paceline_home(), progress)
+    info, tokenizer = read_model_info(source), load_tokenizer(source)
+    rows, others = pick_rows(plan.prompts, plan.rows_per_task)
+    learn_rows = pick_rows(others, plan.learn_rows_per_task)[0] if plan.learn_rows_per_task else []
+    token_ids = {row.name: encode_prompt(row, tokenizer) for row in (*rows, *learn_rows)}
+    longest = _check_room(token_ids, info, plan.max_new_tokens)
+    warm_up = [_encode_text(text, tokenizer) for text in _WARM_UP_TEXTS]
+    machine, cells = describe_machine(), []
+    for dtype in plan.dtypes:
+        reference_model = None
+        if plan.baselines:
+            reference_model = load_model(source, dtype, choose_device(plan.device))
+        for batch_size in plan.batch_sizes:
+            methods: list[Method] = []
+            if reference_model is not None:
+                methods.append(GenerateMethod(GENERATE, reference_model, tokenizer, info.eos_token_ids))
+                methods.append(
+                    GenerateMethod(PROMPT_LOOKUP, reference_model, tokenizer, info.eos_token_ids, _PROMPT_LOOKUP_TOKENS)
+                )
+            methods += _engines(plan, dtype, batch_size, longest + plan.max_new_tokens)
+            _warm_up(methods, warm_up, batch_size, min(plan.max_new_tokens, _WARM_UP_TOKENS))
+            _learn(methods, learn_rows, token_ids, plan.max_new_tokens)
+            blocks = make_blocks(rows, batch_size)
+            stage = f"{dtype}, batch {batch_size}"
+            timed = run_blocks(methods, blocks, token_ids, plan.max_new_tokens, stage, progress)
+            cells.append(_summarise(dtype, batch_size, methods, timed, token_ids, reference_model))
+            on_cell(cells[-1])
+            del methods  # their caches and weights make room for the next ones
+            gc.collect()
+    config = {key: value for key, value in asdict(plan).items() if key != "prompts"}
+    config["num_prompts"] = {task: sum(row.task == task for row in rows) for task in tasks_of(rows)}
+    config["num_learn_prompts"] = len(learn_rows)
+    config["weights"] = info.weights_fingerprint
+    return LocalReport(machine, describe_versions(), config, cells)
+
+
+def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:
+    """Token ids through the model's chat template; plain text where it has none. Raises InvalidRequest."""
+    if prompt.token_ids:
+        return list(prompt.token_ids)
+    if tokenizer.chat_template:
+        encoded = tokenizer.apply_chat_template(
+            list(prompt.messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return [int(token) for token in encoded]
+    if len(prompt.messages) > 1:
+        limit = "the model has no chat template, so a prompt can be one message only"
+        raise InvalidRequest(f"prompt {prompt.name}", f"{len(prompt.messages)} messages", limit)
+    return [int(token) for token in tokenizer.encode(prompt.messages[0]["content"])]
+
+
+def run_blocks(
+    methods: Sequence[Method],
+    blocks: Sequence[Sequence[BenchPrompt]],
+    token_ids: dict[str, list[int]],
+    max_new_tokens: int,
+    stage: str = "",
+    progress: Progress = silent,
+) -> list[TimedBlock]:
+    """Every method on every block, block by block; the method that goes first changes with each block."""
+    timed = []
+    for index, block in enumerate(blocks):
+        progress(stage, index, len(blocks))
+        prompts = [token_ids[row.name] for row in block]
+        first = index % len(methods)
+        for method in (*methods[first:], *methods[:first]):
+            started = time.perf_counter()
+            answers = method.answer(prompts, max_new_tokens)
+            seconds = time.perf_counter() - started
+            names = tuple(row.name for row in block)
+            timed.append(TimedBlock(method.name, block[0].task, names, seconds, tuple(answers)))
+    progress(stage, len(blocks), len(blocks))
+    return timed
+
+
+def _engines(plan: LocalPlan, dtype: str, batch_size: int, longest: int) -> list[EngineMethod]:
+    """Fresh engines: none has seen a prompt that is about to be measured, nor shares a cache with another."""
+    methods = []
+    for drafters in ((NONE,), *(names for names in plan.drafters if names != (NONE,))):
+        engine = LocalEngine(
+            plan.model,
+            draft_model=NONE if drafters == (NONE,) else plan.draft_model,
+            drafters=drafters,
+            batch_size=batch_size,
+            dtype=dtype,
+            device=plan.device,
+            exact=plan.exact,
+            max_draft_tokens=plan.max_draft_tokens,
+            kv_cache_tokens=2 * batch_size * (longest + plan.max_draft_tokens + 64),
+        )
+        methods.append(EngineMethod(f"paceline: {','.join(drafters)}", engine))
+    return methods
+
+
+def _warm_up(methods: Sequence[Method], prompts: Sequence[list[int]], batch_size: int, max_new_tokens: int) -> None:
+    """Compile, allocate and let step times be learnt, on texts that are no part of the measurement."""
+    for method in methods:
+        for prompt in prompts:
+            method.answer([prompt] * batch_size, max_new_tokens)
+
+
+def _learn(
+    methods: Sequence[Method], rows: Sequence[BenchPrompt], token_ids: dict[str, list[int]], max_new_tokens: int
+) -> None:
+    for method in methods:
+        if rows and isinstance(method, EngineMethod) and method.drafter_names:
+            method.answer([token_ids[row.name] for row in rows], max_new_tokens)
+
+
+def _summarise(
+    dtype: str,
+    batch_size: int,
+    methods: Sequence[Method],
+    blocks: list[TimedBlock],
+    token_ids: dict[str, list[int]],
+    reference_model: PreTrainedModel | None,
+) -> CellResult:
+    reference = methods[0].name
+    results = []
+    for method in methods:
+        tasks = list(dict.fromkeys(block.task for block in blocks))
+        results.append(
+            MethodResult(
+                name=method.name,
+                drafters=method.drafter_names if isinstance(method, EngineMethod) else None,
+                overall=measure_speed(blocks, method.name, reference),
+                tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
+                equality=(
+                    None
+                    if method is methods[0]
+                    else _compare(blocks, method.name, reference, token_ids, reference_model)
+                ),
+            )
+        )
+    partial = sum(len(block.prompts) < batch_size for block in blocks if block.method == reference)
+    return CellResult(dtype, batch_size, reference, partial, results, blocks)
+
+
+def _compare(
+    blocks: Sequence[TimedBlock],
+    method: str,
+    reference: str,
+    token_ids: dict[str, list[int]],
+    reference_model: PreTrainedModel | None,
+) -> Equality:
+    expected, found = answers_by_prompt(blocks, reference), answers_by_prompt(blocks, method)
+    differences = []
+    for prompt, wanted in expected.items():
+        position = first_difference(wanted, found[prompt])
+        if position is None:
+            continue
+        gap = None
+        if reference_model is not None:
+            gap = logit_gap(reference_model, [*token_ids[prompt], *wanted[:position]])
+        one, other = (tokens[position] if position < len(tokens) else None for tokens in (wanted, found[prompt]))
+        differences.append(Difference(prompt, position, one, other, gap))
+    return Equality(len(expected), tuple(differences))
+
+
+def _check_room(token_ids: dict[str, list[int]], info: ModelInfo, max_new_tokens: int) -> int:
+    """Tokens of the longest prompt."""
+    for name, tokens in token_ids.items():
+        if len(tokens) + max_new_tokens > info.max_model_len:
+            limit = f"with {max_new_tokens} new ones the model has room for {info.max_model_len}"
+            raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", limit)
+        if not tokens or max(tokens) >= info.vocab_size:
+            raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", f"needs 1 or more below {info.vocab_size}")
+    return max(len(tokens) for tokens in token_ids.values())
+
+
+def _encode_text(text: str, tokenizer: Any) -> list[int]:
+    return encode_prompt(BenchPrompt("warm-up", "warm-up", ({"role": "user", "content": text},)), tokenizer)

@@ -1,0 +1,200 @@
+"""`paceline bench`: how fast, measured beside the alternatives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from actors.errors import InvalidRequest
+from actors.models.loader import DTYPES
+from cluster.cli.progress import progress_bars
+
+app = typer.Typer(no_args_is_help=True, help="Measure speed: of the engine in one process, or of a running server.")
+
+
+class Exact(StrEnum):
+    default = "default"
+    bitwise = "bitwise"
+
+
+class Speculation(StrEnum):
+    on = "on"
+    off = "off"
+    both = "both"
+
+
+@app.command()
+def local(
+    prompts: Path = typer.Option(None, help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task."),
+    spec_bench: Path = typer.Option(None, help="Directory with the question.jsonl of Spec-Bench."),
+    rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
+    learn_rows: int = typer.Option(
+        0, min=0, help="Other rows of each task that engines with drafters answer beforehand: a warm start."
+    ),
+    max_new_tokens: int = typer.Option(128, min=1),
+    dtype: str = typer.Option("float32", help=f"Comma-separated: {', '.join(DTYPES)}."),
+    batch_size: str = typer.Option("1", help="Comma-separated, such as 1,8."),
+    drafters: list[str] = typer.Option(
+        ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
+    ),
+    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
+    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    max_draft_tokens: int = typer.Option(16, min=0, max=256),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
+    exact: Exact = typer.Option(Exact.default),
+    threads: int = typer.Option(None, min=1, help="Torch threads, for every method; by default torch's own choice."),
+    baselines: bool = typer.Option(True, help="Measure `transformers` too; else against the engine without drafts."),
+    json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
+) -> None:
+    """Decoding speed in one process against `transformers` generate, interleaved on the same prompts, greedy."""
+    rows = _read_prompts(prompts, spec_bench)
+    dtypes = _split(dtype)
+    for name in dtypes:
+        if name not in DTYPES:
+            raise InvalidRequest("--dtype", name, f"it must be one of {', '.join(DTYPES)}")
+    sizes = _split(batch_size)
+    if not all(size.isdecimal() and int(size) >= 1 for size in sizes):
+        raise InvalidRequest("--batch-size", batch_size, "it must hold integers of at least 1, comma-separated")
+    _check_writable("--json", json_file)
+    import torch
+
+    from cluster.bench.local import LocalPlan, run_local
+    from cluster.bench.local_report import print_cell, print_heading
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    plan = LocalPlan(
+        prompts=tuple(rows),
+        model=model,
+        draft_model=draft_model,
+        drafters=tuple(_split(names) for names in drafters),
+        rows_per_task=rows_per_task,
+        learn_rows_per_task=learn_rows,
+        max_new_tokens=max_new_tokens,
+        dtypes=dtypes,
+        batch_sizes=tuple(int(size) for size in sizes),
+        device=device,
+        exact=exact.value,
+        max_draft_tokens=max_draft_tokens,
+        baselines=baselines,
+    )
+    print_heading(plan, sys.stdout)
+    with progress_bars() as progress:
+        report = run_local(plan, progress, lambda cell: print_cell(cell, sys.stdout))
+    if json_file is not None:
+        _save(json_file, report.as_json())
+
+
+@app.command()
+def serve(
+    url: str = typer.Option("http://127.0.0.1:8000", help="Where the server listens."),
+    prompts: Path = typer.Option(None, help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task."),
+    spec_bench: Path = typer.Option(None, help="Directory with the question.jsonl of Spec-Bench."),
+    num_prompts: int = typer.Option(100, min=1, help="Requests; with --speculation both, of either kind."),
+    request_rate: float = typer.Option(float("inf"), help="Requests a second, Poisson; inf sends all at once."),
+    max_concurrency: int = typer.Option(None, min=1, help="Requests under way at a time; by default no limit."),
+    max_tokens: int = typer.Option(128, min=1),
+    speculation: Speculation = typer.Option(Speculation.on, help="both: blocks with and without take turns."),
+    block_size: int = typer.Option(16, min=1, help="Requests in such a block."),
+    temperature: float = typer.Option(0.0, min=0.0, max=2.0),
+    seed: int = typer.Option(0, help="Of arrivals; request i is sampled with seed + i."),
+    ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Every answer has --max-tokens tokens."),
+    goodput: list[str] = typer.Option(
+        [], help="Objective as metric:milliseconds, metric one of ttft, tpot, e2el; give it again for more."
+    ),
+    num_warmups: int = typer.Option(1, min=0),
+    model: str = typer.Option(None, help="By default the first that the server lists."),
+    timeout: float = typer.Option(600.0, min=1.0, help="Seconds without a byte after which a request has failed."),
+    save_result: Path = typer.Option(None, help="Save the figures as JSON, under the names of `vllm bench serve`."),
+    save_detailed: bool = typer.Option(False, "--save-detailed", help="With the figures of every request."),
+) -> None:
+    """Open-loop load on the streaming HTTP API: throughput, TTFT, TPOT, ITL and E2EL.
+
+    ITL is the gap between two chunks; a chunk holds all tokens of a round, so compare speculation by TPOT.
+    """
+    if not request_rate > 0:
+        raise InvalidRequest("--request-rate", request_rate, "it must be above 0, or inf")
+    rows = _read_prompts(prompts, spec_bench)
+    objectives = dict(_objective(one) for one in goodput)
+    _check_writable("--save-result", save_result)
+    from cluster.bench.serve import ServePlan, run_serve
+    from cluster.bench.serve_metrics import format_summary
+
+    plan = ServePlan(
+        prompts=tuple(rows),
+        url=url,
+        model=model,
+        num_prompts=num_prompts,
+        request_rate=request_rate,
+        max_concurrency=max_concurrency,
+        max_tokens=max_tokens,
+        speculation=speculation.value,
+        block_size=block_size,
+        temperature=temperature,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        objectives=objectives,
+        num_warmups=num_warmups,
+        timeout_s=timeout,
+    )
+    with progress_bars() as progress:
+        report = run_serve(plan, progress)
+    for mode, summary in report.summaries.items():
+        title = "Serving Benchmark Result"
+        if len(report.summaries) > 1:
+            title += f", speculation {mode}"
+        typer.echo(format_summary(summary, title, max_concurrency, request_rate), nl=False)
+    if report.ratio is not None:
+        typer.echo(f"Output token throughput, speculation on / off: {report.ratio:.2f}")
+        typer.echo(f"The same, median over pairs of blocks: {report.median_block_ratio:.2f}")
+    if report.num_repeated:
+        typer.echo(f"{report.num_repeated} requests repeat a prompt; caches make them faster", err=True)
+    if save_result is not None:
+        _save(save_result, report.as_json(plan, detailed=save_detailed))
+    if not any(summary.completed for summary in report.summaries.values()):
+        raise typer.Exit(1)
+
+
+def _read_prompts(file: Path | None, spec_bench: Path | None) -> list[Any]:
+    from cluster.bench.prompts import read_prompts, read_spec_bench
+
+    if file is not None and spec_bench is None:
+        return read_prompts(file)
+    if spec_bench is not None and file is None:
+        return read_spec_bench(spec_bench)
+    raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _objective(text: str) -> tuple[str, float]:
+    from cluster.bench.serve_metrics import GOODPUT_METRICS
+
+    metric, _, limit = text.partition(":")
+    try:
+        value = float(limit)
+    except ValueError:
+        value = -1.0
+    if metric not in GOODPUT_METRICS or not value >= 0:
+        limit = f"write metric:milliseconds, metric one of {', '.join(GOODPUT_METRICS)}"
+        raise InvalidRequest("--goodput", text, limit)
+    return metric, value
+
+
+def _check_writable(option: str, file: Path | None) -> None:
+    """Before an hour is spent on what cannot be saved."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise InvalidRequest(option, str(file), "its directory must exist and it must be a file")
+
+
+def _save(file: Path, data: dict[str, Any]) -> None:
+    date = datetime.now().strftime("%Y%m%d-%H%M%S")
+    file.write_text(json.dumps({"date": date, **data}, indent=1) + "\n", encoding="utf-8")
