@@ -1,0 +1,420 @@
+"""Draft models made from their own target: its first layers, a readout over its most used tokens, a distillation.
+
+A target's first layers know its tokens and contexts; what they lack is a way out. The readout begins as the target's
+own output layer behind the linear map that best carries the early hidden state to the last one (the "tuned lens",
+Belrose et al. 2023), then layers and readout learn the target's distribution on text that the target wrote
+(Hinton et al. 2015). A small output vocabulary makes each draft step cheap (Zhao et al. 2025, FR-Spec).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.errors import ModelError
+from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info
+from actors.models.quiet import quiet_transformers
+from actors.models.seed_prompts import built_in_prompts
+from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from actors.models.staging import directory_lock, staged_directory
+from actors.models.target_text import Answer, encode_prompts, write_answers
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CARD_FILE = "drafter.json"
+_HELD_OUT_PROMPTS = 32  # asked for greedy answers, none of which is trained on
+_SAMPLED_TEMPERATURE = 0.8  # of every other training answer: contexts that greedy text never visits
+_RIDGE = 0.01  # of the mean diagonal
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRecipe:
+    """What a drafter is made of and how long it is trained: amounts, no clock, so that a build can be repeated."""
+
+    layers: int = 2
+    vocab_size: int = 6144  # output rows
+    text_tokens: int = 32_000  # answer tokens that the target writes for training
+    answer_tokens: int = 160  # most of one answer
+    write_rows: int = 96  # answers written at a time
+    epochs: int = 4
+    batch_tokens: int = 512  # of prompts and answers, padding included
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCard:
+    """What was built and how well it guesses. Saved as drafter.json beside the weights."""
+
+    target: str
+    target_fingerprint: str
+    recipe: dict[str, Any]
+    text_tokens: int  # written and trained on
+    agreement: float  # share of held-out greedy tokens where drafter and target choose the same
+    agreement_before: float  # the same before the distillation
+    coverage: float  # share of held-out greedy tokens that are in the output vocabulary
+    evaluation: dict[str, float]  # agreement on other prompts, where some were given
+    seconds: float
+
+
+def default_drafter_dir(home: Path, source: ModelSource) -> Path:
+    """Where a target's drafter is looked for; a directory there is complete."""
+    return home / "drafters" / source.name.replace("/", "--")
+
+
+def build_drafter(
+    source: ModelSource,
+    out: Path,
+    recipe: DrafterRecipe | None = None,
+    prompts: Sequence[str] | None = None,
+    evaluate: Mapping[str, Sequence[str]] | None = None,
+    device: str = "auto",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> DrafterCard:
+    """Make a draft model for `source` and put it at `out`, whole or not at all.
+
+    `prompts` replace the built-in ones. `evaluate` names further sets of prompts to measure agreement on.
+    `progress` is called with (stage, done, total). Reproducible on one machine with one number of torch threads.
+    Raises ModelError.
+    """
+    import torch
+
+    recipe = recipe or DrafterRecipe()
+    report = progress or (lambda stage, done, total: None)
+    started = time.monotonic()
+    info = read_model_info(source)
+    _check(recipe, info.num_layers, info.vocab_size)
+    device = choose_device(device)
+    tokenizer = load_tokenizer(source)
+    target = load_model(source, _fast_dtype(device), device)
+    with directory_lock(out), torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        writer = _Writer(target, tokenizer, info.eos_token_ids, info.max_model_len, recipe)
+        held_out, training = writer.split(prompts)
+        tests = {"held out": writer.answer(held_out, greedy=True)}
+        texts, mass = writer.write(training, report)
+        for name, asked in (evaluate or {}).items():
+            tests[name] = writer.answer(asked, greedy=True)
+        token_ids = _frequent_tokens(mass, recipe.vocab_size)
+        draft = _first_layers(source, target, recipe.layers).to(device)
+        trainer = _Trainer(draft, target, token_ids, recipe, device)
+        del target, writer
+        trainer.fit_readout(texts, report)
+        before, coverage = trainer.agreement(tests["held out"])
+        trainer.distil(texts, report)
+        scores = {name: trainer.agreement(answers)[0] for name, answers in tests.items()}
+        agreement = scores.pop("held out")
+        card = DrafterCard(
+            target=source.name,
+            target_fingerprint=info.weights_fingerprint,
+            recipe=asdict(recipe),
+            text_tokens=sum(answer.num_answer_tokens for answer in texts),
+            agreement=round(agreement, 4),
+            agreement_before=round(before, 4),
+            coverage=round(coverage, 4),
+            evaluation={name: round(score, 4) for name, score in scores.items()},
+            seconds=round(time.monotonic() - started, 1),
+        )
+        with staged_directory(out) as staging:
+            trainer.save(staging)
+            with quiet_transformers():
+                tokenizer.save_pretrained(staging)
+            (staging / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+    return card
+
+
+def _check(recipe: DrafterRecipe, layers: int, vocab_size: int) -> None:
+    limits = {
+        "layers": (1, layers),
+        "vocab_size": (1, vocab_size),
+        "text_tokens": (1, 10**9),
+        "answer_tokens": (1, 10**5),
+        "write_rows": (1, 10**4),
+        "epochs": (0, 10**4),
+        "batch_tokens": (1, 10**7),
+    }
+    for name, (low, high) in limits.items():
+        value = getattr(recipe, name)
+        if not low <= value <= high:
+            raise ModelError(f"drafter {name} is {value}; it must be between {low} and {high}")
+
+
+def _fast_dtype(device: str) -> str:
+    """bfloat16 where the hardware multiplies it, else float32: only text is written in it, and soft labels."""
+    import torch
+
+    if device != "cpu":
+        return "bfloat16"
+    native = any(getattr(torch.cpu, test, bool)() for test in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return "bfloat16" if native else "float32"
+
+
+class _Writer:
+    """The target as an author."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: tuple[int, ...],
+        max_len: int,
+        recipe: DrafterRecipe,
+    ) -> None:
+        self._target = target
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._answer_tokens = min(recipe.answer_tokens, max(1, max_len // 2))
+        self._prompt_tokens = max(1, min(1024, max_len - self._answer_tokens))
+        self._recipe = recipe
+
+    def split(self, prompts: Sequence[str] | None) -> tuple[list[str], Iterator[str]]:
+        """Held-out prompts, and an endless stream of others."""
+        if prompts is None:
+            stream = built_in_prompts(self._recipe.seed)
+            held_out = list(dict.fromkeys(islice(stream, _HELD_OUT_PROMPTS)))
+            known = set(held_out)
+            return held_out, (prompt for prompt in stream if prompt not in known)
+        deck = list(dict.fromkeys(prompts))
+        if len(deck) < 2:
+            raise ModelError(f"drafter prompts are {len(deck)}; it takes at least 2, one of them held out")
+        random.Random(self._recipe.seed).shuffle(deck)
+        count = min(_HELD_OUT_PROMPTS, max(1, len(deck) // 8))
+        return deck[:count], _cycle(deck[count:])
+
+    def answer(self, prompts: Sequence[str], greedy: bool) -> list[Answer]:
+        answers: list[Answer] = []
+        rows = self._recipe.write_rows
+        for start in range(0, len(prompts), rows):
+            answers += self._batch(prompts[start : start + rows], greedy, len(answers), None, None)
+        return answers
+
+    def write(
+        self, prompts: Iterator[str], report: Callable[[str, int, int], None]
+    ) -> tuple[list[Answer], torch.Tensor]:
+        """Training answers, and the probability that the target gave to each token over all of them."""
+        import torch
+
+        wanted = self._recipe.text_tokens
+        mass = torch.zeros(self._target.get_output_embeddings().weight.shape[0])
+        answers: list[Answer] = []
+        done = 0
+        waiting: list[str] = []
+        while done < wanted:
+            if not waiting:  # neighbours in length share a batch, which then has little padding
+                waiting = sorted(islice(prompts, 4 * self._recipe.write_rows), key=len)
+            # The last batch asks for no more than is wanted.
+            rows = min(self._recipe.write_rows, len(waiting), math.ceil((wanted - done) / self._answer_tokens))
+            batch, waiting = waiting[:rows], waiting[rows:]
+            answers += self._batch(batch, False, len(answers), mass, _reporter(report, done, wanted))
+            done = sum(answer.num_answer_tokens for answer in answers)
+        return answers, mass
+
+    def _batch(
+        self,
+        prompts: Sequence[str],
+        greedy: bool,
+        offset: int,
+        mass: torch.Tensor | None,
+        on_tokens: Callable[[int], None] | None,
+    ) -> list[Answer]:
+        return write_answers(
+            self._target,
+            encode_prompts(self._tokenizer, prompts, self._prompt_tokens),
+            [0.0 if greedy or row % 2 == 0 else _SAMPLED_TEMPERATURE for row in range(len(prompts))],
+            self._answer_tokens,
+            self._eos_token_ids,
+            self._recipe.seed + offset,
+            mass,
+            on_tokens,
+        )
+
+
+def _reporter(report: Callable[[str, int, int], None], base: int, wanted: int) -> Callable[[int], None]:
+    return lambda count: report("writing text", min(base + count, wanted), wanted)
+
+
+def _cycle(prompts: list[str]) -> Iterator[str]:
+    while True:
+        yield from prompts
+
+
+def _frequent_tokens(mass: torch.Tensor, count: int) -> torch.Tensor:
+    """The most probable tokens, ascending; beyond what the text tells, low ids, as tokenizers number by frequency."""
+    import torch
+
+    prior = 1.0 / torch.arange(10, 10 + len(mass))
+    score = mass / mass.sum() + 1e-3 * prior / prior.sum()
+    return score.topk(count).indices.sort().values
+
+
+def _first_layers(source: ModelSource, target: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A copy of the target, cut off after `layers`, with an output layer of its own. float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(target.config.get_text_config())
+    config.num_hidden_layers = layers
+    config.tie_word_embeddings = False
+    if getattr(config, "layer_types", None):
+        config.layer_types = list(config.layer_types[:layers])
+    with quiet_transformers():
+        draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    wanted = draft.get_decoder().state_dict()
+    given = target.get_decoder().state_dict()
+    missing = [name for name in wanted if name not in given or given[name].shape != wanted[name].shape]
+    if missing:
+        raise ModelError(f"model {source.spec!r}: layers of {config.model_type} cannot be cut off ({missing[0]})")
+    draft.get_decoder().load_state_dict({name: given[name].float().cpu() for name in wanted})
+    head, original = draft.get_output_embeddings(), target.get_output_embeddings()
+    head.weight.data.copy_(original.weight.float())
+    if head.bias is not None:
+        head.bias.data.copy_(original.bias.float())
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft
+
+
+class _Trainer:
+    """The draft model, its readout over the reduced vocabulary, and the target's output rows for the same tokens."""
+
+    def __init__(
+        self,
+        draft: PreTrainedModel,
+        target: PreTrainedModel,
+        token_ids: torch.Tensor,
+        recipe: DrafterRecipe,
+        device: str,
+    ) -> None:
+        import torch
+
+        self._draft = draft
+        self._recipe = recipe
+        self._device = device
+        self._autocast = _fast_dtype(device) == "bfloat16"
+        self._token_ids = token_ids.to(device)
+        head = draft.get_output_embeddings()
+        self._rows = head.weight.detach()[self._token_ids].clone()  # the target's
+        self._bias = None if head.bias is None else head.bias.detach()[self._token_ids].clone()
+        self._column = torch.full((head.weight.shape[0],), -1, device=device)
+        self._column[self._token_ids] = torch.arange(len(token_ids), device=device)
+        self._readout = torch.nn.Parameter(self._rows.clone())
+
+    def fit_readout(self, answers: Sequence[Answer], report: Callable[[str, int, int], None]) -> None:
+        """Ridge regression from the draft's last hidden state to the target's, then out by the target's rows."""
+        import torch
+
+        size = self._rows.shape[1]
+        gram = torch.zeros((size, size), device=self._device)
+        cross = torch.zeros((size, size), device=self._device)
+        batches = _batches(answers, 4096)
+        with torch.inference_mode():
+            for done, batch in enumerate(batches):
+                report("fitting the readout", done, len(batches))
+                state, wanted, _ = self._states(batch)
+                gram += state.T @ state
+                cross += state.T @ wanted
+            gram += torch.eye(size, device=self._device) * (_RIDGE * gram.diagonal().mean())
+            lens = torch.linalg.solve(gram, cross).T
+            fitted = self._rows @ lens
+        report("fitting the readout", len(batches), len(batches))
+        self._readout = torch.nn.Parameter(fitted.clone())
+
+    def distil(self, answers: Sequence[Answer], report: Callable[[str, int, int], None]) -> None:
+        """Cross entropy with the target's distribution over the reduced vocabulary, layers and readout together."""
+        import torch
+
+        recipe = self._recipe
+        embeddings = {id(p) for p in self._draft.get_input_embeddings().parameters()}
+        layers = [p for p in self._draft.get_decoder().parameters() if id(p) not in embeddings]
+        parameters = [*layers, self._readout]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        batches = _batches(answers, recipe.batch_tokens)
+        order = random.Random(recipe.seed)
+        total = len(batches) * recipe.epochs
+        step = 0
+        for _ in range(recipe.epochs):
+            order.shuffle(batches)
+            for batch in batches:
+                report("distilling", step, total)
+                for group in optimizer.param_groups:
+                    group["lr"] = recipe.learning_rate * _schedule(step, total)
+                with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
+                    state, wanted, _ = self._states(batch)
+                    guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
+                    with torch.no_grad():
+                        label = torch.nn.functional.linear(wanted, self._rows, self._bias).float().softmax(-1)
+                loss = torch.nn.functional.cross_entropy(guess, label)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
+                step += 1
+        report("distilling", total, total)
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+    def agreement(self, answers: Sequence[Answer]) -> tuple[float, float]:
+        """(share of tokens where the draft's choice is the target's, share whose token the draft can say at all)."""
+        import torch
+
+        same = known = count = 0
+        with torch.inference_mode():
+            for batch in _batches(answers, 4096):
+                state, _, argmax = self._states(batch)
+                guess = self._token_ids[torch.nn.functional.linear(state, self._readout, self._bias).argmax(-1)]
+                same += int((guess == argmax).sum())
+                known += int((self._column[argmax] >= 0).sum())
+                count += len(argmax)
+        return (same / count, known / count) if count else (0.0, 0.0)
+
+    def save(self, directory: Path) -> None:
+        """A normal model directory in bfloat16, the readout in its rows of the output layer, and the map beside it."""
+        import torch
+        from safetensors.torch import save_file
+
+        self._draft.get_output_embeddings().weight.data[self._token_ids] = self._readout.detach()
+        with quiet_transformers():
+            self._draft.to(device="cpu", dtype=torch.bfloat16).save_pretrained(directory)
+        save_file({"token_ids": self._token_ids.cpu().to(torch.int32)}, directory / VOCAB_MAP_FILE)
+
+    def _states(self, answers: Sequence[Answer]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The draft's and the target's hidden state before every answer token [n, H], and the target's choice [n]."""
+        import torch
+
+        width = max(len(answer.token_ids) for answer in answers) - 1
+        ids = torch.zeros((len(answers), width), dtype=torch.int64)
+        for row, answer in enumerate(answers):  # right padding is never looked at by a causal model
+            ids[row, : len(answer.token_ids) - 1] = answer.token_ids[:-1]
+        rows = torch.cat([torch.full((a.num_answer_tokens,), row) for row, a in enumerate(answers)])
+        columns = torch.cat([torch.arange(a.num_answer_tokens) + a.num_prompt_tokens - 1 for a in answers])
+        state = self._draft.get_decoder()(input_ids=ids.to(self._device), use_cache=False).last_hidden_state
+        wanted = torch.cat([answer.hidden for answer in answers]).float()
+        argmax = torch.cat([answer.argmax for answer in answers])
+        return state[rows, columns], wanted.to(self._device), argmax.to(self._device)
+
+
+def _batches(answers: Sequence[Answer], max_tokens: int) -> list[list[Answer]]:
+    """Answers of similar length together, at most `max_tokens` with padding (or one answer)."""
+    batches: list[list[Answer]] = []
+    for answer in sorted(answers, key=lambda answer: len(answer.token_ids)):
+        if batches and (len(batches[-1]) + 1) * len(answer.token_ids) <= max_tokens:
+            batches[-1].append(answer)
+        else:
+            batches.append([answer])
+    return batches
+
+
+def _schedule(step: int, total: int) -> float:
+    """Linear warm-up over 20 steps, then a cosine down to 3 %."""
+    return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / max(1, total))))

@@ -1,0 +1,115 @@
+"""Text that a target model writes itself, with what it thought at every token: the material drafters are fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt and the target's answer to it, with n answer tokens and hidden size H."""
+
+    token_ids: torch.Tensor  # int64 [prompt + n]
+    num_prompt_tokens: int
+    hidden: torch.Tensor  # [n, H], the model's dtype: what the output layer saw before each answer token
+    argmax: torch.Tensor  # int64 [n]: the greedy choice at each answer token, the token itself where that was greedy
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return len(self.argmax)
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Token ids of each prompt as a user's turn where there is a chat template; longer ones keep their end."""
+    encoded = []
+    for prompt in prompts:
+        if tokenizer.chat_template:
+            message = [{"role": "user", "content": prompt}]
+            ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else:
+            ids = tokenizer(prompt)["input_ids"]
+        encoded.append([int(token) for token in ids[-max_tokens:]] or [0])
+    return encoded
+
+
+def write_answers(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    seed: int,
+    vocab_mass: torch.Tensor | None = None,
+    on_tokens: Callable[[int], None] | None = None,
+) -> list[Answer]:
+    """Answer one batch of prompts, each at its temperature (0: greedy).
+
+    `vocab_mass` (float32 [vocabulary]) is increased by the target's probabilities at every token. `on_tokens` is told
+    the tokens written so far after each step. Rows that end leave the batch, so the work shrinks with them.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    device = model.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    batch, width = len(prompts), max(len(prompt) for prompt in prompts)
+    # Left padding, so that all rows write at the same index.
+    ids = torch.zeros((batch, width), dtype=torch.int64)
+    mask = torch.zeros((batch, width), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    ids, mask = ids.to(device), mask.to(device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    heat = torch.tensor(temperatures, dtype=torch.float32, device=device)
+    ends = torch.tensor(list(eos_token_ids), dtype=torch.int64, device=device)
+    live = torch.arange(batch, device=device)
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    hidden = torch.empty((batch, max_new_tokens, head.in_features), dtype=head.weight.dtype)
+    written = torch.zeros((batch, max_new_tokens), dtype=torch.int64)
+    greedy = torch.zeros((batch, max_new_tokens), dtype=torch.int64)
+    lengths = torch.zeros(batch, dtype=torch.int64)
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        for step in range(max_new_tokens):
+            state = decoder(
+                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            ).last_hidden_state[:, -1]
+            logits = head(state).float()
+            best = logits.argmax(-1)
+            chosen = best.clone()
+            warm = (heat[live] > 0).nonzero()[:, 0]
+            if len(warm):
+                probs = torch.softmax(logits[warm] / heat[live][warm, None], -1)
+                chosen[warm] = torch.multinomial(probs, 1, generator=generator)[:, 0]
+            if vocab_mass is not None:
+                vocab_mass += torch.softmax(logits, -1).sum(0).cpu()
+            rows = live.cpu()
+            hidden[rows, step], written[rows, step], greedy[rows, step] = state.cpu(), chosen.cpu(), best.cpu()
+            lengths[rows] = step + 1
+            if on_tokens is not None:
+                on_tokens(int(lengths.sum()))
+            going = (~torch.isin(chosen, ends)).nonzero()[:, 0]
+            if not len(going):
+                break
+            mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
+            positions = positions[:, -1:] + 1
+            if len(going) < len(live):
+                cache.batch_select_indices(going)
+                live, chosen, mask, positions = live[going], chosen[going], mask[going], positions[going]
+            ids = chosen[:, None]
+    return [
+        Answer(
+            token_ids=torch.cat([torch.tensor(list(prompt), dtype=torch.int64), written[row, :n].clone()]),
+            num_prompt_tokens=len(prompt),
+            hidden=hidden[row, :n].clone(),
+            argmax=greedy[row, :n].clone(),
+        )
+        for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
+    ]

@@ -1,0 +1,63 @@
+"""`paceline drafter`: draft models made for a target."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from actors.models.catalog import resolve_model
+from actors.models.drafter_build import DrafterRecipe, build_drafter, default_drafter_dir
+from actors.models.seed_prompts import read_prompts
+from cluster.cli.progress import progress_bars
+from cluster.config import paceline_home
+
+app = typer.Typer(no_args_is_help=True, help="Make draft models.")
+_DEFAULT = DrafterRecipe()
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def build(
+    target: str = typer.Option("smollm2", help="The model to draft for: name, directory, .gguf file or hub id."),
+    out: Path | None = typer.Option(None, help="Directory to write; by default where `paceline serve` looks."),
+    layers: int = typer.Option(_DEFAULT.layers, help="Layers of the target to begin with."),
+    vocab: int = typer.Option(_DEFAULT.vocab_size, help="Tokens that the drafter can say."),
+    tokens: int = typer.Option(_DEFAULT.text_tokens, help="Tokens of text that the target writes for training."),
+    epochs: int = typer.Option(_DEFAULT.epochs, help="Passes over that text."),
+    seed: int = typer.Option(_DEFAULT.seed, help="The same seed gives the same drafter on the same machine."),
+    prompts: Path | None = typer.Option(None, help="JSON lines with your own prompts, in place of the built-in ones."),
+    evaluate: Path | None = typer.Option(
+        None, help="JSON lines with prompts to measure agreement on, not to train on."
+    ),
+    threads: int = typer.Option(0, min=0, help="CPU threads; 0: all cores."),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+) -> None:
+    """Make a small draft model out of the target itself, in a few minutes on a CPU, and print its directory."""
+    # Threads that wait for work must not keep the core from the one that has it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    questions = read_prompts(prompts) if prompts is not None else None
+    tests = {evaluate.stem: read_prompts(evaluate)} if evaluate is not None else {}
+    recipe = DrafterRecipe(layers=layers, vocab_size=vocab, text_tokens=tokens, epochs=epochs, seed=seed)
+
+    import torch
+
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    home = paceline_home()
+    with progress_bars() as progress:
+        source = resolve_model(target, home, progress)
+        directory = out if out is not None else default_drafter_dir(home, source)
+        card = build_drafter(source, directory, recipe, questions, tests, device, progress)
+    typer.echo(
+        f"agrees with {card.target} on {card.agreement:.1%} of held-out tokens "
+        f"({card.agreement_before:.1%} before distillation), {card.seconds:.0f} s",
+        err=True,
+    )
+    for name, agreement in card.evaluation.items():
+        typer.echo(f"agrees with {card.target} on {agreement:.1%} of tokens for {name}", err=True)
+    typer.echo(directory)
