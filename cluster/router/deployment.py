@@ -108,8 +108,8 @@ class Router:
             if self._driver is None:
                 self._start_rounds(info)
             assert self._driver is not None
-            is_new = info.incarnation != self._incarnation
-            if is_new and self._incarnation is not None:
+            is_new = self._incarnation not in (None, info.incarnation)
+            if is_new:
                 logger.warning("the target group has been started anew; its sequences are sent again")
             self._driver.set_target(link, is_new)
             self._incarnation = info.incarnation

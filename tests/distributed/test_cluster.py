@@ -1,0 +1,249 @@
+"""A whole cluster on Ray with tiny models: the same text as one process, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import ray
+from ray import serve
+from safetensors.torch import load_file, save_file
+
+from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
+from cluster.config import ClusterConfig
+from cluster.gateway.deployment import start_proxies
+from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
+from cluster.local import LocalEngine
+from cluster.serve import APPLICATION, cluster_application, plan_cluster
+
+PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Cluster:
+    """A running cluster as a client sees it, and the processes behind it."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self.url = f"http://127.0.0.1:{config.gateway.http_port}"
+        self.http = httpx.Client(base_url=self.url, timeout=120)
+
+    def complete(self, prompt: str, **options) -> str:
+        body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, **options}
+        answer = self.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    def stream(self, prompt: str, on_chunk=None, **options) -> str:
+        body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True, **options}
+        text = ""
+        with httpx.Client(base_url=self.url, timeout=120) as http:
+            with http.stream("POST", "/v1/completions", json=body) as answer:
+                assert answer.status_code == 200
+                for line in answer.iter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    for choice in event["choices"]:
+                        text += choice["text"]
+                    if on_chunk is not None:
+                        on_chunk()
+        return text
+
+    def metric(self, name: str, **labels: str) -> float:
+        wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
+        for line in self.http.get("/metrics").text.splitlines():
+            if line.startswith(wanted + " "):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def process_of(self, deployment: str) -> int:
+        health = serve.get_deployment_handle(deployment, APPLICATION).health.remote().result()
+        return health[-1].process_id if isinstance(health, list) else health["process_id"]
+
+    def wait_for(self, condition, seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
+    shape = {"hidden_size": 96, "heads": 6, "kv_heads": 3, "max_positions": 2048}
+    target = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, **shape)
+    draft = save_tiny_model(tmp_path_factory.mktemp("draft"), "llama", 5, layers=1, **shape)
+    for directory in (target, draft):
+        speak_ascii(directory)
+    return target, draft
+
+
+def speak_ascii(directory: Path) -> None:
+    """Leave the model no logits for anything but printable ASCII: any prefix of its answers is then valid text."""
+    weights = load_file(directory / "model.safetensors")
+    tokens = make_byte_tokenizer().convert_ids_to_tokens(range(BYTE_VOCAB_SIZE))
+    other = [index for index, token in enumerate(tokens) if len(token) > 1 or not 33 <= ord(token) < 127]
+    weights["lm_head.weight"][other] = 0.0
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+
+
+def start(model_dirs, exact: str, tensor_parallel: int, max_waiting: int = 64) -> Cluster:
+    http_port, grpc_port = free_ports(2)
+    config = ClusterConfig.model_validate(
+        {
+            "target": {
+                "model": str(model_dirs[0]),
+                "served_name": "tiny",
+                "device": "cpu",
+                "exact": exact,
+                "tensor_parallel": tensor_parallel,
+                "kv_cache_tokens": 16384,
+            },
+            "draft": {"model": str(model_dirs[1]), "workers": 2, "device": "cpu", "kv_cache_tokens": 16384},
+            "router": {"max_running": 8, "max_waiting": max_waiting, "max_prefill_rows": 64},
+            "gateway": {"http_port": http_port, "grpc_port": grpc_port},
+        }
+    )
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    start_proxies(config.gateway)
+    plan = plan_cluster(config, Path("/nonexistent"))
+    serve.run(cluster_application(plan), name=APPLICATION)
+    cluster = Cluster(config)
+    cluster.wait_for(lambda: cluster.http.get("/readyz").status_code == 200, 60, "readiness")
+    cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "two draft workers")
+    return cluster
+
+
+def stop() -> None:
+    serve.shutdown()
+    ray.shutdown()
+
+
+class TestExactCluster:
+    """One rank, bitwise: every answer must equal the one of a process of its own, without drafts."""
+
+    @pytest.fixture(scope="class")
+    def cluster(self, model_dirs):
+        yield start(model_dirs, "bitwise", 1, max_waiting=4)
+        stop()
+
+    @pytest.fixture(scope="class")
+    def oracle(self, model_dirs) -> LocalEngine:
+        return LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=16384)
+
+    def test_greedy_text_is_that_of_plain_decoding_in_one_process(self, cluster, oracle):
+        wanted = [g.text for g in oracle.generate(PROMPTS, max_new_tokens=60, ignore_eos=True)]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(cluster.stream, PROMPTS)) == wanted
+        assert [cluster.complete(prompt) for prompt in PROMPTS[:2]] == wanted[:2]
+        assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model") > 0
+
+    def test_a_seed_gives_the_same_text_with_and_without_speculation_alone_and_under_load(self, cluster, oracle):
+        options = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+        wanted = oracle.generate([PROMPTS[0]], max_new_tokens=60, ignore_eos=True, temperature=0.9, top_p=0.95, seed=11)
+        assert cluster.complete(PROMPTS[0], **options) == wanted[0].text
+        assert cluster.complete(PROMPTS[0], **options, speculation={"enabled": False}) == wanted[0].text
+        with ThreadPoolExecutor(8) as pool:
+            noise = [pool.submit(cluster.stream, prompt, temperature=1.0) for prompt in PROMPTS[1:]]
+            assert cluster.complete(PROMPTS[0], **options) == wanted[0].text
+            assert all(future.result() for future in noise)
+
+    def test_grpc_gives_the_same_text_and_numbers_its_messages(self, cluster, oracle):
+        wanted = oracle.generate([PROMPTS[0]], max_new_tokens=40, ignore_eos=True)[0].text
+        with grpc.insecure_channel(f"127.0.0.1:{cluster.config.gateway.grpc_port}") as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            request = inference_pb2.GenerateRequest(
+                prompt=PROMPTS[0], max_tokens=40, temperature=0.0, ignore_eos=True
+            )
+            chunks = list(stub.GenerateStream(request, timeout=60))
+            assert "".join(chunk.text for chunk in chunks) == wanted
+            numbers = [chunk.sequence_number for chunk in chunks]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+            assert stub.Generate(request, timeout=60).text == wanted
+
+    def test_statistics_add_up(self, cluster):
+        body = {"prompt": PROMPTS[0], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        body["speculation"] = {"stats": True}
+        answer = cluster.http.post("/v1/completions", json=body).json()
+        stats = answer["speculation"]
+        assert stats["rounds"] + sum(stats["accepted_tokens"].values()) >= 60
+        assert stats["target_rows"] >= stats["rounds"]
+        assert sum(stats["accepted_tokens"].values()) <= stats["draft_tokens"]
+        assert answer["usage"]["completion_tokens"] == 60
+
+    def test_a_client_that_leaves_frees_its_sequence_within_a_second(self, cluster):
+        body = {"prompt": PROMPTS[0], "max_tokens": 1800, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["speculation"] = {"enabled": False}  # or it would soon be done
+        with cluster.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()  # kept: the response is closed with it
+            next(lines)
+            cluster.wait_for(lambda: cluster.metric("paceline_sequences_running") == 1, 5, "the sequence to run")
+        cluster.wait_for(lambda: cluster.metric("paceline_sequences_running") == 0, 1.0, "the sequence to be freed")
+        # One more round tells the target.
+        cluster.complete(PROMPTS[1], max_tokens=2)
+        assert cluster.metric("paceline_kv_blocks_free") >= cluster.metric("paceline_kv_blocks") - 4
+
+    def test_more_requests_than_the_queue_holds_are_refused_with_retry_after(self, cluster):
+        def ask(prompt: str) -> httpx.Response:
+            body = {"prompt": prompt, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+            return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
+
+        with ThreadPoolExecutor(40) as pool:
+            answers = list(pool.map(ask, PROMPTS * 5))
+        codes = [answer.status_code for answer in answers]
+        assert set(codes) == {200, 429}
+        assert codes.count(200) >= 12  # 8 running and 4 waiting
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+
+    def test_killing_a_draft_worker_in_the_middle_of_eight_streams_changes_nothing(self, cluster, oracle):
+        wanted = [g.text for g in oracle.generate(PROMPTS, max_new_tokens=300, ignore_eos=True)]
+        seen = threading.Semaphore(0)
+        with ThreadPoolExecutor(8) as pool:
+            streams = [pool.submit(cluster.stream, p, seen.release, max_tokens=300) for p in PROMPTS]
+            for _ in range(40):  # all are on their way
+                seen.acquire(timeout=30)
+            os.kill(cluster.process_of("DraftPool"), signal.SIGKILL)
+            assert [stream.result() for stream in streams] == wanted
+        cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "the worker's return")
+
+
+class TestTensorParallelCluster:
+    """Two ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
+
+    @pytest.fixture(scope="class")
+    def cluster(self, model_dirs):
+        yield start(model_dirs, "default", 3)
+        stop()
+
+    def test_killing_a_rank_in_the_middle_of_streams_loses_and_repeats_nothing(self, cluster, model_dirs):
+        oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
+        wanted = [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=200, ignore_eos=True)]
+        assert cluster.stream(PROMPTS[0], max_tokens=200) == wanted[0]
+        seen = threading.Semaphore(0)
+        with ThreadPoolExecutor(4) as pool:
+            streams = [pool.submit(cluster.stream, p, seen.release, max_tokens=200) for p in PROMPTS[:4]]
+            for _ in range(12):
+                seen.acquire(timeout=30)
+            os.kill(cluster.process_of("TargetGroup"), signal.SIGKILL)
+            assert [stream.result() for stream in streams] == wanted
+        assert cluster.metric("paceline_targets_lost_total") >= 1
