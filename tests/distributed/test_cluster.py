@@ -55,18 +55,16 @@ class Cluster:
     def stream(self, prompt: str, on_chunk=None, **options) -> str:
         body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True, **options}
         text = ""
-        with httpx.Client(base_url=self.url, timeout=120) as http:
-            with http.stream("POST", "/v1/completions", json=body) as answer:
-                assert answer.status_code == 200
-                for line in answer.iter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    event = json.loads(line.removeprefix("data: "))
-                    assert "error" not in event, event
-                    for choice in event["choices"]:
-                        text += choice["text"]
-                    if on_chunk is not None:
-                        on_chunk()
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                text += "".join(choice["text"] for choice in event["choices"])
+                if on_chunk is not None:
+                    on_chunk()
         return text
 
     def metric(self, name: str, **labels: str) -> float:
@@ -171,9 +169,7 @@ class TestExactCluster:
         wanted = oracle.generate([PROMPTS[0]], max_new_tokens=40, ignore_eos=True)[0].text
         with grpc.insecure_channel(f"127.0.0.1:{cluster.config.gateway.grpc_port}") as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
-            request = inference_pb2.GenerateRequest(
-                prompt=PROMPTS[0], max_tokens=40, temperature=0.0, ignore_eos=True
-            )
+            request = inference_pb2.GenerateRequest(prompt=PROMPTS[0], max_tokens=40, temperature=0.0, ignore_eos=True)
             chunks = list(stub.GenerateStream(request, timeout=60))
             assert "".join(chunk.text for chunk in chunks) == wanted
             numbers = [chunk.sequence_number for chunk in chunks]

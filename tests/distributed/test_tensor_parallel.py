@@ -33,9 +33,7 @@ def decode(engine, steps: int = STEPS) -> list[list[int]]:
             tree, parents = [1, tokens[-1], 2, 3], [-1, -1, 1, 0]
             if tree[0] == tree[1]:
                 tree, parents = [], []
-            items.append(
-                VerifyItem(delta, 7, np.array(tree, np.int32), np.array(parents, np.int32), begin=begin)
-            )
+            items.append(VerifyItem(delta, 7, np.array(tree, np.int32), np.array(parents, np.int32), begin=begin))
             known[index] = len(tokens)
         for verdict in engine.answer(VerifyBatch(1, items)).verdicts:
             if verdict.next_token < 0:

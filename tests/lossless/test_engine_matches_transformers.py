@@ -131,7 +131,9 @@ def draft_trees(draw):
             parents.append(parent if parent < len(tokens) else -1)
             tokens.append(token)
     unique = dict.fromkeys(zip(parents, tokens, strict=True))
-    return ([token for _, token in unique], [parent for parent, _ in unique]) if len(unique) == len(tokens) else ([], [])
+    return (
+        ([token for _, token in unique], [parent for parent, _ in unique]) if len(unique) == len(tokens) else ([], [])
+    )
 
 
 def with_truth(tree: tuple[list[int], list[int]], truth: list[int], depth: int) -> tuple[list[int], list[int]]:

@@ -1,0 +1,130 @@
+"""`LocalEngine` against the unpatched model and against itself without drafts: whatever drafts, the text stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.drafters.registry import DRAFTER_NAMES
+from actors.errors import InvalidRequest, ModelError
+from actors.models.toy import TINY_KINDS, save_tiny_model
+from cluster.local import LocalEngine
+
+NEW_TOKENS = 24
+EOS = 256
+PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay")]
+PROMPTS.append([65])
+
+# Every drafter that has a name is tested here, because it is found by its name.
+DRAFTERS = [(name,) for name in DRAFTER_NAMES if name != "none"]
+
+
+@pytest.fixture(scope="module")
+def model_dirs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    """Target and draft model by kind; the draft has the target's first layer and is right now and then."""
+    shape = {"hidden_size": 48, "heads": 4, "kv_heads": 2, "sliding_window": 6, "max_positions": 256}
+    dirs = {}
+    for kind in TINY_KINDS:
+        target, draft = tmp_path_factory.mktemp(kind), tmp_path_factory.mktemp(f"{kind}-draft")
+        dirs[kind] = (
+            save_tiny_model(target, kind, 5, layers=3, **shape),
+            save_tiny_model(draft, kind, 5, layers=1, **shape),
+        )
+    return dirs
+
+
+def engine(dirs: tuple[Path, Path], drafters: tuple[str, ...], batch_size: int = 8, **options) -> LocalEngine:
+    return LocalEngine(
+        str(dirs[0]), draft_model=str(dirs[1]), drafters=drafters, batch_size=batch_size, device="cpu",
+        kv_cache_tokens=4096, **options,
+    )  # fmt: skip
+
+
+def transformers_greedy(directory: Path, prompt: list[int]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    output = model.generate(
+        torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=EOS, pad_token_id=258
+    )
+    tokens = output[0, len(prompt) :].tolist()
+    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, drafters, batch_size):
+    generations = engine(model_dirs[kind], drafters, batch_size).generate(PROMPTS, max_new_tokens=NEW_TOKENS)
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
+        assert generation.token_ids == transformers_greedy(model_dirs[kind][0], prompt)
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(model_dirs, kind, drafters):
+    options = {"max_new_tokens": NEW_TOKENS, "temperature": 0.9, "top_p": 0.95, "seed": 7, "ignore_eos": True}
+    plain = engine(model_dirs[kind], ("none",), 1, exact="bitwise").generate(PROMPTS, **options)
+    for batch_size in (1, 8):
+        drafted = engine(model_dirs[kind], drafters, batch_size, exact="bitwise").generate(PROMPTS, **options)
+        assert [g.token_ids for g in drafted] == [g.token_ids for g in plain]
+
+
+def test_penalties_are_the_same_with_and_without_drafts(model_dirs):
+    options = {"max_new_tokens": NEW_TOKENS, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    options |= {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
+    plain = engine(model_dirs["llama"], ("none",), 1, exact="bitwise").generate(PROMPTS, **options)
+    drafted = engine(model_dirs["llama"], ("auto",), 8, exact="bitwise").generate(PROMPTS, **options)
+    assert [g.token_ids for g in drafted] == [g.token_ids for g in plain]
+    unpenalised = engine(model_dirs["llama"], ("none",), 1, exact="bitwise").generate(
+        PROMPTS, max_new_tokens=NEW_TOKENS, temperature=0.8, seed=3, ignore_eos=True
+    )
+    assert [g.token_ids for g in unpenalised] != [g.token_ids for g in plain]
+
+
+def test_rejection_at_temperature_zero_is_greedy(model_dirs):
+    drafted = engine(model_dirs["llama"], ("draft_model",), 8, acceptance="rejection")
+    for prompt, generation in zip(PROMPTS, drafted.generate(PROMPTS, max_new_tokens=NEW_TOKENS), strict=True):
+        assert generation.token_ids == transformers_greedy(model_dirs["llama"][0], prompt)
+
+
+def test_a_drafter_equal_to_the_target_is_always_accepted(model_dirs):
+    target = model_dirs["llama"][0]
+    generation = engine((target, target), ("draft_model",), 1).generate(
+        [PROMPTS[0]], max_new_tokens=200, ignore_eos=True
+    )[0]
+    assert generation.accepted_tokens["draft_model"] >= 0.9 * generation.draft_tokens
+    assert generation.rounds < 100
+
+
+def test_length_limits_are_exact(model_dirs):
+    local = engine(model_dirs["llama"], ("auto",))
+    for count in (1, 2, 17):
+        assert [len(g.token_ids) for g in local.generate(PROMPTS, max_new_tokens=count, ignore_eos=True)] == [count] * 8
+    full = local.generate([[65] * 250], max_new_tokens=100, ignore_eos=True)[0]
+    assert (len(full.token_ids), full.finish_reason) == (6, "length")  # the model has 256 positions
+
+
+def test_requests_leave_nothing_behind(model_dirs):
+    local = engine(model_dirs["llama"], ("auto",))
+    first = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
+    assert local.target.num_sequences == 0
+    assert local.target.check_integrity() is None
+    assert local.target.pool.num_free == local.target.pool.num_blocks
+    assert [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)] == [g.token_ids for g in first]
+
+
+def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
+    local = engine(model_dirs["llama"], ("auto",))
+    with pytest.raises(InvalidRequest, match="at most 255"):
+        local.generate([[65] * 256])
+    with pytest.raises(InvalidRequest, match="258"):
+        local.generate([[4000]])
+    with pytest.raises(InvalidRequest, match="at least one token"):
+        local.generate([[]])
+    assert local.generate([PROMPTS[0]], max_new_tokens=3)[0].token_ids  # still works
+    with pytest.raises(InvalidRequest, match="known drafters"):
+        engine(model_dirs["llama"], ("oracle",))
+    with pytest.raises(ModelError, match="nowhere"):
+        LocalEngine("/nowhere/at/all")
