@@ -21,7 +21,7 @@ PROTO := cluster/gateway/paceline/v1/inference.proto
 .PHONY: help setup serve test lint format proto lock clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@awk -F ':.*## *' '/^[a-z]+:.*##/ {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(MODEL)  ## virtual environment in .venv with everything pinned, and the demo model
 
