@@ -230,7 +230,7 @@ def _summarise(
                 equality=(
                     None
                     if method is methods[0]
-                    else _compare(blocks, method.name, reference, token_ids, reference_model)
+                    else compare_answers(blocks, method.name, reference, token_ids, reference_model)
                 ),
             )
         )
@@ -238,13 +238,14 @@ def _summarise(
     return CellResult(dtype, batch_size, reference, partial, results, blocks)
 
 
-def _compare(
+def compare_answers(
     blocks: Sequence[TimedBlock],
     method: str,
     reference: str,
     token_ids: dict[str, list[int]],
     reference_model: PreTrainedModel | None,
 ) -> Equality:
+    """`token_ids`: of the prompts, by name. With the reference's model, logit gaps are computed where answers part."""
     expected, found = answers_by_prompt(blocks, reference), answers_by_prompt(blocks, method)
     differences = []
     for prompt, wanted in expected.items():

@@ -26,7 +26,7 @@ from cluster.bench.stream_client import send_request, served_model
 
 Mode = Literal["on", "off"]
 
-_WARM_UP = BenchPrompt("warm-up", "warm-up", ({"role": "user", "content": "Count from one to twenty."},))
+_WARM_UP_MESSAGES = ({"role": "user", "content": "Count from one to twenty."},)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,12 @@ class ServeReport:
         return self.summaries["on"].output_throughput / self.summaries["off"].output_throughput
 
     @property
+    def tpot_ratio(self) -> float | None:
+        """Mean time per output token without speculation over with; None unless both were measured."""
+        means = {mode: summary.latencies["tpot"].mean for mode, summary in self.summaries.items()}
+        return means["off"] / means["on"] if len(means) == 2 and means["on"] else None
+
+    @property
     def median_block_ratio(self) -> float | None:
         """The same over neighbouring blocks."""
         on = [block.output_throughput for block in self.blocks if block.mode == "on"]
@@ -111,7 +117,11 @@ class ServeReport:
                 parts[mode] |= detailed_json(records)
         if len(parts) == 1:
             return {**data, **next(iter(parts.values()))}
-        block_ratios = {"output_throughput_ratio": self.ratio, "median_block_ratio": self.median_block_ratio}
+        block_ratios = {
+            "output_throughput_ratio": self.ratio,
+            "median_block_ratio": self.median_block_ratio,
+            "tpot_ratio": self.tpot_ratio,
+        }
         data |= {"block_size": plan.block_size, **block_ratios}
         return {**data, **{str(mode): part for mode, part in parts.items()}}
 
@@ -126,8 +136,11 @@ async def measure(plan: ServePlan, progress: Progress = silent) -> ServeReport:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=plan.url, timeout=timeout, limits=limits) as client:
         model = plan.model or await served_model(client)
+        # Token ids alone may mean that the model has no chat template.
+        has_messages = any(prompt.messages for prompt in plan.prompts)
+        warm_up = BenchPrompt("", "", _WARM_UP_MESSAGES) if has_messages else BenchPrompt("", "", token_ids=(1, 2, 3))
         for mode in plan.modes * plan.num_warmups:
-            first = await send_request(client, _WARM_UP, _fields(plan, model, mode, 0), time.perf_counter())
+            first = await send_request(client, warm_up, _fields(plan, model, mode, 0), time.perf_counter())
             if first.error:
                 raise Unavailable(f"{plan.url}: the first request failed: {first.error}")
         generator = np.random.default_rng(plan.seed)
@@ -172,8 +185,11 @@ def deal_prompts(prompts: Sequence[BenchPrompt], num_hands: int, hand_size: int)
     full = [block for block in rounds if len(block) == num_hands] or [
         [prompts[(start + hand) % len(prompts)] for hand in range(num_hands)] for start in range(len(prompts))
     ]
-    dealt = [full[index % len(full)] for index in range(hand_size)]
-    hands = [[block[hand] for block in dealt] for hand in range(num_hands)]
+    hands: list[list[BenchPrompt]] = [[] for _ in range(num_hands)]
+    for index in range(hand_size):
+        lap, position = divmod(index, len(full))
+        for hand in range(num_hands):  # a prompt that comes again comes to another hand
+            hands[hand].append(full[position][(hand + lap) % num_hands])
     distinct = {prompt.name for hand in hands for prompt in hand}
     return hands, num_hands * hand_size - len(distinct)
 

@@ -50,6 +50,33 @@ async def served_model(client: httpx.AsyncClient) -> str:
         raise Unavailable(f"{client.base_url}v1/models does not list a model: {reason}") from None
 
 
+class _Choice(msgspec.Struct):
+    text: str | None = None  # of a completion
+    delta: dict[str, Any] | None = None  # of a chat
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Speculation(msgspec.Struct):
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: dict[str, int] = {}
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    speculation: _Speculation | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
 async def _read_stream(response: httpx.Response, record: RequestRecord, started: float) -> None:
     last_text = 0.0
     has_ended = False
@@ -61,28 +88,27 @@ async def _read_stream(response: httpx.Response, record: RequestRecord, started:
             break
         now = time.perf_counter() - started
         try:
-            event = msgspec.json.decode(data)
-        except msgspec.DecodeError:
-            record.error = "the stream held something that is not JSON"
+            event = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            record.error = f"the stream held what is not a chunk: {error}"
             return
-        if event.get("error"):
-            record.error = _message_of(event)
+        if event.error is not None:
+            record.error = _message_of(event.error)
             return
-        if event.get("usage"):
-            record.prompt_tokens = event["usage"]["prompt_tokens"]
-            record.output_tokens = event["usage"]["completion_tokens"]
-        if event.get("speculation"):
-            _note_speculation(record, event["speculation"])
-        for choice in event.get("choices", ()):
-            is_last = choice.get("finish_reason") is not None
+        if event.usage is not None:
+            record.prompt_tokens, record.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
+        if event.speculation is not None:
+            record.rounds, record.draft_tokens = event.speculation.rounds, event.speculation.draft_tokens
+            record.accepted_tokens = sum(event.speculation.accepted_tokens.values())
+        for choice in event.choices:
+            is_last = choice.finish_reason is not None
             has_ended |= is_last
-            if choice.get("text") or choice.get("delta", {}).get("content"):
+            if choice.text or (choice.delta or {}).get("content"):
                 if last_text:
                     record.itls.append(now - last_text)
                 else:
                     record.ttft = now
-                last_text = now
-                record.latency = now
+                record.latency = last_text = now
             elif is_last:
                 record.latency = now
                 record.ttft = record.ttft or now  # an answer without any text
@@ -92,20 +118,14 @@ async def _read_stream(response: httpx.Response, record: RequestRecord, started:
         record.error = "the stream ended without usage"
 
 
-def _note_speculation(record: RequestRecord, speculation: dict[str, Any]) -> None:
-    record.rounds = speculation.get("rounds", 0)
-    record.draft_tokens = speculation.get("draft_tokens", 0)
-    record.accepted_tokens = sum(speculation.get("accepted_tokens", {}).values())
-
-
 def _error_message(body: bytes) -> str:
     try:
-        return _message_of(msgspec.json.decode(body))
+        answer = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return body.decode(errors="replace")[:_MAX_ERROR_CHARS]
+    return _message_of(answer["error"] if isinstance(answer, dict) and "error" in answer else answer)
 
 
-def _message_of(answer: Any) -> str:
-    error = answer.get("error") if isinstance(answer, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message if message is not None else answer)[:_MAX_ERROR_CHARS]
+def _message_of(error: Any) -> str:
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:_MAX_ERROR_CHARS]

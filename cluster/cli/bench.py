@@ -150,9 +150,13 @@ def serve(
         if len(report.summaries) > 1:
             title += f", speculation {mode}"
         typer.echo(format_summary(summary, title, max_concurrency, request_rate), nl=False)
-    if report.ratio is not None:
-        typer.echo(f"Output token throughput, speculation on / off: {report.ratio:.2f}")
-        typer.echo(f"The same, median over pairs of blocks: {report.median_block_ratio:.2f}")
+    for name, ratio in (
+        ("Output token throughput, speculation on / off:", report.ratio),
+        ("The same, median over pairs of blocks:", report.median_block_ratio),
+        ("Mean TPOT, speculation off / on:", report.tpot_ratio),
+    ):
+        if len(report.summaries) > 1:
+            typer.echo(f"{name:<50} {'-' if ratio is None else format(ratio, '.2f')}")
     if report.num_repeated:
         typer.echo(f"{report.num_repeated} requests repeat a prompt; caches make them faster", err=True)
     if save_result is not None:

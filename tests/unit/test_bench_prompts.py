@@ -1,0 +1,113 @@
+"""Benchmark prompts: rows of every form, Spec-Bench's tasks, even choice, blocks of one task."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.errors import InvalidRequest
+from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, read_prompts, read_spec_bench
+
+SPEC_BENCH = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench"
+
+
+def write(tmp_path, *rows):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return file
+
+
+def said(text):
+    return ({"role": "user", "content": text},)
+
+
+def test_every_form_of_row_is_read(tmp_path):
+    history = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    file = write(
+        tmp_path,
+        {"prompt": "one\u2028line"},
+        "",
+        {"turns": ["first", "second"], "category": "coding", "question_id": 7},
+        {"messages": history, "task": "chat", "id": "x"},
+        {"prompt_token_ids": [3, 0, 5], "expected": "ignored"},
+    )
+    assert read_prompts(file) == [
+        BenchPrompt("1", "prompts", said("one\u2028line")),
+        BenchPrompt("7", "mt_bench", said("first")),
+        BenchPrompt("x", "chat", tuple(history)),
+        BenchPrompt("5", "prompts", token_ids=(3, 0, 5)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{", ":2 is '{'; not valid JSON"),
+        ("[]", "exactly one of turns, prompt, messages, prompt_token_ids"),
+        ({"prompt": "a", "turns": ["b"]}, "exactly one of"),
+        ({"prompt": ""}, "must hold a text"),
+        ({"turns": []}, "must hold a text"),
+        ({"turns": [3]}, "must hold a text"),
+        ({"messages": []}, "messages with role and content"),
+        ({"messages": [{"role": "user"}]}, "messages with role and content"),
+        ({"prompt_token_ids": [1, True]}, "token ids"),
+        ({"prompt_token_ids": [-1]}, "token ids"),
+        ({"prompt": "b", "id": 1}, "id is '1'; every row needs an id of its own"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, row, said):
+    with pytest.raises(InvalidRequest) as caught:
+        read_prompts(write(tmp_path, {"prompt": "a"}, row))
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
+    empty, binary = write(tmp_path, ""), tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for file in (empty, binary, tmp_path / "absent", tmp_path):
+        with pytest.raises(InvalidRequest, match=str(file)):
+            read_prompts(file)
+
+
+def test_spec_bench_has_six_tasks_of_eighty_questions():
+    if not SPEC_BENCH.is_dir():
+        pytest.skip(f"{SPEC_BENCH} is not there")
+    prompts = read_spec_bench(SPEC_BENCH)
+    tasks = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
+    assert Counter(prompt.task for prompt in prompts) == dict.fromkeys(tasks, 80)
+    assert len({prompt.name for prompt in prompts}) == 480
+    assert prompts[0].name == "81"
+    assert prompts[0].messages[0]["content"].startswith("Compose an engaging travel blog post")
+    assert all(len(prompt.messages) == 1 for prompt in prompts)
+
+
+def prompts_of(counts):
+    return [BenchPrompt(f"{task}{row}", task) for task, count in counts.items() for row in range(count)]
+
+
+def test_rows_are_picked_evenly_over_each_task():
+    picked, left = pick_rows(prompts_of({"a": 80, "b": 2}), 4)
+    assert [row.name for row in picked] == ["a0", "a20", "a40", "a60", "b0", "b1"]
+    assert len(left) == 76
+    assert pick_rows(prompts_of({"a": 3}), None) == (prompts_of({"a": 3}), [])
+
+
+def test_blocks_hold_one_task_and_tasks_take_turns():
+    blocks = make_blocks(prompts_of({"a": 5, "b": 2}), 2)
+    assert [[row.name for row in block] for block in blocks] == [["a0", "a1"], ["b0", "b1"], ["a2", "a3"], ["a4"]]
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 12), min_size=1), st.integers(1, 5), st.integers(1, 9))
+def test_nothing_is_lost_or_doubled_between_picking_and_blocks(counts, per_task, size):
+    rows = prompts_of(counts)
+    picked, left = pick_rows(rows, per_task)
+    assert sorted(row.name for row in (*picked, *left)) == sorted(row.name for row in rows)
+    assert Counter(row.task for row in picked) == {task: min(per_task, count) for task, count in counts.items()}
+    blocks = make_blocks(picked, size)
+    assert sorted(row.name for block in blocks for row in block) == sorted(row.name for row in picked)
+    assert all(len(block) <= size and len({row.task for row in block}) == 1 for block in blocks)
