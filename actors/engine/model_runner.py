@@ -18,6 +18,20 @@ from actors.engine.packed_linear import MIN_ROWS, pack_linears
 ROW_TILE = 16
 
 
+def row_tier(rows: int) -> int:
+    """Rows that a forward of `rows` rows is filled up to.
+
+    Few different shapes, because matrix libraries keep a kernel and its memory for each shape that they have met.
+    """
+    if rows <= 32:
+        step = MIN_ROWS
+    elif rows <= 128:
+        step = 16
+    else:
+        step = 64
+    return -(-max(rows, 1) // step) * step
+
+
 class ModelRunner:
     """A model with its KV cache. Knows rows and slots, nothing of sequences' lives or sampling."""
 
@@ -26,7 +40,7 @@ class ModelRunner:
         if exact == "bitwise" and self.device.type != "cpu":
             raise ValueError(f"exact is 'bitwise' on {self.device.type}; it is available on cpu")
         model.set_attn_implementation(ATTENTION_NAME)
-        self._min_rows = MIN_ROWS if pack_linears(model) else 1
+        pack_linears(model)
         self._model = model.eval()
         self._exact = exact
         self.kv = KvCache(num_slots, self.device)
@@ -36,11 +50,17 @@ class ModelRunner:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
-        rows = max(batch.num_rows, self._min_rows)
+        rows = row_tier(batch.num_rows)
         padding = (0, rows - batch.num_rows)
         plan = PaddedPlan(batch, self.kv, self.device, rows)
-        wanted = torch.from_numpy(logit_rows).to(self.device)
-        return self._run(np.pad(batch.token_ids, padding), np.pad(batch.positions, padding), plan, wanted)
+        wanted = np.pad(logit_rows, (0, row_tier(len(logit_rows)) - len(logit_rows)))
+        logits = self._run(
+            np.pad(batch.token_ids, padding),
+            np.pad(batch.positions, padding),
+            plan,
+            torch.from_numpy(wanted).to(self.device),
+        )
+        return logits[: len(logit_rows)]
 
     def _run(
         self, token_ids: np.ndarray, positions: np.ndarray, plan: PaddedPlan | ExactPlan, rows: torch.Tensor

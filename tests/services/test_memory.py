@@ -1,0 +1,23 @@
+"""Serving for a long time takes no more memory than serving for a short one."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+
+from actors.models.toy import save_tiny_model
+from cluster.local import LocalEngine
+
+
+def test_resident_memory_does_not_grow_over_2000_requests(tmp_path):
+    target = save_tiny_model(tmp_path / "target", "llama", 5)
+    draft = save_tiny_model(tmp_path / "draft", "llama", 6, layers=1)
+    engine = LocalEngine(str(target), draft_model=str(draft), device="cpu", kv_cache_tokens=4096, batch_size=8)
+    rng = np.random.default_rng(0)
+    process = psutil.Process()
+    resident = []
+    for seed in range(10):
+        prompts = [rng.integers(0, 250, rng.integers(5, 40)).tolist() for _ in range(200)]
+        engine.generate(prompts, max_new_tokens=12, ignore_eos=True, temperature=0.7, seed=seed)
+        resident.append(process.memory_info().rss)
+    assert resident[-1] - resident[1] < 8 * 2**20  # what is compiled and cached is there after 400 requests
