@@ -85,6 +85,11 @@ def test_every_shipped_configuration_is_valid():
         load_config(path)
 
 
+def test_every_folder_of_tests_is_run():
+    folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert folders == set(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
+
+
 # --- dependencies
 
 
