@@ -1,4 +1,4 @@
-"""The draft tree: what every drafter proposes and the target verifies. A chain is the tree with parents -1, 0, 1, ..."""
+"""The draft tree: what every drafter proposes and the target verifies. A chain has the parents -1, 0, 1, ..."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class DraftTree:
         if count == 0:
             return len(self.parents) == 0 and len(self.confidence) == 0
         if len(self.parents) != count or len(self.confidence) != count:
+            return False
+        if self.token_ids.dtype.kind != "i" or self.parents.dtype.kind != "i":
             return False
         if self.token_ids.min() < 0 or self.token_ids.max() >= vocab_size or self.parents.min() < -1:
             return False

@@ -6,12 +6,14 @@ import logging
 import threading
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from actors.engine.build import build_draft_engine
+from actors.engine.draft_engine import DraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
-from actors.messages import WorkerInfo
+from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
 from actors.models.source import ModelSource
 from actors.worker_loop import WorkerLoop
 
@@ -40,6 +42,7 @@ class DraftWorker:
             kv_cache_tokens=settings.kv_cache_tokens,
             block_size=settings.block_size,
         )
+        _warm_up(engine)
         pool = engine.pool
         self.server = LinkServer(LinkKeys.generate(), [], host)
         info = WorkerInfo("draft", incarnation, 0, pool.num_blocks * pool.block_size, pool.block_size, pool.num_blocks)
@@ -66,3 +69,11 @@ class DraftWorker:
             self._loop.run()
         except Exception:
             logger.exception("the draft worker ended")
+
+
+def _warm_up(engine: DraftEngine) -> None:
+    """One sampled guess: the first one allocates the cache and compiles kernels, longer than a round waits."""
+    tokens = np.ones(2, dtype=np.int32)
+    begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")
+    engine.draft(DraftBatch(0, [DraftItem(SequenceDelta(1, 0, tokens), 1, begin)]))
+    engine.draft(DraftBatch(0, [], [1]))

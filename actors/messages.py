@@ -25,7 +25,7 @@ def no_tokens() -> np.ndarray:
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the target's logits become a token. Processing order: repetition penalty, presence and frequency
-    penalties, logit bias, temperature, top-k, top-p, min-p (design: sampling is a function of seed, position, logits)."""
+    penalties, logit bias, temperature, top-k, top-p, min-p. The token is a function of seed, position and logits."""
 
     seed: int  # 0 <= seed < 2**64
     temperature: float = 1.0  # <= 1e-6 means argmax

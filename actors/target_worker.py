@@ -147,8 +147,11 @@ class TargetWorker:
 
 
 def _warm_up(engine: TargetEngine) -> None:
-    """One token through the whole engine, on every rank: a group that cannot compute must not say it is ready."""
+    """One token through the whole engine, on every rank: a group that cannot compute must not say it is ready.
+
+    It is sampled, because the first sampled token compiles kernels.
+    """
     tokens = np.ones(2, dtype=np.int32)
-    begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), len(tokens), "warm-up")
+    begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")
     engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(1, 0, tokens), len(tokens), begin=begin)]))
     engine.verify(VerifyBatch(0, [], [1]))

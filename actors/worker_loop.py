@@ -100,7 +100,6 @@ class WorkerLoop:
         if not isinstance(message, self._batch_type):
             return None
         assert isinstance(message, VerifyBatch | DraftBatch)
-        self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         try:
             answer = self._engine.answer(message)
         except Exception as error:
@@ -109,6 +108,9 @@ class WorkerLoop:
             self.num_failures += 1
             self._engine.clear()
             return Failure(message.round_id, type(error).__name__)
+        finally:
+            # Afterwards, so that a long round does not make its own sequences look idle.
+            self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         self.num_batches += 1
         return answer
 

@@ -97,7 +97,8 @@ class ClusterConfig(_Section):
     @model_validator(mode="after")
     def _ports_differ(self) -> ClusterConfig:
         if self.gateway.http_port == self.gateway.grpc_port:
-            raise ValueError(f"gateway.http_port and gateway.grpc_port are both {self.gateway.http_port}; they must differ")
+            port = self.gateway.http_port
+            raise ValueError(f"gateway.http_port and gateway.grpc_port are both {port}; they must differ")
         return self
 
 

@@ -5,16 +5,16 @@ The same router core, drafters and engines as in a cluster; only the links are p
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
-import torch
 
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafter, expand_drafters
@@ -22,7 +22,15 @@ from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
 from actors.errors import InvalidRequest, ModelError
-from actors.messages import Acceptance, GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
+from actors.messages import (
+    Acceptance,
+    DraftBatch,
+    DraftResult,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationStats,
+    TokenChunk,
+)
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import load_tokenizer, read_model_info
@@ -30,6 +38,8 @@ from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.router.core import DRAFT_MODEL, RouterCore
 from cluster.router.round import RequestFailed, RouterEvent
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -187,18 +197,6 @@ class LocalEngine:
             self._abandon([*running, *(request.request_id for request in requests)])
         return [done[request_id] for request_id in order]
 
-    def stream(self, request: GenerationRequest) -> Iterator[TokenChunk]:
-        """Chunks of one request as they are emitted, one a round. Closing the iterator cancels it."""
-        waiting = deque([request])
-        running: dict[str, _Running] = {}
-        try:
-            for event in self._events(waiting, running):
-                if isinstance(event, RequestFailed):
-                    raise event.error
-                yield event
-        finally:
-            self._abandon([request.request_id])
-
     def _abandon(self, request_ids: Sequence[str]) -> None:
         """End what is left of requests when a caller stops early, so that the next call starts clean."""
         for request_id in request_ids:
@@ -208,7 +206,7 @@ class LocalEngine:
 
     def _events(self, requests: deque[GenerationRequest], running: dict[str, _Running]) -> Iterator[RouterEvent]:
         while requests or self.core.has_work:
-            while requests and self.core.num_waiting < self._batch_size:
+            while requests and self.core.num_running + self.core.num_waiting < self._batch_size:
                 request = requests.popleft()
                 running[request.request_id] = _Running(request.prompt_token_ids.tolist(), time.perf_counter())
                 self.core.add(request, time.monotonic())
@@ -219,12 +217,28 @@ class LocalEngine:
         round, events = self.core.plan_round(time.monotonic())
         if round is None:
             return events
-        results = {}
-        if self._draft is not None and _DRAFT_WORKER in round.draft_batches:
-            results[_DRAFT_WORKER] = self._draft.draft(round.draft_batches[_DRAFT_WORKER])
-        self.core.draft_locally(round)
-        result = self._target.verify(self.core.assemble(round, results))
-        return [*events, *self.core.commit(round, result, time.monotonic())]
+        try:
+            results = {worker_id: self._ask_draft_model(batch) for worker_id, batch in round.draft_batches.items()}
+            self.core.draft_locally(round)
+            result = self._target.verify(self.core.assemble(round, results))
+            return [*events, *self.core.commit(round, result, time.monotonic())]
+        except BaseException:
+            # Stopped half-way, perhaps by Ctrl-C: no KV can be trusted, and the next round begins from the tokens.
+            self._target.clear()
+            self.core.target_lost()
+            raise
+
+    def _ask_draft_model(self, batch: DraftBatch) -> DraftResult | None:
+        """Its drafts; None where it fails, which costs nothing but speed."""
+        assert self._draft is not None
+        try:
+            return self._draft.draft(batch)
+        except BaseException as error:
+            self._draft.clear()
+            if not isinstance(error, Exception):
+                raise
+            logger.warning("the draft model failed; the round goes on without it", exc_info=True)
+            return None
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -234,7 +248,7 @@ class LocalEngine:
                 list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
             )
         else:
-            token_ids = [int(token) for token in prompt]  # type: ignore[call-overload]
+            token_ids = list(cast(Sequence[int], prompt))
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._target.vocab_size:
                 limit = f"ids must be 0 to {self._target.vocab_size - 1}"
                 raise InvalidRequest("prompt_token_ids", [min(token_ids), max(token_ids)], limit)
@@ -267,8 +281,3 @@ def _draft_source(spec: str, target: ModelSource, home: Path, progress: Progress
         return resolve_model(spec, home, progress)
     directory = default_drafter_dir(home, target)
     return resolve_model(str(directory), home, progress) if directory.is_dir() else None
-
-
-def set_threads(threads: int) -> None:
-    """Torch threads of this process; one each where processes share a CPU."""
-    torch.set_num_threads(threads)

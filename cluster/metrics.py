@@ -86,7 +86,7 @@ class RouterMetrics:
         self._driver = driver
         self._connections = connections
         self._registry = CollectorRegistry()
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
 
     def text(self) -> str:
         """Prometheus text format."""

@@ -90,9 +90,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             block_size=config.draft.block_size,
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
-    router = router_application(
-        config.router, config.speculation, config.draft, DIRECTORY, TARGET_ID, *upstream
-    )
+    router = router_application(config.router, config.speculation, config.draft, DIRECTORY, TARGET_ID, *upstream)
     return gateway_application(router, str(plan.target.path), _served_model(plan), config.gateway)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 from dataclasses import dataclass
@@ -58,8 +59,6 @@ class TargetRank:
 
     @ray.method
     def health(self) -> RankHealth:
-        import os
-
         return RankHealth(self._worker.failure, self._worker.num_batches, os.getpid())
 
     @ray.method
@@ -73,7 +72,7 @@ class TargetGroup:
     """Serve deployment: starts the ranks, fails its health check when one of them is gone, so that Serve starts the
     whole group anew. It carries no requests."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float
     ) -> None:
         incarnation = secrets.randbits(62)

@@ -17,11 +17,16 @@ from transformers import AttentionInterface
 
 from actors.engine.batch import PackedBatch, SequenceSpan, visible
 from actors.engine.kv_cache import KvCache
+from actors.errors import ModelError
 
 ATTENTION_NAME = "paceline_paged"
 
 # Sequences with few rows share one padded attention call; a prefill chunk beside them would pad them to its length.
 _MAX_PADDED_ROWS = 64
+
+
+# Arguments by which models change attention itself: sinks, biases, masks of heads.
+_NOT_COMPUTED = ("s_aux", "sinks", "position_bias", "alibi", "head_mask", "block_mask")
 
 
 class AttentionPlan(Protocol):
@@ -58,6 +63,13 @@ def paged_attention(
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim]."""
+    # What is not computed here must not be left out in silence: the text would be another model's.
+    unknown = [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]
+    if attention_mask is not None or unknown:
+        raise ModelError(
+            f"{type(module).__name__} attends with {', '.join(unknown) or 'a mask of its own'}; "
+            "causal attention with sliding windows and soft caps is computed"
+        )
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     keys, values = paged_plan.kv.layer(module.layer_idx, new_keys, new_values)
     keys.index_copy_(0, paged_plan.slots, new_keys)

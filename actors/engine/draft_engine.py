@@ -20,7 +20,7 @@ from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
-from actors.engine.sequence_table import SequenceTable
+from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import DraftBatch, DraftItem, DraftResult, TopProbs, TreeMessage, no_tokens
 from actors.sampling.sampler import RowSampling, draft_with_probs, rows_for, sample_tokens
 
@@ -72,7 +72,7 @@ class DraftEngine:
             self._table.forget(seq_id)
         stale: list[int] = []
         chains: list[_Chain] = []
-        for item in batch.items:
+        for item in distinct(batch.items):
             sequence = self._table.find(item.delta, item.begin)
             if sequence is None:
                 stale.append(item.delta.seq_id)
@@ -180,7 +180,7 @@ class DraftEngine:
 
 
 def _pending(chain: _Chain) -> int:
-    return chain.sequence.length - chain.sequence.num_computed
+    return chain.sequence.num_pending
 
 
 def _tree_message(chain: _Chain) -> TreeMessage:

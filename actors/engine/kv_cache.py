@@ -30,6 +30,11 @@ class KvCache:
             self._layers[layer] = tensors
         return tensors
 
+    @property
+    def num_layers(self) -> int:
+        """Layers that have been written so far."""
+        return len(self._layers)
+
     def move(self, source: np.ndarray, destination: np.ndarray) -> None:
         """Copy slots (int64 [n] each) in all layers; reads everything before it writes, so they may overlap."""
         source_index = torch.from_numpy(source).to(self.device)

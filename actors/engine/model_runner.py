@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.engine.attention import ATTENTION_NAME, PaddedPlan
 from actors.engine.batch import PackedBatch
@@ -12,10 +12,15 @@ from actors.engine.exact_attention import ExactPlan, RowContexts
 from actors.engine.kv_cache import KvCache
 from actors.engine.options import Exactness
 from actors.engine.packed_linear import MIN_ROWS, pack_linears
+from actors.errors import ModelError
 
 # Rows of every forward in bitwise mode: matrix products of one fixed shape give a row the same bits at any place in
 # the tile and in any company. Wide enough for a decoding sequence with its drafts.
 ROW_TILE = 16
+# An element-wise operation is split among threads by elements, and where a share ends off a vector's border its last
+# elements are computed by other instructions. Two threads split a tile between rows.
+_EXACT_THREADS = 2
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def row_tier(rows: int) -> int:
@@ -32,6 +37,22 @@ def row_tier(rows: int) -> int:
     return -(-max(rows, 1) // step) * step
 
 
+def _check_layers(config: PretrainedConfig, exact: Exactness) -> None:
+    """Raises ModelError for layers whose result the engine would get wrong."""
+    others = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if others:
+        raise ModelError(
+            f"{config.model_type} has layers of type {', '.join(sorted(others))}; "
+            f"{' and '.join(sorted(_LAYER_TYPES))} are computed"
+        )
+    experts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
+    if exact == "bitwise" and any(experts):
+        raise ModelError(
+            f"exact is 'bitwise' and {config.model_type} has experts, whose rows are multiplied with whatever other "
+            "rows chose the same one; it needs a model without"
+        )
+
+
 class ModelRunner:
     """A model with its KV cache. Knows rows and slots, nothing of sequences' lives or sampling."""
 
@@ -39,6 +60,9 @@ class ModelRunner:
         self.device = next(model.parameters()).device
         if exact == "bitwise" and self.device.type != "cpu":
             raise ValueError(f"exact is 'bitwise' on {self.device.type}; it is available on cpu")
+        config = model.config.get_text_config()
+        _check_layers(config, exact)
+        self._num_layers = int(config.num_hidden_layers)
         model.set_attn_implementation(ATTENTION_NAME)
         pack_linears(model)
         self._model = model.eval()
@@ -72,10 +96,25 @@ class ModelRunner:
             logits_to_keep=rows,
             paged_plan=plan,
         )
+        if self.kv.num_layers != self._num_layers:  # known after the first forward
+            raise ModelError(
+                f"{self.kv.num_layers} of {self._num_layers} layers of {type(self._model).__name__} attend through "
+                "transformers' attention interface; all must"
+            )
         logits: torch.Tensor = output.logits[0]
         return logits
 
     def _forward_tiles(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
+        threads = torch.get_num_threads()
+        if threads <= _EXACT_THREADS:
+            return self._run_tiles(batch, logit_rows)
+        torch.set_num_threads(_EXACT_THREADS)
+        try:
+            return self._run_tiles(batch, logit_rows)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run_tiles(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
         contexts = RowContexts(batch)
         parts = []
         for first in range(0, batch.num_rows, ROW_TILE):

@@ -37,6 +37,11 @@ class Sequence:
         return self._length
 
     @property
+    def num_pending(self) -> int:
+        """Known tokens without KV."""
+        return self._length - self.num_computed
+
+    @property
     def tokens(self) -> np.ndarray:
         """All known tokens, int32 [length]; a view."""
         return self._buffer[: self._length]

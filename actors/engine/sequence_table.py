@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequences
+from typing import TypeVar
+
 from actors.engine.block_pool import BlockPool
 from actors.engine.kv_cache import KvCache
 from actors.engine.sequence import Sequence
-from actors.messages import SequenceDelta, SequenceStart
+from actors.messages import DraftItem, SequenceDelta, SequenceStart, VerifyItem
+
+_Item = TypeVar("_Item", VerifyItem, DraftItem)
+
+
+def distinct(items: Sequences[_Item]) -> list[_Item]:
+    """The items without those whose sequence an earlier one names: a round computes a sequence once."""
+    first: dict[int, _Item] = {}
+    for item in items:
+        first.setdefault(item.delta.seq_id, item)
+    return list(first.values())
 
 
 class SequenceTable:
@@ -21,14 +34,18 @@ class SequenceTable:
 
     def find(self, delta: SequenceDelta, begin: SequenceStart | None) -> Sequence | None:
         """The sequence as it was before this delta, a fresh one for start == 0, or None if the delta is stale: the
-        sequence is unknown here or has another length."""
+        sequence is unknown here, has another length, or has nothing left to compute.
+
+        The last happens when a round was carried out and its answer lost: logits are not kept, so there is nothing to
+        say about a sequence without computing a row of it.
+        """
         sequence = self._sequences.get(delta.seq_id)
         if delta.start == 0:
             self.forget(delta.seq_id)
             if begin is None or len(delta.token_ids) == 0:
                 return None
             return Sequence(delta.seq_id, begin, self._pool)
-        if sequence is None or sequence.length != delta.start:
+        if sequence is None or sequence.length != delta.start or not (len(delta.token_ids) or sequence.num_pending):
             self.forget(delta.seq_id)
             return None
         return sequence

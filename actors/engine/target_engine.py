@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, depths_of
-from actors.engine.batch import SequenceRows, pack
+from actors.engine.batch import SequenceRows, is_chain, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
-from actors.engine.sequence_table import SequenceTable
-from actors.messages import Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
+from actors.engine.sequence_table import SequenceTable, distinct
+from actors.messages import TopProbs, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection, walk_tree
 
@@ -61,7 +61,7 @@ class TargetEngine:
         starved: list[int] = []
         parts: list[_Part] = []
         first_row = 0
-        for item in batch.items:
+        for item in distinct(batch.items):
             sequence = self._table.find(item.delta, item.begin)
             if sequence is None:
                 stale.append(item.delta.seq_id)
@@ -87,10 +87,12 @@ class TargetEngine:
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
         """Rows of this round. A tree is left out when it does not belong behind the last token or has no room."""
-        pending = sequence.length - sequence.num_computed
+        pending = sequence.num_pending
         count = min(pending, max(1, item.max_rows))
         tree = DraftTree(item.token_ids, item.parents, np.zeros(len(item.token_ids), dtype=np.float32))
         wanted = count == pending and len(tree) > 0 and tree.is_valid(self.vocab_size)
+        if item.probs is not None and sequence.sampling.params.acceptance == "rejection":
+            wanted = wanted and _fits_chain(item.probs, tree)
         if wanted and sequence.reserve(sequence.length + len(tree)):
             return SequenceRows(sequence, count, tree.token_ids, tree.parents)
         return SequenceRows(sequence, count, no_tokens(), no_tokens())
@@ -153,6 +155,12 @@ class TargetEngine:
     def check_integrity(self) -> str | None:
         """Text of the first contradiction between sequences, blocks and hashes, or None."""
         return self._table.check_integrity()
+
+
+def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
+    """Whether each node of a chain has its draft distribution; others cannot be judged by the rejection rule."""
+    count = len(tree) * probs.k
+    return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain(tree.parents)
 
 
 def _logit_rows(parts: Sequences[_Part]) -> np.ndarray:

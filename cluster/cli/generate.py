@@ -73,8 +73,8 @@ def generate(
             batch_size=batch_size,
             dtype=dtype.value,
             device=device,
-            exact=exact.value,  # type: ignore[arg-type]
-            acceptance=acceptance.value,  # type: ignore[arg-type]
+            exact=exact.value,
+            acceptance=acceptance.value,
             progress=progress,
         )
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
@@ -136,7 +136,5 @@ def _read_row(file: Path, number: int, line: str) -> Any:
 
 def _is_message(message: object) -> bool:
     return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
     )

@@ -57,8 +57,10 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
     from cluster.serve import APPLICATION, cluster_application
 
     config: ClusterConfig = plan.config
-    typer.echo(f"target  {plan.info.name} ({plan.target.path}), {config.target.dtype} on {plan.target_device}, "
-               f"tensor parallel {config.target.tensor_parallel}")
+    typer.echo(
+        f"target  {plan.info.name} ({plan.target.path}), {config.target.dtype} on {plan.target_device}, "
+        f"tensor parallel {config.target.tensor_parallel}"
+    )
     if plan.draft is not None:
         state = ", being built; picked up when it is there" if plan.builds_drafter else ""
         typer.echo(f"draft   {plan.draft.path}, {config.draft.workers} worker(s) on {plan.draft_device}{state}")

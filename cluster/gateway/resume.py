@@ -38,9 +38,11 @@ async def generate_unbroken(
     delivered: list[int] = []
     index = 0
     attempts = 0
+    rest = request
+    resumed = 0
     while True:
         try:
-            async with aclosing(router.generate(_rest_of(request, delivered, time.monotonic() - started))) as chunks:
+            async with aclosing(router.generate(rest)) as chunks:
                 async for chunk in chunks:
                     delivered.extend(chunk.token_ids)
                     attempts = 0
@@ -62,6 +64,11 @@ async def generate_unbroken(
         on_resume()
         await asyncio.sleep(_PAUSES_S[attempts])
         attempts += 1
+        resumed += 1
+        # A new id: the router may be the same one, still busy with the part whose stream was cut off.
+        rest = msgspec.structs.replace(
+            _rest_of(request, delivered, time.monotonic() - started), request_id=f"{request.request_id}+{resumed}"
+        )
 
 
 def _already_over(request: GenerationRequest, delivered: list[int]) -> Literal["stop", "length"] | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from actors.drafters.registry import expand_drafters
 from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from actors.messages import GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
@@ -102,6 +103,8 @@ class GenerationService:
             raise InvalidRequest(
                 "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
             )
+        if call.drafters is not None:
+            expand_drafters(call.drafters, field="speculation.drafters")
         self._check_token_ids("stop_token_ids", call.stop_token_ids)
         self._check_token_ids("logit_bias", tuple(token for token, _ in call.logit_bias))
         stop_token_ids = call.stop_token_ids

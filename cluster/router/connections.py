@@ -75,7 +75,8 @@ class Connections:
     def _close(self, worker_id: str) -> None:
         _, link = self._links.pop(worker_id)
         link.close()
-        for reason, count in {**link.stats.dropped, "timeout": link.stats.timeouts}.items():
+        counts: list[tuple[str, int]] = [*link.stats.dropped.items(), ("timeout", link.stats.timeouts)]
+        for reason, count in counts:
             self.link_drops[reason] = self.link_drops.get(reason, 0) + count
         if self.target is not None and self.target[1] is link:
             self.target = None

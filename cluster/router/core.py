@@ -59,7 +59,6 @@ DRAFT_MODEL = "draft_model"  # the source that lives on draft workers
 TARGET = "target"  # who proposed a recovered or bonus token
 
 _MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
-_MAX_STARVED_ALONE = 3  # a sequence without company or drafts that still lacks blocks will never fit
 _DRAFTLESS_ROUNDS = 8  # of a sequence whose drafts lacked KV blocks
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
 _LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
@@ -355,7 +354,6 @@ class RouterCore:
         for sequence in self._scheduler.running:
             sequence.lost_by_target()
             sequence.is_at_target = False
-            sequence.num_starved = 0
 
     # Planning
 
@@ -685,7 +683,6 @@ class RouterCore:
     def _note_rows(self, entry: RoundEntry, verdict: Verdict) -> None:
         sequence = entry.sequence
         sequence.stats.target_rows += max(0, verdict.rows)
-        sequence.num_starved = 0
         if entry.target_known == 0 and sequence.chunk_index == 0:
             sequence.num_cached = min(max(0, verdict.num_cached), sequence.num_prompt)
 
@@ -825,12 +822,12 @@ class RouterCore:
         """The target lacks blocks for these: first they go without drafts, then the youngest sequence makes room.
 
         The oldest sequence is never preempted while another runs, so it gets all blocks in the end: no livelock. A
-        sequence that lacks blocks while it is alone can never finish and fails.
+        sequence that is longer than all blocks can never finish and fails. One that is alone, lacks blocks and would
+        fit waits: they are held for a router that is gone, and the target frees them after a while.
         """
         self.counters.starved += len(hungry)
         needs_room = False
         for entry in hungry:
-            entry.sequence.num_starved += 1
             entry.sequence.drafts_from = round.round_id + _DRAFTLESS_ROUNDS
             needs_room |= not len(entry.token_ids)
             # The target left the sequence as it was.
@@ -845,8 +842,9 @@ class RouterCore:
             self._forget(victim)
             victim.renamed(self._name_sequence())
             self._by_seq_id[victim.seq_id] = victim
-        elif running and round.num_running == 1 and running[0].num_starved > _MAX_STARVED_ALONE:
-            room = self._total_blocks * self._block_size
+            return
+        room = self._total_blocks * self._block_size
+        if running and round.num_running == 1 and running[0].num_tokens > room:
             self._fail(
                 running[0],
                 InvalidRequest(

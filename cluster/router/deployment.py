@@ -32,7 +32,7 @@ _DRAIN_S = 60.0
 class Router:
     """Owns the sequences of one target group. `upstream` are the deployments that Serve must start beside it."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         config: RouterConfig,
         speculation: SpeculationConfig,

@@ -15,7 +15,7 @@ from cluster.router.round import RequestFailed, Round, RouterEvent
 
 logger = logging.getLogger(__name__)
 
-_IDLE_POLL_S = 0.05  # between looks while sequences wait for something that only time brings (deadlines)
+_IDLE_POLL_S = 0.05  # between looks while sequences wait for what only time brings (deadlines, blocks of others)
 
 
 class RouterDriver:
@@ -94,7 +94,7 @@ class RouterDriver:
         """Take no more requests and let the open ones finish."""
         self._draining = True
         deadline = time.monotonic() + timeout_s
-        while self._streams and time.monotonic() < deadline:
+        while self._streams and time.monotonic() < deadline:  # noqa: ASYNC110  # streams end in many places
             await asyncio.sleep(0.1)
 
     def close(self) -> None:
@@ -135,6 +135,8 @@ class RouterDriver:
         events = self.core.commit(round, result, time.monotonic())
         self.router_seconds += time.perf_counter() - started
         self._deliver(events)
+        if result.starved_seq_ids and not result.verdicts:
+            await asyncio.sleep(_IDLE_POLL_S)
 
     def _ask_workers(self, round: Round) -> dict[str, asyncio.Task[DraftResult | None]]:
         asked = {}

@@ -38,7 +38,6 @@ class Sequence:
         "num_computed",
         "num_prompt",
         "num_setbacks",
-        "num_starved",
         "num_tokens",
         "request",
         "request_id",
@@ -86,7 +85,6 @@ class Sequence:
         self.num_cached = 0
         self.chunk_index = 0
         self.num_setbacks = 0  # rounds in a row without progress
-        self.num_starved = 0  # rounds in a row without KV blocks
         self.drafts_from = 0  # the round before which it gets no drafts, because they lacked blocks
         self.is_cancelled = False
         self.is_ended = False  # its outcome has been delivered
@@ -130,4 +128,3 @@ class Sequence:
         self.drafter_known = [0] * len(self.drafter_known)
         self.draft_worker = None
         self.draft_known = 0
-        self.num_starved = 0
