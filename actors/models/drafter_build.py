@@ -280,7 +280,7 @@ def _first_layers(source: ModelSource, target: PreTrainedModel, layers: int) -> 
     if head.bias is not None:
         head.bias.data.copy_(original.bias.float())
     draft.generation_config = copy.deepcopy(target.generation_config)
-    return draft
+    return draft.eval()  # no dropout, in the distillation neither
 
 
 class _Trainer:
@@ -322,7 +322,10 @@ class _Trainer:
                 state, wanted, _ = self._states(batch)
                 gram += state.T @ state
                 cross += state.T @ wanted
-            gram += torch.eye(size, device=self._device) * (_RIDGE * gram.diagonal().mean())
+            # Pulled towards the identity, for both states live in one residual stream.
+            pull = torch.eye(size, device=self._device) * (_RIDGE * gram.diagonal().mean())
+            gram += pull
+            cross += pull
             lens = torch.linalg.solve(gram, cross).T
             fitted = self._rows @ lens
         report("fitting the readout", len(batches), len(batches))

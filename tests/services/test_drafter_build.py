@@ -1,0 +1,184 @@
+"""Draft models are built whole, the same twice, and agree with their target as often as their card says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.errors import ModelError
+from actors.models.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, default_drafter_dir
+from actors.models.loader import load_draft_model, load_model, load_tokenizer
+from actors.models.source import ModelSource
+from actors.models.target_text import encode_prompts, write_answers
+from actors.models.toy import TINY_KINDS, save_tiny_model
+from cluster.cli import drafter as command
+
+QUICK = DrafterRecipe(layers=1, vocab_size=120, text_tokens=600, answer_tokens=24, write_rows=16, epochs=1)
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    root = tmp_path_factory.mktemp("targets")
+    return {
+        kind: ModelSource(kind, kind, save_tiny_model(root / kind, kind, seed=2, layers=2, sliding_window=32))
+        for kind in TINY_KINDS
+    }
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_a_drafter_with_all_layers_agrees_wherever_its_vocabulary_reaches(targets, tmp_path, kind):
+    recipe = dataclasses.replace(QUICK, layers=2, epochs=0)
+    card = build_drafter(targets[kind], tmp_path / "d", recipe)
+    # The lens of a complete copy is the identity but for the ridge and, on some machines, bfloat16 answers.
+    assert card.coverage > 0.5
+    assert card.agreement == pytest.approx(card.coverage, abs=0.1)
+
+
+def test_the_same_seed_gives_the_same_drafter_and_another_seed_another(targets, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        build_drafter(targets["llama"], tmp_path / name, dataclasses.replace(QUICK, seed=seed))
+    first, same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert first == same
+    assert first != other
+    assert (tmp_path / "a/vocab_map.safetensors").read_bytes() == (tmp_path / "b/vocab_map.safetensors").read_bytes()
+
+
+def test_a_drafter_is_a_normal_model_directory_whose_map_names_its_trained_rows(targets, tmp_path):
+    card = build_drafter(targets["qwen3"], tmp_path / "d", QUICK)
+    source = ModelSource("d", "d", tmp_path / "d")
+    reduced = load_draft_model(source)
+    whole = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32)
+    ids = torch.arange(40)[None]
+    torch.testing.assert_close(reduced.model(ids).logits, whole(ids).logits[..., reduced.token_ids])
+    assert whole.config.num_hidden_layers == 1
+    assert len(reduced.token_ids) == 120
+    assert load_tokenizer(source)("abc")["input_ids"] == load_tokenizer(targets["qwen3"])("abc")["input_ids"]
+    assert json.loads((source.path / CARD_FILE).read_text()) == dataclasses.asdict(card)
+    assert card.target_fingerprint == targets["qwen3"].weights_fingerprint()
+
+
+def test_distillation_makes_a_drafter_agree_more_often(targets, tmp_path):
+    longer = {"text_tokens": 4000, "answer_tokens": 48, "write_rows": 64, "epochs": 6, "learning_rate": 3e-3}
+    card = build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, vocab_size=200, **longer))
+    assert card.agreement > card.agreement_before + 0.02
+
+
+def test_the_card_tells_the_agreement_that_a_second_look_finds(targets, tmp_path):
+    asked = [f"Question number {index}, on {index * index} things?" for index in range(20)]
+    card = build_drafter(targets["qwen3"], tmp_path / "d", QUICK, evaluate={"mine": asked})
+
+    target, draft = load_model(targets["qwen3"]), load_draft_model(ModelSource("d", "d", tmp_path / "d"))
+    same = count = 0
+    for prompt in encode_prompts(load_tokenizer(targets["qwen3"]), asked, 512):
+        ids = torch.tensor([prompt])
+        said = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+        )[0]
+        guess = draft.token_ids[draft.model(said[None]).logits[0].argmax(-1)]
+        same += int((guess[len(prompt) - 1 : -1] == said[len(prompt) :]).sum())
+        count += len(said) - len(prompt)
+    # The card's text may be written in bfloat16 and part from this one somewhere.
+    assert card.evaluation["mine"] == pytest.approx(same / count, abs=0.12)
+    assert 0.05 < card.evaluation["mine"] < 0.95
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_answers_written_in_a_batch_are_those_of_generate(targets, kind):
+    target = load_model(targets[kind])
+    prompts = [list(range(5)), [7], list(range(60, 80))]
+    answers = write_answers(target, prompts, [0.0, 0.0, 0.0], 30, eos_token_ids=(256,), seed=0)
+    head = target.get_output_embeddings()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt])
+        said = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False, pad_token_id=0
+        )
+        assert answer.token_ids.tolist() == said[0].tolist()
+        assert answer.argmax.tolist() == said[0, len(prompt) :].tolist()
+        logits = target(answer.token_ids[None]).logits[0, len(prompt) - 1 : -1]
+        torch.testing.assert_close(head(answer.hidden), logits, atol=1e-3, rtol=1e-3)
+
+
+def test_sampled_answers_keep_the_greedy_choice_beside_the_token(targets):
+    target = load_model(targets["llama"])
+    mass = torch.zeros(259)
+    (warm,) = write_answers(target, [[1, 2, 3]], [1.0], 50, eos_token_ids=(), seed=0, vocab_mass=mass)
+    assert mass.sum().item() == pytest.approx(50, rel=1e-4)
+    logits = target(warm.token_ids[None]).logits[0, 2:-1]
+    assert warm.argmax.tolist() == logits.argmax(-1).tolist()
+    assert warm.argmax.tolist() != warm.token_ids[3:].tolist()
+
+
+def test_a_build_that_fails_leaves_no_directory_and_spares_the_last_one(targets, tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(stage, done, total):
+        if stage == "distilling" and done:
+            raise Interrupted
+
+    out = tmp_path / "drafters" / "d"
+    with pytest.raises(Interrupted):
+        build_drafter(targets["llama"], out, QUICK, progress=interrupt)
+    assert not out.exists()
+    build_drafter(targets["llama"], out, QUICK)
+    before = (out / CARD_FILE).read_bytes()
+    with pytest.raises(Interrupted):
+        build_drafter(targets["llama"], out, dataclasses.replace(QUICK, seed=3), progress=interrupt)
+    assert (out / CARD_FILE).read_bytes() == before
+    assert sorted(entry.name for entry in out.parent.iterdir()) == [".d.lock", "d"]
+
+
+def test_progress_only_goes_forward_and_every_stage_ends(targets, tmp_path):
+    seen: dict[str, list[tuple[int, int]]] = {}
+    build_drafter(
+        targets["llama"],
+        tmp_path / "d",
+        QUICK,
+        progress=lambda s, done, total: seen.setdefault(s, []).append((done, total)),
+    )
+    assert list(seen) == ["writing text", "fitting the readout", "distilling"]
+    for steps in seen.values():
+        assert steps == sorted(steps)
+        assert steps[-1][0] == steps[-1][1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": 0}, {"layers": 3}, {"vocab_size": 260}, {"vocab_size": 0}, {"text_tokens": 0}, {"epochs": -1}]
+)
+def test_a_recipe_beyond_its_target_names_the_limit(targets, tmp_path, change):
+    (name, value) = next(iter(change.items()))
+    with pytest.raises(ModelError, match=f"drafter {name} is {value}; it must be between"):
+        build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, **change))
+
+
+def test_one_prompt_is_too_few_to_hold_one_out(targets, tmp_path):
+    with pytest.raises(ModelError, match="at least 2"):
+        build_drafter(targets["llama"], tmp_path / "d", QUICK, prompts=["same", "same"])
+
+
+def test_hub_ids_make_one_directory_name(tmp_path):
+    source = ModelSource("a/b", "a/b", tmp_path)
+    assert default_drafter_dir(tmp_path, source) == tmp_path / "drafters" / "a--b"
+
+
+def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, tmp_path, capfd):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"Say {word}"}) for word in ("one", "two", "three")))
+    threads = torch.get_num_threads()
+    try:
+        place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
+        amounts = ["--layers", "1", "--vocab", "50", "--tokens", "100", "--epochs", "1", "--threads", "1"]
+        texts = ["--prompts", str(prompts), "--evaluate", str(prompts)]
+        command.app(["build", *place, *amounts, *texts], standalone_mode=False)
+    finally:
+        torch.set_num_threads(threads)
+    out, err = capfd.readouterr()
+    assert out == f"{tmp_path / 'd'}\n"
+    assert "held-out tokens" in err
+    assert "tokens for p" in err
+    assert len(load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids) == 50
