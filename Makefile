@@ -42,7 +42,7 @@ $(MODEL): | $(STAMP)
 	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline model prepare smollm2
 
 serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
-	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline serve $(CONFIG) $(ARGS)
+	PACELINE_HOME="$(PACELINE_HOME)" exec $(BIN)/paceline serve $(CONFIG) $(ARGS)
 
 test: setup lint  ## what CI runs: lint, then every test
 	$(BIN)/python -m pytest
