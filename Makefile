@@ -2,8 +2,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-# Index that has the build of torch you want, e.g. https://download.pytorch.org/whl/cpu (see README.md, GPUs).
-TORCH_INDEX ?=
+# More pip arguments for torch alone, to choose its build (see README.md, GPUs).
+TORCH_ARGS ?=
 PACELINE_HOME ?= $(HOME)/.cache/paceline
 # For `make serve`: a configuration file, and more arguments of `paceline serve`.
 CONFIG ?= configs/laptop.yaml
@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml requirements.lock
 		{ echo "$(PYTHON) is older than Python 3.11; name another: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet pip==$(PIP_VERSION)
-	$(PIP) install -c requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) install -c requirements.lock $(TORCH_ARGS) $(TORCH)
 	$(PIP) install -c requirements.lock --editable . --group dev
 	$(PIP) check
 	touch $@
@@ -64,7 +64,7 @@ proto: $(STAMP)  ## regenerate the gRPC code after a change of inference.proto
 lock:  ## refresh requirements.lock from pyproject.toml
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet pip==$(PIP_VERSION)
-	build/lock/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	build/lock/bin/python -m pip install --quiet $(TORCH_ARGS) $(TORCH)
 	build/lock/bin/python -m pip install --quiet --editable . --group dev
 	build/lock/bin/python -m pip check
 	{ sed -n '/^#/p' requirements.lock; build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | \

@@ -1,7 +1,7 @@
 """Errors of the cluster side, beside those of `actors.errors`.
 
-    PacelineError
-    └── ConfigError           a configuration file or a command-line setting is wrong: names path, value and remedy
+PacelineError
+└── ConfigError           a configuration file or a command-line setting is wrong: names path, value and remedy
 """
 
 from __future__ import annotations

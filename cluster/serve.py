@@ -9,6 +9,7 @@ from pathlib import Path
 from ray import serve
 
 from actors.draft_worker import DraftSettings
+from actors.drafters.registry import expand_drafters
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import ModelInfo, choose_device, read_model_info
@@ -47,7 +48,8 @@ class ClusterPlan:
 
 
 def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
-    """Find and prepare the models. Raises ModelError, before anything is started."""
+    """Find and prepare the models. Raises ModelError or InvalidRequest, before anything is started."""
+    expand_drafters(config.speculation.drafters, field="speculation.drafters")
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
     draft: ModelSource | None = None
