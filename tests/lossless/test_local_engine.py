@@ -115,6 +115,44 @@ def test_requests_leave_nothing_behind(model_dirs):
     assert [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)] == [g.token_ids for g in first]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_engine_that_was_interrupted_in_the_middle_of_a_round_serves_on(model_dirs, error, monkeypatch):
+    local = engine(model_dirs["llama"], ("auto",))
+    wanted = [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)]
+    runner = local.target._runner
+    forward, calls = runner.forward, []
+
+    def stopping(batch, logit_rows):
+        calls.append(batch.num_rows)
+        if len(calls) == 4:
+            raise error
+        return forward(batch, logit_rows)
+
+    monkeypatch.setattr(runner, "forward", stopping)
+    with pytest.raises(error):
+        local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
+    assert (local.core.num_running, local.core.num_waiting, local.target.num_sequences) == (0, 0, 0)
+    assert [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)] == wanted
+
+
+def test_a_draft_model_that_fails_costs_its_drafts_and_nothing_else(model_dirs, monkeypatch, caplog):
+    local = engine(model_dirs["llama"], ("draft_model",))
+    wanted = [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)]
+    draft = local._draft
+    forward, calls = draft._runner.forward, []
+
+    def failing(batch, logit_rows):
+        calls.append(batch.num_rows)
+        if len(calls) % 3 == 0:
+            raise IndexError("index out of range in self")
+        return forward(batch, logit_rows)
+
+    monkeypatch.setattr(draft._runner, "forward", failing)
+    assert [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)] == wanted
+    assert len(calls) >= 3
+    assert "the draft model failed" in caplog.text
+
+
 def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
     with pytest.raises(InvalidRequest, match="at most 255"):

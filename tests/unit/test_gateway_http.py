@@ -338,6 +338,8 @@ REFUSED = [
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "boolean"),
     ({"stream_options": {"x": 1}}, "stream_options.x", "no such parameter"),
     ({"speculation": {"drafters": ["../x"]}}, "speculation.drafters[0]", "match"),
+    ({"speculation": {"drafters": ["oracle"]}}, "speculation.drafters", "known drafters are auto, none"),
+    ({"speculation": {"drafters": ["none", "suffix"]}}, "speculation.drafters", "excludes every other"),
     ({"speculation": {"max_draft_tokens": 300}}, "speculation.max_draft_tokens", "256"),
     ({"speculation": {"status": True}}, "speculation.status", "no such parameter"),
     ({"wibble": 1}, "wibble", "no such parameter"),
@@ -529,6 +531,7 @@ async def test_a_stream_survives_the_loss_of_its_router(client, router, stream):
     parts = router.requests[1:]
     assert [part.num_output_in_prompt for part in parts] == [0, 6, 15]
     assert [part.max_new_tokens for part in parts] == [40, 34, 25]
+    assert len({part.request_id for part in parts}) == 3  # a router that is not dead may still run the part before
 
 
 async def test_a_stream_whose_routers_keep_failing_ends_with_its_error(client, router):

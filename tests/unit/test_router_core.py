@@ -494,6 +494,20 @@ def test_a_sequence_that_can_never_fit_fails_and_says_why():
     ]
 
 
+def test_a_sequence_that_would_fit_waits_for_blocks_held_for_a_router_that_is_gone():
+    target = ToyTarget(VOCAB_SIZE, total_blocks=8, block_size=4)
+    lost, heir = make_core(), make_core()
+    lost.add(request("lost", prompt=[1] * 20, stop_token_ids=()), 0.0)
+    one_round(lost, target)
+    held = list(target._sequences)
+    one = request("heir", prompt=[2] * 16, max_new_tokens=8, stop_token_ids=())
+    heir.add(one, 0.0)
+    events = [event for index in range(50) for event in one_round(heir, target, index * 0.05)[0]]
+    assert events == []
+    target.lose(held[0])  # idle for too long
+    assert text_of(serve(heir, target), "heir") == target.complete(one)
+
+
 def test_the_youngest_makes_room_for_the_oldest_and_comes_back_first():
     target = ToyTarget(VOCAB_SIZE, total_blocks=8, block_size=4)
     core = make_core(max_running=2)
