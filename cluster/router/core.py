@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from actors.draft_tree import DraftTree
@@ -139,6 +140,9 @@ class RouterCore:
             )
         if request.max_new_tokens < 1:
             raise InvalidRequest("max_tokens", request.max_new_tokens, "it must be at least 1")
+        if self._speculation.acceptance == "rejection":
+            sampling = msgspec.structs.replace(request.sampling, acceptance="rejection")
+            request = msgspec.structs.replace(request, sampling=sampling)
         drafters, wants_draft_model = self._drafters_of(request)
         most = self._speculation.max_draft_tokens
         sequence = Sequence(

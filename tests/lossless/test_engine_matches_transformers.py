@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
@@ -74,6 +75,23 @@ def test_every_row_of_a_ragged_batch_has_the_logits_of_the_unpatched_model(model
                 wanted = reference(torch.tensor([context])).logits[0, -1]
             torch.testing.assert_close(logits[row], wanted, atol=1e-4, rtol=0)
             row += 1
+
+
+def test_the_demo_model_has_the_logits_of_the_unpatched_model_in_chunks_and_trees(smollm2_dir):
+    reference = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32).eval()
+    text = np.random.default_rng(0).integers(0, 49152, 24).astype(np.int32)
+    tree_tokens, tree_parents = np.array([11, 12, 13, 14], np.int32), np.array([-1, -1, 0, 1], np.int32)
+    contexts = [text.tolist() + path for path in ([], [11], [12], [11, 13], [12, 14])]
+    with torch.inference_mode():
+        wanted = torch.stack([reference(torch.tensor([context])).logits[0, -1] for context in contexts])
+    runner = ModelRunner(reference, 64)  # patched from here on
+    sequence = Sequence(1, SequenceStart(GREEDY, len(text)), BlockPool(4, 16))
+    sequence.extend(text)
+    sequence.reserve(len(text) + 4)
+    runner.forward(pack([SequenceRows(sequence, 17, no_tokens(), no_tokens())]), np.array([16]))
+    sequence.computed(17, no_tokens(), no_tokens())
+    logits = runner.forward(pack([SequenceRows(sequence, 7, tree_tokens, tree_parents)]), np.arange(6, 11))
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-5)
 
 
 class Stream:

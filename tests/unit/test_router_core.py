@@ -829,6 +829,14 @@ def test_under_rejection_a_chain_without_its_distribution_is_dropped(tree):
     assert core.counters.invalid_trees["draft_model"] == 1
 
 
+def test_a_cluster_set_to_rejection_judges_every_request_by_it():
+    core = make_core(speculation=SpeculationConfig(acceptance="rejection"))
+    core.add(request(), 0.0)
+    round, _ = core.plan_round(0.0)
+    begin = core.assemble(round, {}).items[0].begin
+    assert begin.sampling == SamplingParams(seed=1, temperature=0.0, acceptance="rejection")
+
+
 def test_under_rejection_a_nodes_own_token_has_no_say_in_whether_it_is_verified():
     """Else tokens that the draft model rarely draws would be judged by another law than those it often draws."""
 
