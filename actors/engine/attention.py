@@ -29,21 +29,22 @@ _MAX_PADDED_ROWS = 64
 _NOT_COMPUTED = ("s_aux", "sinks", "position_bias", "alibi", "head_mask", "block_mask")
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns products of queries and keys into weights."""
+
+    scale: float
+    sliding_window: int | None  # positions a row sees, itself included; None: all
+    softcap: float | None  # scores are squashed into (-softcap, softcap); None: they are not
+
+
 class AttentionPlan(Protocol):
     """How the rows of one forward attend."""
 
     kv: KvCache
     slots: torch.Tensor  # int64 [rows]: where each row's keys and values are written
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """query [rows, heads, head_dim], keys and values [num_slots, kv_heads, head_dim] -> [rows, heads, head_dim]."""
         ...
 
@@ -74,10 +75,10 @@ def paged_attention(
     keys, values = paged_plan.kv.layer(module.layer_idx, new_keys, new_values)
     keys.index_copy_(0, paged_plan.slots, new_keys)
     values.index_copy_(0, paged_plan.slots, new_values)
-    if scaling is None:
-        scaling = float(query.shape[-1]) ** -0.5
+    scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
+    scoring = Scoring(scale, sliding_window, softcap)
     rows = query[0].transpose(0, 1)
-    return paged_plan.attend(rows, keys, values, scaling, sliding_window, softcap).unsqueeze(0), None
+    return paged_plan.attend(rows, keys, values, scoring).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -147,28 +148,20 @@ class PaddedPlan:
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         if len(self._groups) == 1 and self._groups[0].rows is None:
             own = query[: self._num_rows - self._padding]
-            attended = self._attend_group(self._groups[0], own, keys, values, scaling, sliding_window, softcap)
+            attended = self._attend_group(self._groups[0], own, keys, values, scoring)
             return pad(attended, (0, 0, 0, 0, 0, self._padding)) if self._padding else attended
         output = torch.zeros((self._num_rows, query.shape[1], values.shape[2]), dtype=query.dtype, device=query.device)
         for group in self._groups:
             if group.rows is None:
                 first = group.spans[0].first_row
                 rows = slice(first, first + group.num_rows)
-                output[rows] = self._attend_group(group, query[rows], keys, values, scaling, sliding_window, softcap)
+                output[rows] = self._attend_group(group, query[rows], keys, values, scoring)
                 continue
             padded = query.index_select(0, group.rows)
-            attended = self._attend_group(group, padded, keys, values, scaling, sliding_window, softcap)
+            attended = self._attend_group(group, padded, keys, values, scoring)
             kept = attended.index_select(0, group.back)
             row = 0
             for span in group.spans:  # packed rows of the group need not be adjacent: prefills may lie between
@@ -182,9 +175,7 @@ class PaddedPlan:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        scoring: Scoring,
     ) -> torch.Tensor:
         """query [S * Q, heads, head_dim] -> [S * Q, heads, value_dim]."""
         sequences, num_rows, num_slots = len(group.spans), group.num_rows, group.num_slots
@@ -200,12 +191,12 @@ class PaddedPlan:
         # [S * Q, kv_heads * shared, D] -> [S, kv_heads, shared * Q, D]
         grouped = query.reshape(sequences, num_rows, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
         grouped = grouped.reshape(sequences, kv_heads, shared * num_rows, -1)
-        mask = self._mask(group, sliding_window, shared, query.dtype)
-        if softcap is None:
-            attended = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+        mask = self._mask(group, scoring.sliding_window, shared, query.dtype)
+        if scoring.softcap is None:
+            attended = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scoring.scale)
         else:
-            scores = torch.matmul(grouped, key.transpose(2, 3)) * scaling
-            scores = torch.tanh(scores / softcap) * softcap
+            scores = torch.matmul(grouped, key.transpose(2, 3)) * scoring.scale
+            scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
             if mask is not None:
                 scores = scores + mask
             attended = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from actors.engine.attention import Scoring
 from actors.engine.batch import PackedBatch, visible
 from actors.engine.kv_cache import KvCache
 
@@ -84,16 +85,8 @@ class ExactPlan:
         slots[: self._last - first] = contexts.slots[first : self._last]
         self.slots = torch.from_numpy(slots)
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        context, starts = self._contexts.rows(sliding_window, self._first, self._last)
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        context, starts = self._contexts.rows(scoring.sliding_window, self._first, self._last)
         if keys.dtype != torch.float32:  # widen what is read, not the whole cache
             used, context = np.unique(context, return_inverse=True)
             index = torch.from_numpy(used)
@@ -105,8 +98,8 @@ class ExactPlan:
             values.numpy(),
             context,
             starts,
-            scaling,
-            softcap or 0.0,
+            scoring.scale,
+            scoring.softcap or 0.0,
             output,
         )
         return torch.from_numpy(output).to(query.dtype)

@@ -41,13 +41,23 @@ class DraftModel:
 
 
 def choose_device(device: str) -> str:
-    """`auto` becomes cuda where there is one, else cpu; other names pass. Raises ModelError if cuda is missing."""
+    """`auto` becomes cuda where there is one, else cpu; other names pass. Raises ModelError for a device that torch
+    does not have here."""
     import torch
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device is {device!r}; this machine offers no CUDA device to torch")
+    try:
+        kind = torch.device(device)
+        missing = kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count()
+        if kind.type != "cuda":  # there, a tensor would cost the process a context
+            torch.empty(0, device=kind)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        missing = True
+    if missing:
+        raise ModelError(f"device is {device!r}; it must be auto, cpu, cuda, cuda:N or another that torch has here")
     return device
 
 
@@ -177,8 +187,10 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
 def max_model_len(config: PretrainedConfig) -> int:
     """Positions the model was made for, in tokens, stretched where its rotary scaling says so.
 
-    YaRN scales from its original length; linear and dynamic scaling from the stated one. Llama 3 and LongRoPE state
-    the stretched length already, and so do models that scale some layer types only (Gemma 3).
+    YaRN scales from its original length, linear scaling from the stated one. Llama 3 states the stretched length
+    already, and so do models that scale some layer types only (Gemma 3). Dynamic scaling and LongRoPE change all
+    positions once the longest row of a batch is beyond the original length; rows would depend on their company, so
+    these models end there.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
     if not limit:
@@ -190,8 +202,10 @@ def max_model_len(config: PretrainedConfig) -> int:
     if rope["rope_type"] == "yarn":
         original = rope.get("original_max_position_embeddings") or limit
         return max(int(limit), int(original * factor))
-    if rope["rope_type"] in ("linear", "dynamic"):
+    if rope["rope_type"] == "linear":
         return max(int(limit), int(limit * factor))
+    if rope["rope_type"] in ("dynamic", "longrope"):
+        return min(int(limit), int(rope.get("original_max_position_embeddings") or limit))
     return int(limit)
 
 

@@ -103,7 +103,7 @@ def test_a_model_is_described_without_its_weights(sources, kind):
         (LlamaConfig(max_position_embeddings=4096), 4096),
         (GPT2Config(n_positions=512), 512),
         (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "linear", "factor": 4.0}), 8192),
-        (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "dynamic", "factor": 2.0}), 4096),
+        (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "dynamic", "factor": 2.0}), 2048),
         (
             Qwen3Config(
                 max_position_embeddings=32768,
@@ -132,6 +132,19 @@ def test_a_model_is_described_without_its_weights(sources, kind):
             131072,
         ),
         (Gemma3TextConfig(max_position_embeddings=131072), 131072),
+        (
+            LlamaConfig(
+                max_position_embeddings=131072,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "factor": 32.0,
+                    "short_factor": [1.0] * 64,
+                    "long_factor": [2.0] * 64,
+                    "original_max_position_embeddings": 4096,
+                },
+            ),
+            4096,  # beyond it, every row of a batch would change with the longest
+        ),
     ],
 )
 def test_rotary_scaling_stretches_the_longest_sequence_where_the_configuration_does_not_say_so(config, limit):
@@ -206,6 +219,12 @@ def test_a_model_without_tokenizer_says_so(copy_of):
         (source.path / name).unlink()
     with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(source)
+
+
+@pytest.mark.parametrize("device", ["tpu", "gpu", "cuda:99", "cpu:x", ""])
+def test_a_device_that_torch_does_not_have_is_refused(device):
+    with pytest.raises(ModelError, match="device is "):
+        choose_device(device)
 
 
 def test_settings_that_cannot_be_met_are_named(sources):
