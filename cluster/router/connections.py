@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _REFRESH_S = 0.25
 _HELLO_TIMEOUT_S = 5.0
+_LONGEST_WAIT_S = 0.25  # of a refresh for the target's answer, which may be busy for long
 
 
 class Connections:
@@ -26,6 +27,7 @@ class Connections:
         self._client_keys = client_keys
         self._target_id = target_id
         self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
+        self._greeting: asyncio.Task[None] | None = None
         self.target: tuple[WorkerInfo, AsyncLink] | None = None
         self.link_drops: dict[str, int] = {}  # drops of links that are closed by now, by reason
 
@@ -37,7 +39,7 @@ class Connections:
         for worker_id, (entry, link) in list(self._links.items()):
             found = wanted.get(worker_id)
             # A directory that is filling up again does not know everybody yet; a link that works is kept.
-            replaced = found is not None and found.incarnation != entry.incarnation
+            replaced = found is not None and (found.incarnation, found.address) != (entry.incarnation, entry.address)
             if replaced or (found is None and not link.is_alive):
                 self._close(worker_id)
         for worker_id, entry in wanted.items():
@@ -62,14 +64,16 @@ class Connections:
 
     async def _greet_target(self) -> None:
         found = self._links.get(self._target_id)
-        if found is None:
+        if found is None or (self.target is not None and self.target[1] is found[1]):
             return
-        _, link = found
-        if self.target is not None and self.target[1] is link:
-            return
-        with contextlib.suppress(LinkError):
+        if self._greeting is None or self._greeting.done():
+            self._greeting = asyncio.create_task(self._greet(found[1]))
+        await asyncio.wait({self._greeting}, timeout=_LONGEST_WAIT_S)
+
+    async def _greet(self, link: AsyncLink) -> None:
+        with contextlib.suppress(LinkError):  # closing the link ends the call, too
             answer = await link.call(Hello(), _HELLO_TIMEOUT_S)
-            if isinstance(answer, WorkerInfo) and answer.role == "target":
+            if isinstance(answer, WorkerInfo) and answer.role == "target" and link in self.links():
                 self.target = (answer, link)
 
     def _close(self, worker_id: str) -> None:

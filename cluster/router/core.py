@@ -218,11 +218,7 @@ class RouterCore:
         """
         if self._open is not None:
             raise RuntimeError(f"round {self._open.round_id} is open; commit or abandon it first")
-        for sequence in self._cancelled:
-            if not sequence.is_ended:
-                self._end_cancelled(sequence, now)
-        self._cancelled.clear()
-        self._end_late(now)
+        self._end_overdue(now)
         self._scheduler.admit(self._free_blocks)
         entries = self._choose_rows()
         if not entries and not self._to_free and not self._workers.has_notices():
@@ -244,6 +240,15 @@ class RouterCore:
         self._budget_drafts(round)
         self._ask_workers(round)
         return round, self._take_events()
+
+    def end_overdue(self, now: float) -> list[RouterEvent]:
+        """End what is cancelled or late while no round is planned, for want of a target or of its answer.
+
+        May be called at any time; a round whose drafts are being made is not disturbed.
+        """
+        if self._open is None or self._open.is_assembled:
+            self._end_overdue(now)
+        return self._take_events()
 
     def draft_locally(self, round: Round) -> None:
         """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
@@ -270,6 +275,7 @@ class RouterCore:
             fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
         chain_tokens, chain_rows = self._cut_chains(round, base_rows, fixed_s)
         self._choose_drafts(round, base_rows + chain_rows, expected + chain_tokens, fixed_s, chain_rows)
+        round.is_assembled = True
         return VerifyBatch(round.round_id, [self._verify_item(entry) for entry in round.entries], round.finished)
 
     def commit(self, round: Round, result: VerifyResult, now: float) -> list[RouterEvent]:
@@ -298,8 +304,8 @@ class RouterCore:
         done: list[Sequence] = []
         for index, entry in enumerate(round.entries):
             sequence = entry.sequence
-            if sequence.is_cancelled:
-                continue  # ended by the next plan_round, with nothing after the cancellation
+            if sequence.is_cancelled or sequence.is_ended:
+                continue  # nothing comes after a cancellation or an end
             if entry.seq_id in stale:
                 self.counters.stale_sequences += 1
                 self._restart(sequence, now)
@@ -393,7 +399,11 @@ class RouterCore:
         )
         self._release(sequence, now)
 
-    def _end_late(self, now: float) -> None:
+    def _end_overdue(self, now: float) -> None:
+        for sequence in self._cancelled:
+            if not sequence.is_ended:
+                self._end_cancelled(sequence, now)
+        self._cancelled.clear()
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_ended):
             sequence = heapq.heappop(self._deadlines)[2]
             if not sequence.is_ended:

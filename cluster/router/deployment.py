@@ -50,7 +50,6 @@ class Router:
         self._connections = Connections(keys, target_id)
         self._driver: RouterDriver | None = None
         self._metrics: RouterMetrics | None = None
-        self._incarnation: int | None = None
         names = expand_drafters(speculation.drafters)
         # Kernels compile here, before the first request.
         self._drafters: dict[str, Drafter] = {name: create_drafter(name) for name in names if name != DRAFT_MODEL}
@@ -102,23 +101,15 @@ class Router:
 
     def _adopt(self) -> None:
         """Give the driver the links that stand now."""
-        target = self._connections.target
-        if target is not None and target[1].is_alive:
-            info, link = target
+        if self._connections.target is not None:
+            info, link = self._connections.target
             if self._driver is None:
-                self._start_rounds(info)
-            assert self._driver is not None
-            is_new = self._incarnation not in (None, info.incarnation)
-            if is_new:
-                logger.warning("the target group has been started anew; its sequences are sent again")
-            self._driver.set_target(link, is_new)
-            self._incarnation = info.incarnation
-        elif self._driver is not None:
-            self._driver.set_target(None, False)
+                self._driver = self._start_rounds(info)
+            self._driver.set_target(link, info.incarnation)
         if self._driver is not None:
             self._driver.set_draft_workers(self._connections.draft_links())
 
-    def _start_rounds(self, info: WorkerInfo) -> None:
+    def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
         core = RouterCore(
             self._config,
             self._speculation,
@@ -128,8 +119,9 @@ class Router:
             info.block_size,
             self._draft.gamma,
         )
-        self._driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
-        self._metrics = RouterMetrics(core, self._driver, self._connections)
+        driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
+        self._metrics = RouterMetrics(core, driver, self._connections)
+        return driver
 
 
 def router_application(

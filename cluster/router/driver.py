@@ -9,20 +9,20 @@ from collections.abc import AsyncGenerator
 
 from actors.errors import LinkError, Unavailable
 from actors.links.client import AsyncLink
-from actors.messages import DraftResult, Failure, GenerationRequest, TokenChunk, VerifyBatch, VerifyResult
+from actors.messages import DraftResult, Failure, GenerationRequest, Hello, TokenChunk, VerifyBatch, VerifyResult
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
 
 logger = logging.getLogger(__name__)
 
-_IDLE_POLL_S = 0.05  # between looks while sequences wait for what only time brings (deadlines, blocks of others)
+_IDLE_POLL_S = 0.05  # between looks while sequences wait for what only time brings (a target, blocks of others)
 
 
 class RouterDriver:
     """One asyncio task that runs round after round while there is work and a target.
 
-    `set_target` and `set_draft_workers` may be called at any time; rounds without a target do not happen, streams
-    pause meanwhile.
+    `set_target` and `set_draft_workers` may be called at any time. While there is no target, or it is silent, streams
+    pause; deadlines and clients that leave count all the same.
     """
 
     def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
@@ -31,13 +31,15 @@ class RouterDriver:
         self._verify_timeout_s = verify_timeout_s
         self._draft_deadline_s = draft_deadline_s
         self._target: AsyncLink | None = None
+        self._incarnation: int | None = None
         self._draft_links: dict[str, AsyncLink] = {}
         self._streams: dict[str, asyncio.Queue[RouterEvent]] = {}
         self._work = asyncio.Event()
-        self._target_ready = asyncio.Event()
+        self._silent: AsyncLink | None = None  # left a batch unanswered, may still be busy with it
         self._asking: set[asyncio.Task[DraftResult | None]] = set()
         self._draining = False
         self._task = asyncio.create_task(self._run(), name="router rounds")
+        self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
 
     @property
     def has_target(self) -> bool:
@@ -46,19 +48,17 @@ class RouterDriver:
     @property
     def failure(self) -> str | None:
         """Why rounds no longer run, or None while they do."""
-        if not self._task.done():
-            return None
-        return "stopped" if self._task.cancelled() else repr(self._task.exception())
+        for task in (self._task, self._timekeeper):
+            if task.done():
+                return "stopped" if task.cancelled() else repr(task.exception())
+        return None
 
-    def set_target(self, link: AsyncLink | None, is_new_incarnation: bool) -> None:
-        """The link to the target, or None while there is none. A new incarnation holds no sequences."""
-        self._target = link
-        if is_new_incarnation:
+    def set_target(self, link: AsyncLink, incarnation: int) -> None:
+        """The link to the target. Another incarnation holds no sequences; the same one behind another link may."""
+        if self._incarnation not in (None, incarnation):
+            logger.warning("the target group has been started anew; its sequences are sent again")
             self.core.target_lost()
-        if link is None:
-            self._target_ready.clear()
-        else:
-            self._target_ready.set()
+        self._target, self._incarnation = link, incarnation
 
     def set_draft_workers(self, links: dict[str, AsyncLink]) -> None:
         self._draft_links = links
@@ -69,8 +69,8 @@ class RouterDriver:
 
         Raises what `RouterCore.add` raises, and the error a request ended with.
         """
-        if self._draining:
-            raise Unavailable("the router is draining")
+        if self._draining or self.failure is not None:
+            raise Unavailable("the router is draining" if self._draining else "the router runs no rounds any more")
         self.core.add(request, time.monotonic())
         # Bounded by the request itself: it has at most max_new_tokens chunks.
         queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
@@ -94,18 +94,24 @@ class RouterDriver:
         """Take no more requests and let the open ones finish."""
         self._draining = True
         deadline = time.monotonic() + timeout_s
-        while self._streams and time.monotonic() < deadline:  # noqa: ASYNC110  # streams end in many places
-            await asyncio.sleep(0.1)
+        while self._streams and self.failure is None and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_IDLE_POLL_S)
 
     def close(self) -> None:
+        """Run no more rounds. Streams that are still open end with `Unavailable`: another router may go on."""
+        self._draining = True
         self._task.cancel()
+        self._timekeeper.cancel()
+        self._deliver([RequestFailed(request_id, Unavailable("the router stops")) for request_id in self._streams])
 
     async def _run(self) -> None:
         while True:
             if not self.core.has_work:
                 self._work.clear()
                 await self._work.wait()
-            await self._target_ready.wait()
+            if not await self._is_target_ready():
+                await asyncio.sleep(_IDLE_POLL_S)
+                continue
             started = time.perf_counter()
             round, events = self.core.plan_round(time.monotonic())
             self.router_seconds += time.perf_counter() - started
@@ -114,6 +120,28 @@ class RouterDriver:
                 await asyncio.sleep(_IDLE_POLL_S)
                 continue
             await self._run_round(round)
+
+    async def _keep_time(self) -> None:
+        """Ends what is late or cancelled while rounds wait for a target or its answer."""
+        while True:
+            await self._work.wait()
+            await asyncio.sleep(_IDLE_POLL_S)
+            self._deliver(self.core.end_overdue(time.monotonic()))
+
+    async def _is_target_ready(self) -> bool:
+        link = self._target
+        if link is None or not link.is_alive:
+            return False
+        if link is not self._silent:
+            return True
+        # A worker answers in order: with this answer, the batch before it is done. A batch sent earlier would only
+        # wait behind it, and be taken for one that the target cannot carry out.
+        try:
+            await link.call(Hello(), self._verify_timeout_s)
+        except LinkError:
+            return False
+        self._silent = None
+        return self._target is link
 
     async def _run_round(self, round: Round) -> None:
         asked = self._ask_workers(round)
@@ -158,14 +186,13 @@ class RouterDriver:
 
     async def _verify(self, batch: VerifyBatch) -> VerifyResult | None:
         link = self._target
-        if link is None:
+        if link is None or not link.is_alive:
             return None
         try:
             answer = await link.call(batch, self._verify_timeout_s)
         except LinkError as error:
             logger.warning("round %d: no answer from the target: %s", batch.round_id, error)
-            if not link.is_alive and self._target is link:
-                self._target_ready.clear()  # until the directory shows it, or another one, again
+            self._silent = link
             return None
         if isinstance(answer, Failure):
             logger.error("round %d: the target failed with %s", batch.round_id, answer.reason)

@@ -64,6 +64,7 @@ class Round:
     draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
     awaited_workers: tuple[str, ...] = ()
     asked_draft_model: bool = False
+    is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
     forest: Forest | None = None  # the nodes sent to the target
     proposed: ProposedNodes | None = None
     node_index: np.ndarray | None = None  # int32: merged node -> node of `forest` or -1

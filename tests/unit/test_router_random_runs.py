@@ -207,6 +207,8 @@ class Life:
                 self.cancelled.add(request_id)
             else:
                 assert request_id in self.endings or request_id in self.cancelled
+        if rng.random() < self.faults:
+            self.take(self.core.end_overdue(self.now))
         if rng.random() < self.faults and self.target._sequences:
             self.target.lose(rng.choice(list(self.target._sequences)))
         if rng.random() < self.faults / 4:

@@ -1,0 +1,527 @@
+"""The router's rounds over real links: toy workers in threads that are slow, fail, vanish and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import numpy as np
+import pytest
+
+from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import (
+    DraftBatch,
+    DraftResult,
+    GenerationRequest,
+    SamplingParams,
+    TreeMessage,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
+from actors.models.toy_target import ToyTarget
+from actors.worker_loop import WorkerLoop
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.directory import WorkerEntry
+from cluster.router.connections import Connections, keep_connected
+from cluster.router.core import RouterCore
+from cluster.router.driver import RouterDriver
+
+EOS = 3
+ROUTER_KEYS = LinkKeys.generate()
+PATIENCE_S = 20.0  # how long a busy machine may take for what should be immediate
+_numbers = itertools.count(1)
+
+
+class TargetEngine:
+    """A toy target with a switch for what goes wrong before a batch is carried out."""
+
+    def __init__(self) -> None:
+        self.toy = ToyTarget(eos_token_id=EOS, seed=4)
+        self.before: Callable[[VerifyBatch], None] = lambda batch: None
+        self.num_batches = 0
+        self.most_items = 0
+
+    def answer(self, batch: VerifyBatch) -> VerifyResult:
+        self.before(batch)
+        self.num_batches += 1
+        self.most_items = max(self.most_items, len(batch.items))
+        time.sleep(0.001)
+        return self.toy.verify(batch)
+
+    def clear(self) -> None:
+        self.toy.lose_all()
+
+
+class DraftEngine:
+    """Drafts chains that are right four times in five."""
+
+    def __init__(self) -> None:
+        self.toy = ToyTarget(eos_token_id=EOS, seed=4)
+        self.random = random.Random(1)
+        self.before: Callable[[DraftBatch], None] = lambda batch: None
+        self.sequences: dict[int, list[int]] = {}
+        self.num_batches = 0
+
+    def answer(self, batch: DraftBatch) -> DraftResult:
+        self.before(batch)
+        self.num_batches += 1
+        for seq_id in batch.finished:
+            self.sequences.pop(seq_id, None)
+        seq_ids, trees, stale = [], [], []
+        for item in batch.items:
+            delta = item.delta
+            known = self.sequences.get(delta.seq_id, []) if delta.start else []
+            if len(known) != delta.start:
+                stale.append(delta.seq_id)
+                continue
+            tokens = self.sequences[delta.seq_id] = known + delta.token_ids.tolist()
+            text = list(tokens)
+            for _ in range(item.max_nodes):
+                text.append(self.toy.next_token(text) if self.random.random() < 0.8 else 0)
+            nodes = np.array(text[len(tokens) :], np.int32)
+            parents = np.arange(-1, len(nodes) - 1, dtype=np.int32)
+            seq_ids.append(delta.seq_id)
+            trees.append(TreeMessage(nodes, parents, (0.8 ** np.arange(1, len(nodes) + 1)).astype(np.float32)))
+        return DraftResult(batch.round_id, seq_ids, trees, stale)
+
+    def clear(self) -> None:
+        self.sequences.clear()
+
+
+class Worker:
+    """An engine behind a link, with its loop in a thread."""
+
+    def __init__(self, engine: TargetEngine | DraftEngine, worker_id: str) -> None:
+        self.engine = engine
+        role = "target" if isinstance(engine, TargetEngine) else "draft"
+        incarnation = next(_numbers)
+        toy = engine.toy
+        self.info = WorkerInfo(role, incarnation, toy.vocab_size, toy.max_model_len, toy.block_size, toy.total_blocks)
+        self.server = LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public])
+        self.loop = WorkerLoop(engine, self.server, self.info)
+        self.entry = WorkerEntry(role, worker_id, self.server.address, incarnation)
+        self._thread = threading.Thread(target=self.loop.run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.loop.stop()
+        self._thread.join()
+        self.server.close()
+
+
+class Cluster:
+    """A router's driver and connections, its workers, and the books on every request."""
+
+    def __init__(self, verify_timeout_s: float, **config: int) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.listed: list[WorkerEntry] = []
+        self.connections = Connections(ROUTER_KEYS, "target")
+        self.core = RouterCore(RouterConfig(**config), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
+        self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
+        self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.adopt))
+        self.toy = ToyTarget(eos_token_id=EOS, seed=4)
+
+    async def list_workers(self) -> list[WorkerEntry]:
+        return list(self.listed)
+
+    def adopt(self) -> None:
+        if self.connections.target is not None:
+            info, link = self.connections.target
+            self.driver.set_target(link, info.incarnation)
+        self.driver.set_draft_workers(self.connections.draft_links())
+
+    def start(self, worker_id: str = "target") -> Worker:
+        engine = TargetEngine() if worker_id == "target" else DraftEngine()
+        worker = self.workers[worker_id] = Worker(engine, worker_id)
+        self.listed = [entry for entry in self.listed if entry.worker_id != worker_id] + [worker.entry]
+        return worker
+
+    async def stop(self, worker_id: str) -> None:
+        worker = self.workers.pop(worker_id)
+        self.listed = [entry for entry in self.listed if entry.worker_id != worker_id]
+        await asyncio.to_thread(worker.stop)
+
+    async def stream(self, request: GenerationRequest, on_chunk: Callable[[], None] = lambda: None) -> list[int]:
+        """The request's tokens, which must be the target's own, in chunks that are in order and end once."""
+        tokens: list[int] = []
+        ended = None
+        index = 0
+        async with aclosing(self.driver.generate(request)) as chunks:
+            async for chunk in chunks:
+                assert ended is None
+                assert chunk.index == index
+                index += 1
+                tokens += chunk.token_ids
+                ended = chunk.finish_reason
+                on_chunk()
+        assert (tokens, ended) == self.toy.complete(request)
+        return tokens
+
+    async def nothing_is_left(self) -> None:
+        """At the router, the target and the draft workers; finished sequences are told with the next messages."""
+        await until(lambda: not self.core.has_work)
+        assert not self.driver._streams
+        assert not self.core.num_running
+        assert not self.core.num_waiting
+        assert self.driver.failure is None
+        for worker in self.workers.values():
+            if isinstance(worker.engine, TargetEngine):
+                await until(lambda toy=worker.engine.toy: toy.free_blocks == toy.total_blocks)  # type: ignore[misc]
+            else:
+                await until(lambda held=worker.engine.sequences: not held)  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def cluster(drafts: int = 0, verify_timeout_s: float = 10.0, **config: int) -> AsyncIterator[Cluster]:
+    """A running cluster with one target; in the end nothing may be left of any request."""
+    one = Cluster(verify_timeout_s, **config)
+    try:
+        one.start()
+        for index in range(drafts):
+            one.start(f"draft-{index}")
+        await until(lambda: one.driver.has_target and len(one.connections.draft_links()) == drafts)
+        yield one
+        await one.nothing_is_left()
+    finally:
+        one.following.cancel()
+        one.driver.close()
+        one.connections.close()
+        for worker_id in list(one.workers):
+            await one.stop(worker_id)
+
+
+async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
+def request(max_new_tokens: int = 60, num_prompt: int = 5, **fields: object) -> GenerationRequest:
+    number = next(_numbers)
+    prompt = np.random.default_rng(number).integers(4, 97, num_prompt).astype(np.int32)
+    return GenerationRequest(
+        request_id=f"r{number}",
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(seed=1, temperature=0.0),
+        max_new_tokens=max_new_tokens,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def requests(count: int = 6) -> list[GenerationRequest]:
+    return [request(20 + 30 * (index % 3), 1 + 17 * (index % 4)) for index in range(count)]
+
+
+def stalls(seconds: float, every: int) -> Callable[[VerifyBatch | DraftBatch], None]:
+    """Holds up one batch in so many."""
+    count = itertools.count(1)
+
+    def before(batch: VerifyBatch | DraftBatch) -> None:
+        if next(count) % every == 0:
+            time.sleep(seconds)
+
+    return before
+
+
+async def test_streams_are_the_targets_own_text_with_two_draft_workers() -> None:
+    async with cluster(drafts=2) as one:
+        await asyncio.gather(*map(one.stream, requests(12)))
+        assert one.core.counters.accepted_tokens["draft_model"] > 100
+        assert all(worker.engine.num_batches for worker in one.workers.values())
+        assert one.core.counters.stale_sequences == one.core.counters.abandoned_rounds == 0
+
+
+async def test_answers_of_the_target_that_come_too_late_repeat_and_lose_nothing() -> None:
+    async with cluster(drafts=1, verify_timeout_s=0.15) as one:
+        engine = one.workers["target"].engine
+        engine.before = stalls(0.4, every=7)
+        await asyncio.gather(*map(one.stream, requests()))
+        engine.before = lambda batch: None
+        assert one.core.counters.abandoned_rounds >= 2
+        assert one.core.counters.stale_sequences >= 2  # each late round had been carried out
+        assert one.core.counters.failed == 0
+
+
+async def test_a_batch_is_sent_only_when_the_one_before_it_is_done() -> None:
+    """However long the target hangs, no batches pile up that would all come too late."""
+    async with cluster(verify_timeout_s=0.1) as one:
+        engine = one.workers["target"].engine
+        engine.before = stalls(2.0, every=3)
+        stream = asyncio.create_task(one.stream(request(4, stop_token_ids=())))
+        await stream
+        engine.before = lambda batch: None
+        assert one.core.counters.abandoned_rounds <= 3
+        assert engine.num_batches <= 8
+
+
+async def test_a_draft_worker_that_is_late_is_left_out_of_the_round() -> None:
+    async with cluster(drafts=2) as one:
+        one.workers["draft-0"].engine.before = stalls(0.3, every=2)
+        await asyncio.gather(*map(one.stream, requests()))
+        assert one.core.counters.late_drafts >= 1
+
+
+async def test_draft_workers_come_and_go_in_the_middle_of_streams() -> None:
+    async with cluster(drafts=1) as one:
+        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(6)]
+        await until(lambda: one.core.counters.emitted_tokens > 50)
+        one.start("draft-1")
+        await until(lambda: len(one.connections.draft_links()) == 2)
+        await one.stop("draft-0")
+        await until(lambda: len(one.connections.draft_links()) == 1)
+        await one.stop("draft-1")
+        await until(lambda: not one.connections.draft_links())
+        one.start("draft-2")
+        await asyncio.gather(*streams)
+        assert one.core.counters.drafted_tokens["draft_model"] > 0
+
+
+async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() -> None:
+    async with cluster(drafts=1) as one:
+        streams = [asyncio.create_task(one.stream(request(100, stop_token_ids=()))) for _ in range(5)]
+        await until(lambda: one.core.counters.emitted_tokens > 40)
+        old = one.workers["target"]
+        hung, let_go = threading.Event(), threading.Event()
+
+        def hang(batch: VerifyBatch) -> None:
+            hung.set()
+            let_go.wait()
+
+        old.engine.before = hang
+        await asyncio.to_thread(hung.wait)
+        one.start("target")  # it takes the place of the old one, which still holds a round
+        await asyncio.gather(*streams)
+        let_go.set()
+        await asyncio.to_thread(old.stop)
+        assert one.core.counters.targets_lost == 1
+
+
+async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for() -> None:
+    async with cluster() as one:
+        streams = [asyncio.create_task(one.stream(request(100, stop_token_ids=()))) for _ in range(4)]
+        await until(lambda: one.core.counters.emitted_tokens > 20)
+        await one.stop("target")
+        await until(lambda: not one.driver.has_target)
+        await asyncio.sleep(0.2)  # the round that was under way is given up
+        seconds = one.driver.router_seconds
+        rounds = one.core.counters.abandoned_rounds
+        await asyncio.sleep(0.5)
+        assert one.driver.router_seconds == seconds  # no rounds, no spinning
+        assert one.core.counters.abandoned_rounds == rounds <= 1
+        assert not any(stream.done() for stream in streams)
+        one.start("target")
+        await asyncio.gather(*streams)
+
+
+async def test_the_same_target_behind_a_new_link_goes_on_where_it_was() -> None:
+    async with cluster() as one:
+        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(4)]
+        await until(lambda: one.core.counters.emitted_tokens > 40)
+        _, link = one.connections.target or pytest.fail("no target")
+        link.close()  # as after a lost connection, in the middle of a round
+        one.connections._close("target")
+        await asyncio.gather(*streams)
+        assert one.core.counters.targets_lost == 0
+        assert one.core.counters.abandoned_rounds <= 1
+
+
+async def test_a_deadline_counts_while_there_is_no_target() -> None:
+    async with cluster() as one:
+        await one.stop("target")
+        await until(lambda: not one.driver.has_target)
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await one.stream(request(timeout_s=0.2))
+        assert time.monotonic() - started < 5.0
+        one.start("target")
+
+
+async def test_a_deadline_counts_while_the_target_hangs() -> None:
+    async with cluster() as one:
+        one.workers["target"].engine.before = lambda batch: time.sleep(1.5)
+        with pytest.raises(DeadlineExceeded):
+            await one.stream(request(timeout_s=0.2))
+        assert one.workers["target"].engine.num_batches == 0  # still in its first one
+        one.workers["target"].engine.before = lambda batch: None
+
+
+async def test_a_client_that_closes_its_stream_frees_the_sequence_and_disturbs_nobody() -> None:
+    async with cluster(drafts=1) as one:
+        others = [asyncio.create_task(one.stream(request(150, stop_token_ids=()))) for _ in range(3)]
+        chunks = one.driver.generate(request(200, stop_token_ids=()))
+        await anext(chunks)
+        assert one.core.num_running == 4
+        await chunks.aclose()
+        await until(lambda: one.core.num_running <= 3)
+        assert one.core.counters.cancelled == 1
+        await asyncio.gather(*others)
+
+
+async def test_a_client_that_leaves_while_there_is_no_target_leaves_nothing_behind() -> None:
+    async with cluster() as one:
+        await one.stop("target")
+        stream = asyncio.create_task(one.stream(request()))
+        await until(lambda: bool(one.driver._streams))
+        stream.cancel()
+        await until(lambda: not one.core.has_work)
+        one.start("target")
+
+
+async def test_a_request_id_in_use_is_refused_and_its_first_stream_goes_on() -> None:
+    async with cluster() as one:
+        first = request(200, stop_token_ids=())
+        stream = asyncio.create_task(one.stream(first))
+        await until(lambda: one.core.num_running == 1)
+        with pytest.raises(InvalidRequest, match="request_id"):
+            await one.stream(first)
+        await stream
+
+
+async def test_draining_takes_no_requests_and_lets_the_open_ones_finish() -> None:
+    async with cluster() as one:
+        streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(3)]
+        await until(lambda: one.core.num_running == 3)
+        draining = asyncio.create_task(one.driver.drain(PATIENCE_S))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="draining"):
+            await one.stream(request())
+        await draining
+        assert not one.driver._streams
+        await asyncio.gather(*streams)
+
+
+async def test_a_drain_that_takes_too_long_ends_and_closing_ends_the_streams() -> None:
+    one = Cluster(verify_timeout_s=5.0)  # without any target
+    stream = asyncio.create_task(one.stream(request()))
+    await until(lambda: bool(one.driver._streams))
+    await one.driver.drain(0.1)
+    one.driver.close()
+    with pytest.raises(Unavailable):
+        await stream
+    one.following.cancel()
+    one.connections.close()
+    with pytest.raises(Unavailable):
+        await one.stream(request())
+
+
+async def test_rounds_that_break_end_no_stream_silently() -> None:
+    one = Cluster(verify_timeout_s=5.0)
+    one.start()
+    try:
+        stream = asyncio.create_task(one.stream(request(200, stop_token_ids=())))
+        await until(lambda: one.core.counters.rounds > 3)
+
+        def plan_round(now: float) -> None:
+            raise RuntimeError("a bug")
+
+        one.core.plan_round = plan_round  # type: ignore[assignment, method-assign]
+        await until(lambda: one.driver.failure is not None)
+        with pytest.raises(Unavailable):
+            await one.stream(request())
+        await one.driver.drain(PATIENCE_S)  # returns at once
+        one.driver.close()
+        with pytest.raises(Unavailable):
+            await stream
+    finally:
+        one.following.cancel()
+        one.driver.close()
+        one.connections.close()
+        await one.stop("target")
+
+
+# Connections
+
+
+async def test_a_target_that_is_busy_does_not_hold_up_the_other_links() -> None:
+    async with cluster() as one:
+        entered, let_go = threading.Event(), threading.Event()
+
+        def hang(batch: VerifyBatch) -> None:
+            entered.set()
+            let_go.wait()
+
+        one.workers["target"].engine.before = hang
+        stream = asyncio.create_task(one.stream(request(5)))
+        try:
+            await until(entered.is_set)
+            one.connections._close("target")  # and is greeted anew
+            await until(lambda: any(link.is_alive for link in one.connections.links()))
+            started = time.monotonic()
+            one.start("draft-0")
+            await until(lambda: len(one.connections.draft_links()) == 1)
+            assert time.monotonic() - started < 3.0
+            assert one.connections.target is None
+        finally:
+            let_go.set()
+        await stream
+
+
+async def test_a_directory_that_does_not_answer_leaves_links_and_streams_as_they_are() -> None:
+    async with cluster(drafts=1) as one:
+        listed = one.list_workers
+
+        async def fail() -> list[WorkerEntry]:
+            raise RuntimeError("away")
+
+        one.following.cancel()
+        one.following = asyncio.create_task(keep_connected(one.connections, fail, one.adopt))
+        await asyncio.gather(*map(one.stream, requests()))
+        one.listed = []  # it comes back and knows nobody yet
+        one.following.cancel()
+        one.following = asyncio.create_task(keep_connected(one.connections, listed, one.adopt))
+        await asyncio.gather(*map(one.stream, requests()))
+        assert one.core.counters.abandoned_rounds == 0
+
+
+async def test_random_faults_of_everything_at_once_change_no_token() -> None:
+    chance = random.Random(5)
+    async with cluster(drafts=2, verify_timeout_s=0.3, max_running=4) as one:
+        busy = True
+
+        async def disturb() -> None:
+            number = itertools.count(2)
+            while busy:
+                await asyncio.sleep(chance.uniform(0.05, 0.3))
+                fault = chance.randrange(4)
+                if fault == 0:
+                    await one.stop("target")
+                    one.start("target")
+                elif fault == 1:
+                    drafts = [worker_id for worker_id in one.workers if worker_id != "target"]
+                    if drafts:
+                        await one.stop(chance.choice(drafts))
+                    one.start(f"draft-{next(number)}")
+                elif fault == 2:
+                    one.workers["target"].engine.before = stalls(0.4, every=chance.randint(5, 20))
+                elif one.connections.target is not None:
+                    one.connections.target[1].close()
+                    one.connections._close("target")
+
+        async def ask(index: int) -> None:
+            wanted = request(chance.choice([3, 40, 120]), chance.choice([1, 9, 60]))
+            await asyncio.sleep(0.05 * index)
+            if index % 5 == 4:
+                chunks = one.driver.generate(wanted)
+                await anext(chunks)
+                await chunks.aclose()
+            else:
+                try:
+                    await one.stream(wanted)
+                except PacelineError as error:
+                    pytest.fail(f"{wanted.request_id}: {error!r}")
+
+        disturbing = asyncio.create_task(disturb())
+        await asyncio.gather(*map(ask, range(25)))
+        busy = False
+        await disturbing
+        one.workers["target"].engine.before = lambda batch: None
+        await until(lambda: one.driver.has_target)
