@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,10 +17,13 @@ from pathlib import Path
 import httpx
 import typer
 
+from actors.errors import Unavailable
 from cluster.cli.progress import progress_bars
 from cluster.config import ClusterConfig, GatewayConfig, load_config, paceline_home
 from cluster.errors import ConfigError
 
+_ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback
+_SERVE_SHUTDOWN_S = 60.0
 _DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "laptop.yaml"
 
 
@@ -29,23 +34,37 @@ def serve(
 ) -> None:
     """Serve a model over HTTP and gRPC until Ctrl-C."""
     loaded = load_config(config or (_DEFAULT_CONFIG if _DEFAULT_CONFIG.is_file() else None), settings)
-    if address is None:
-        _require_free_ports(loaded.gateway)
+    _require_free_ports(loaded.gateway)
+    if address is not None:
+        _require_listener(address)
     # Imports of seconds come after everything that can be wrong at once.
     from cluster.serve import plan_cluster
 
     with progress_bars() as progress:
         plan = plan_cluster(loaded, paceline_home(), progress)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    _stop_on_signals(stop)
     builder = _start_building_drafter(loaded) if plan.builds_drafter else None
     try:
         _run(plan, address, stop)
     finally:
-        if builder is not None and builder.poll() is None:
-            builder.terminate()
-            builder.wait(timeout=10)
+        if builder is not None:
+            _end(builder)
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup outlives its terminal
+            signal.signal(number, lambda *_: stop.set())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ignore[no-untyped-def]
@@ -66,39 +85,119 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         typer.echo(f"draft   {plan.draft.path}, {config.draft.workers} worker(s) on {plan.draft_device}{state}")
     else:
         typer.echo("draft   no draft model")
-    if address is None:
-        cpus = max(os.cpu_count() or 1, math.ceil(plan.num_cpus))
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="WARNING",
-            namespace=APPLICATION,
-        )
-    else:
-        ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace=APPLICATION)
+    _init_ray(plan, address)
+    _stop_on_signals(stop)  # Ray has put its own handler of SIGTERM in place
+    if address is not None:
+        _refuse_a_serve_that_runs(address)
     try:
-        start_proxies(config.gateway)
-        ray_serve.run(cluster_application(plan), name=APPLICATION, route_prefix="/", blocking=False)
         gateway = config.gateway
-        typer.echo(f"http    http://{gateway.host}:{gateway.http_port}/v1")
-        typer.echo(f"grpc    {gateway.host}:{gateway.grpc_port} (paceline.v1.Inference)")
+        if not stop.is_set():
+            start_proxies(gateway)
+        if not stop.is_set():
+            application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
+            # Without waiting: a model may take minutes to load, and Ctrl-C must end that too.
+            ray_serve.run_many(
+                [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+            )
+            typer.echo(f"http    http://{gateway.host}:{gateway.http_port}/v1")
+            typer.echo(f"grpc    {gateway.host}:{gateway.grpc_port} (paceline.v1.Inference)")
         if _wait_until_ready(gateway, stop):
             typer.echo("ready")
         stop.wait()
         typer.echo("stopping", err=True)
     finally:
-        if address is None:
-            ray_serve.shutdown()
+        if address is not None:
+            _leave_ray()
         else:
-            ray_serve.delete(APPLICATION)
+            _end_serve()
         ray.shutdown()
+
+
+def _end_serve() -> None:
+    """Serve's own end, as long as Ray is there: a signal to the whole process group has ended it as well, and Serve
+    would wait in vain."""
+    import ray
+    from ray import serve as ray_serve
+
+    gcs_address = ray.get_runtime_context().gcs_address
+    ending = threading.Thread(target=ray_serve.shutdown, name="end of Serve", daemon=True)
+    ending.start()
+    until = time.monotonic() + _SERVE_SHUTDOWN_S
+    while ending.is_alive() and time.monotonic() < until and _listens(gcs_address):
+        ending.join(0.5)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _init_ray(plan, address: str | None) -> None:  # type: ignore[no-untyped-def]
+    import ray
+
+    from cluster.serve import APPLICATION
+
+    if address is None:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, math.ceil(plan.num_cpus)),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="WARNING",
+            namespace=APPLICATION,
+        )
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace=APPLICATION)
+    except Exception as error:  # Ray raises whatever its transport does
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"--address is {address!r}: no Ray cluster can be joined there: {reason}") from None
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself tries for minutes to reach an address where nobody listens."""
+    if re.fullmatch(r".+:[0-9]+", address) and "/" not in address and not _listens(address):
+        raise ConfigError(f"--address is {address!r}: no Ray cluster can be joined there: nobody listens")
+
+
+def _refuse_a_serve_that_runs(address: str) -> None:
+    """Serve's ports and gRPC services are fixed when it starts, so what another has started cannot carry ours."""
+    import ray
+    from ray import serve as ray_serve
+
+    names = ", ".join(sorted(ray_serve.status().applications)) or "none"
+    if ray_serve.status().proxies:
+        ray.shutdown()
+        raise ConfigError(
+            f"--address is {address!r}: Ray Serve runs there already (applications: {names}); "
+            "its ports cannot be changed, so end it before"
+        )
+
+
+def _leave_ray() -> None:
+    """Remove from a Ray cluster that goes on what has been started on it."""
+    import ray
+    from ray import serve as ray_serve
+
+    from cluster.directory import find_directory
+    from cluster.serve import APPLICATION, DIRECTORY
+
+    if set(ray_serve.status().applications) <= {APPLICATION}:
+        ray_serve.shutdown()
+    else:
+        ray_serve.delete(APPLICATION)
+    with contextlib.suppress(ValueError):
+        ray.kill(find_directory(DIRECTORY))
 
 
 def _require_free_ports(gateway: GatewayConfig) -> None:
     for name, port in (("gateway.http_port", gateway.http_port), ("gateway.grpc_port", gateway.grpc_port)):
-        with socket.socket() as probe:
+        family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((gateway.host, port))
@@ -110,16 +209,43 @@ def _require_free_ports(gateway: GatewayConfig) -> None:
 
 
 def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:
-    """Poll /readyz until it says 200; False if told to stop before."""
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
+    """Poll /readyz until it says 200; False if told to stop before. Raises Unavailable when Serve gives up."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{gateway.http_port}/readyz"
+    told: set[str] = set()
     while not stop.is_set():
         try:
-            if httpx.get(f"http://{host}:{gateway.http_port}/readyz", timeout=5.0).status_code == 200:
+            if httpx.get(url, timeout=5.0).status_code == 200:
                 return True
         except httpx.HTTPError:
             pass
-        time.sleep(0.2)
+        _report_failed_starts(told)
+        stop.wait(0.2)
     return False
+
+
+def _report_failed_starts(told: set[str]) -> None:
+    """One line on stderr for each new reason why a part did not start: Serve tries again for a while."""
+    from ray import serve as ray_serve
+    from ray.serve.schema import ApplicationStatus, DeploymentStatus
+
+    from cluster.serve import APPLICATION
+
+    application = ray_serve.status().applications.get(APPLICATION)
+    if application is None:
+        return
+    reason = application.message
+    for name, deployment in application.deployments.items():
+        if deployment.status == DeploymentStatus.HEALTHY or not deployment.message:
+            continue
+        lines = [line.strip() for line in deployment.message.splitlines() if _ERROR_LINE.match(line.strip())]
+        if lines:
+            reason = f"{name} did not start: {lines[-1]}"
+            if reason not in told:
+                told.add(reason)
+                typer.echo(reason, err=True)
+    if application.status == ApplicationStatus.DEPLOY_FAILED:
+        raise Unavailable(reason)
 
 
 def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:

@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import FastAPI
 from grpc_health.v1 import health_pb2
 from ray import serve
-from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
 from transformers import AutoTokenizer
 
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
-from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS
+from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS, HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1 import inference_pb2
@@ -94,7 +94,8 @@ def start_proxies(config: GatewayConfig, proxy_location: ProxyLocation = ProxyLo
     serve.start(
         proxy_location=proxy_location,
         http_options=HTTPOptions(host=config.host, port=config.http_port),
-        grpc_options=gRPCOptions(
+        grpc_options=HostedGrpcOptions(
+            host=config.host,
             port=config.grpc_port,
             grpc_servicer_functions=list(SERVICER_FUNCTIONS),
             enable_reflection=config.grpc_reflection,

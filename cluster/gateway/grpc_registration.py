@@ -1,5 +1,7 @@
-"""Registers our gRPC services with Serve's proxies, and mends two things that Serve's proxy (Ray 2.60) leaves out.
+"""Registers our gRPC services with Serve's proxies, and mends three things that Serve's proxy (Ray 2.60) leaves out.
 
+- It listens on every interface, whatever the HTTP host is. So its options carry a host, which takes the place of the
+  wildcard in the process where they arrive.
 - A replica is told nothing of a call's deadline. So the time that is left when a call arrives is written into the
   request's own `timeout_s`, where the gateway and the router see it.
 - A stream that is cancelled while a message is being written is forgotten, and its replica generates to the end. So
@@ -14,6 +16,8 @@ from functools import partial
 from typing import Any
 
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from ray.serve._private import default_impl
+from ray.serve.config import gRPCOptions
 
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
@@ -22,10 +26,28 @@ SERVICER_FUNCTIONS = (
     "cluster.gateway.grpc_registration.add_health",
 )
 
+_WILDCARD = "[::]:"
 _MIN_TIMEOUT_S = 0.001
 _END = object()
 
 Add = Callable[[Any, Any], None]  # generated code has no types
+
+
+class HostedGrpcOptions(gRPCOptions):
+    """Serve's options with the address to listen on. It counts in every process that unpickles them: the proxies."""
+
+    host: str
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+
+        def add_grpc_address(server: Any, address: str) -> None:
+            if address.startswith(_WILDCARD):
+                address = f"{host}:{address.removeprefix(_WILDCARD)}"
+            server.add_insecure_port(address)
+
+        default_impl.add_grpc_address = add_grpc_address
 
 
 def add_inference(servicer: Any, server: Any) -> None:

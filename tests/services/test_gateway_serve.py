@@ -124,6 +124,14 @@ def failure(call):
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
+def test_both_ports_listen_on_the_configured_address_only(served):
+    config, _ = served
+    for port in (config.http_port, config.grpc_port):
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
 def test_the_official_client_streams_through_serve(url, router):
     client = openai.OpenAI(api_key="-", base_url=f"{url}/v1", max_retries=0)
     stream = client.completions.create(model="toy", prompt=FOX, temperature=0, max_tokens=COUNT, stream=True)

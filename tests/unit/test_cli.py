@@ -128,6 +128,11 @@ def test_an_unknown_setting_is_refused(refuse):
     assert refuse("serve", "--set", "gateway.port=8000").endswith("gateway.port: unknown key")
 
 
+def test_an_address_where_nobody_listens_is_refused_at_once(refuse, free_ports):
+    line = refuse("serve", *free_ports, "--address", "127.0.0.1:1")
+    assert line.startswith("--address is '127.0.0.1:1': no Ray cluster can be joined there: ")
+
+
 def test_a_model_that_does_not_exist_is_named_before_anything_is_started(refuse, free_ports):
     line = refuse("serve", *free_ports, "--set", "target.model=/no/such/model")
     assert line.startswith("model '/no/such/model': ")
