@@ -18,7 +18,15 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter, Outcome
-from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, Overloaded, PacelineError, Unavailable
+from actors.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LinkError,
+    ModelError,
+    Overloaded,
+    PacelineError,
+    Unavailable,
+)
 from actors.messages import (
     DraftItem,
     DraftResult,
@@ -60,7 +68,9 @@ DRAFT_MODEL = "draft_model"  # the source that lives on draft workers
 TARGET = "target"  # who proposed a recovered or bonus token
 
 _MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
-_DRAFTLESS_ROUNDS = 8  # of a sequence whose drafts lacked KV blocks
+_SUSPICIOUS_ROUNDS = 2  # failed in a row, after which a sequence runs alone, so that it fails no others
+_GIVEN_UP_ROUNDS = 4  # failed in a row, the last of them alone, after which its request fails
+_DRAFTLESS_ROUNDS = 8  # of a sequence whose drafts lacked KV blocks, or whose rounds failed
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
 _LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
 
@@ -334,12 +344,15 @@ class RouterCore:
             self._relieve(round, hungry, now)
         return self._take_events()
 
-    def abandon_round(self, round: Round) -> None:
-        """The target did not answer, or answered with a failure. Nothing was committed; the next round asks again.
+    def abandon_round(self, round: Round, is_cleared: bool = False) -> None:
+        """The target did not answer, or answered with a failure (is_cleared: it has dropped every sequence then).
+        Nothing was committed; the next round asks again.
 
-        Whether the target took the batch in is unknown: the deltas are sent again as they were, and if it did, it
-        answers stale and is sent the sequences from 0. Plan no rounds while there is no target: a sequence that makes
-        no progress in 16 rounds fails.
+        Whether a target that did not answer took the batch in is unknown: the deltas are sent again as they were, and
+        if it did, it answers stale and is sent the sequences from 0.
+
+        A sequence whose rounds fail twice in a row runs alone, without drafts, until it emits a token; if it fails
+        twice more, so does its request. The others have every second round meanwhile.
         """
         if round is not self._open:
             return
@@ -348,16 +361,18 @@ class RouterCore:
         self._to_free = round.finished + self._to_free
         for entry in round.entries:
             entry.sequence.target_known = entry.target_known
-            self._set_back(entry.sequence, round.planned_at)
+        if is_cleared:
+            for sequence in self._scheduler.running:
+                sequence.lost_by_target()
+        self._blame(round)
 
     def target_lost(self) -> None:
         """The target is a new incarnation without any KV: every running sequence is sent again from 0. Closes an open
-        round. No token is lost or emitted twice, for tokens are committed only here."""
+        round, which counts as failed: a request that takes the target down with it must not do so for ever. No token
+        is lost or emitted twice, for tokens are committed only here."""
         self.counters.targets_lost += 1
         if self._open is not None:
-            # A request that takes the target down with it must not do so for ever.
-            for entry in self._open.entries:
-                self._set_back(entry.sequence, self._open.planned_at)
+            self._blame(self._open)
             self._open = None
         self._to_free = []
         self._free_blocks = 0
@@ -410,9 +425,18 @@ class RouterCore:
                 timeout_s = sequence.request.timeout_s
                 self._fail(sequence, DeadlineExceeded(f"the request's {timeout_s:g} s passed before it finished"), now)
 
+    def _in_turn(self) -> list[Sequence]:
+        """The running sequences; but while there are suspects, the oldest of them and all others take turns."""
+        running = self._scheduler.running
+        suspects = [sequence for sequence in running if sequence.num_failed_rounds >= _SUSPICIOUS_ROUNDS]
+        if not suspects:
+            return running
+        others = [sequence for sequence in running if sequence.num_failed_rounds < _SUSPICIOUS_ROUNDS]
+        return others if others and self._round_id % 2 else suspects[:1]
+
     def _choose_rows(self) -> list[RoundEntry]:
         """Every decoding sequence, and as much of the prompts as the round's share allows."""
-        running = self._scheduler.running
+        running = self._in_turn()
         prompts = [sequence for sequence in running if sequence.num_uncomputed > 1]
         shares = share_prompt_rows([sequence.num_uncomputed for sequence in prompts], self._config.max_prefill_rows)
         rows_of = dict(zip((sequence.seq_id for sequence in prompts), shares, strict=True))
@@ -704,6 +728,10 @@ class RouterCore:
         sequence = entry.sequence
         has_progressed = verdict.num_computed > sequence.num_computed
         sequence.num_computed = verdict.num_computed
+        if verdict.num_computed > sequence.most_computed:
+            # Computing again what a failed round has lost says nothing of the rows that failed.
+            sequence.most_computed = verdict.num_computed
+            sequence.num_failed_rounds = 0
         if has_progressed:
             sequence.num_setbacks = 0
         else:
@@ -731,7 +759,8 @@ class RouterCore:
             del tokens[sequence.num_left :], sources[sequence.num_left :]
         sequence.append(tokens)
         sequence.num_computed = entry.num_tokens + len(path)
-        sequence.num_setbacks = 0
+        sequence.most_computed = max(sequence.most_computed, sequence.num_computed)
+        sequence.num_setbacks = sequence.num_failed_rounds = 0
         stats.rounds += 1
         num_nodes = len(entry.token_ids)
         stats.draft_tokens += num_nodes
@@ -879,6 +908,17 @@ class RouterCore:
         if sequence.num_setbacks >= _MAX_SETBACKS and not sequence.is_ended:
             error = Unavailable(f"the target made no progress on the request in {_MAX_SETBACKS} rounds")
             self._fail(sequence, error, now)
+
+    def _blame(self, round: Round) -> None:
+        """The round failed, by the doing of one of its sequences or of none."""
+        for entry in round.entries:
+            sequence = entry.sequence
+            sequence.num_failed_rounds += 1
+            if sequence.num_failed_rounds >= _SUSPICIOUS_ROUNDS:
+                sequence.drafts_from = round.round_id + _DRAFTLESS_ROUNDS
+            if sequence.num_failed_rounds >= _GIVEN_UP_ROUNDS and not sequence.is_ended and not sequence.is_cancelled:
+                reason = f"{_GIVEN_UP_ROUNDS} rounds of the request failed in a row, the last of them with it alone"
+                self._fail(sequence, ModelError(reason), round.planned_at)
 
     def _fail(self, sequence: Sequence, error: PacelineError, now: float) -> None:
         self.counters.failed += 1

@@ -156,8 +156,8 @@ class RouterDriver:
         batch = self.core.assemble(round, results)
         self.router_seconds += time.perf_counter() - started
         result = await self._verify(batch)
-        if result is None:
-            self.core.abandon_round(round)
+        if not isinstance(result, VerifyResult):
+            self.core.abandon_round(round, is_cleared=isinstance(result, Failure))
             return
         started = time.perf_counter()
         events = self.core.commit(round, result, time.monotonic())
@@ -184,7 +184,7 @@ class RouterDriver:
     ) -> dict[str, DraftResult | None]:
         return {worker_id: await task for worker_id, task in asked.items()}
 
-    async def _verify(self, batch: VerifyBatch) -> VerifyResult | None:
+    async def _verify(self, batch: VerifyBatch) -> VerifyResult | Failure | None:
         link = self._target
         if link is None or not link.is_alive:
             return None
@@ -196,8 +196,7 @@ class RouterDriver:
             return None
         if isinstance(answer, Failure):
             logger.error("round %d: the target failed with %s", batch.round_id, answer.reason)
-            return None
-        assert isinstance(answer, VerifyResult)
+        assert isinstance(answer, VerifyResult | Failure)
         return answer
 
     def _deliver(self, events: list[RouterEvent]) -> None:

@@ -34,8 +34,10 @@ class Sequence:
         "is_ended",
         "max_draft_tokens",
         "max_tokens",
+        "most_computed",
         "num_cached",
         "num_computed",
+        "num_failed_rounds",
         "num_prompt",
         "num_setbacks",
         "num_tokens",
@@ -82,10 +84,12 @@ class Sequence:
         self.target_known = 0
         self.is_at_target = False  # it has been sent under its present id, so the target must be told to free it
         self.num_computed = 0
+        self.most_computed = 0  # the highest num_computed there has been
         self.num_cached = 0
         self.chunk_index = 0
-        self.num_setbacks = 0  # rounds in a row without progress
-        self.drafts_from = 0  # the round before which it gets no drafts, because they lacked blocks
+        self.num_setbacks = 0  # rounds in a row that were answered and brought it no further
+        self.num_failed_rounds = 0  # rounds it was in that failed as a whole, since it last got further than ever
+        self.drafts_from = 0  # the round before which it gets no drafts, because they lacked blocks or rounds failed
         self.is_cancelled = False
         self.is_ended = False  # its outcome has been delivered
         self.stats = SpeculationStats(accepted_tokens={})

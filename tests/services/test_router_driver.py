@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 import numpy as np
 import pytest
 
-from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
+from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, Unavailable
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import (
@@ -261,6 +261,32 @@ async def test_a_batch_is_sent_only_when_the_one_before_it_is_done() -> None:
         engine.before = lambda batch: None
         assert one.core.counters.abandoned_rounds <= 3
         assert engine.num_batches <= 8
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_request_that_the_target_cannot_carry_out_fails_alone(hangs: bool) -> None:
+    async with cluster(drafts=1, verify_timeout_s=0.2) as one:
+        guilty = request(50, 17, stop_token_ids=())
+        marker = guilty.prompt_token_ids[:8].tobytes()
+        fatal: set[int] = set()
+
+        def poison(batch: VerifyBatch) -> None:
+            for item in batch.items:
+                if item.delta.start == 0 and item.delta.token_ids.tobytes().startswith(marker):
+                    fatal.add(item.delta.seq_id)
+                if item.delta.seq_id in fatal and item.delta.start + len(item.delta.token_ids) >= 20:
+                    if hangs:
+                        time.sleep(0.4)
+                    else:
+                        raise RuntimeError("a bug")
+
+        one.workers["target"].engine.before = poison
+        streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(6)]
+        with pytest.raises(ModelError, match="in a row"):
+            await one.stream(guilty)
+        await asyncio.gather(*streams)
+        assert one.core.counters.failed == 1
+        assert one.core.counters.abandoned_rounds == 4
 
 
 async def test_a_draft_worker_that_is_late_is_left_out_of_the_round() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from actors.draft_tree import DraftTree
-from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, Overloaded, Unavailable
+from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
     GenerationRequest,
@@ -409,23 +409,113 @@ def test_a_new_target_takes_over_without_losing_or_repeating_a_token(moment):
     assert text_of(events) == (list(range(2, 22)), "length")
 
 
-def test_a_request_that_never_gets_anywhere_fails_in_the_end():
+def serve_with_failures(core, target, is_failing, most_rounds=300):
+    """All events until the router is idle, and the sequences of every batch; a failing target drops everything."""
+    events, batches = [], []
+    for _ in range(most_rounds):
+        if not core.has_work:
+            return events, batches
+        round, more = core.plan_round(0.0)
+        events += more
+        if round is None:
+            continue
+        core.draft_locally(round)
+        batch = core.assemble(round, {})
+        batches.append([item.delta.seq_id for item in batch.items])
+        if is_failing(batch):
+            target.lose_all()
+            core.abandon_round(round, is_cleared=True)
+        else:
+            events += core.commit(round, target.verify(batch), 0.0)
+    raise AssertionError("the router does not come to an end")
+
+
+def test_a_request_whose_rounds_always_fail_fails_after_four():
     target = Scripted(list(range(2, 40)))
     core = make_core()
     core.add(request(), 0.0)
-    events = []
-    for _ in range(40):
-        events += one_round(core, target)[0] if len(events) < 1 else []
-        if not core.has_work:
-            break
+    events, batches = serve_with_failures(core, target, lambda batch: batch.items)
+    assert [type(event) for event in events] == [RequestFailed]
+    assert isinstance(events[0].error, ModelError)
+    assert len([batch for batch in batches if batch]) == 4
+    assert not core.num_running
+
+
+@pytest.mark.parametrize("chunk", [4, 256])
+@pytest.mark.parametrize("poison_at", [30, 33])
+def test_a_request_that_fails_the_target_fails_alone(poison_at, chunk):
+    """Its prompt takes several rounds with chunk 4, so rounds that compute it again succeed before one fails."""
+    target = ToyTarget(VOCAB_SIZE, eos_token_id=None)
+    core = make_core({"chain": Chain(right(target, 3))}, max_prefill_rows=chunk)
+    innocent = [request(f"i{index}", range(1, 2 + index), stop_token_ids=(), max_new_tokens=80) for index in range(6)]
+    guilty = request("g", range(1, 31), stop_token_ids=())
+    for one in [*innocent[:3], guilty, *innocent[3:]]:
+        core.add(one, 0.0)
+    fatal = core._by_request["g"].seq_id
+    rows = {}
+
+    def is_failing(batch):
+        for item in batch.items:
+            if item.delta.seq_id == fatal:
+                if item.delta.start == 0:
+                    rows.clear()
+                done = rows.get("done", 0)
+                rows["done"] = min(item.delta.start + len(item.delta.token_ids), done + item.max_rows)
+                if rows["done"] >= poison_at:
+                    return True
+        return False
+
+    events, batches = serve_with_failures(core, target, is_failing)
+    for one in innocent:
+        assert text_of(events, one.request_id) == target.complete(one)
+    ends = [event for event in events if isinstance(event, RequestFailed)]
+    assert [end.request_id for end in ends] == ["g"]
+    assert 4 <= core.counters.abandoned_rounds <= 6
+    last = max(index for index, batch in enumerate(batches) if fatal in batch)
+    assert batches[last] == [fatal]
+    assert not core.has_work
+
+
+def test_sequences_that_were_only_beside_a_failure_are_together_again_soon():
+    target = Scripted(list(range(2, 40)))
+    core = make_core()
+    for index in range(4):
+        core.add(request(str(index), max_new_tokens=12), 0.0)
+    failures = iter([True, True])
+    events, batches = serve_with_failures(core, target, lambda batch: next(failures, False))
+    sizes = [len(batch) for batch in batches if batch]
+    assert sizes[:2] == [4, 4]
+    assert sizes[2] == 1
+    assert 4 in sizes[3:12]  # each has emitted something alone, and is beyond suspicion
+    for index in range(4):
+        assert text_of(events, str(index)) == (list(range(2, 14)), "length")
+
+
+def test_new_requests_do_not_wait_until_all_suspects_have_been_tried():
+    target = Scripted(list(range(2, 40)))
+    core = make_core(max_prefill_rows=1)
+    core.add(request("slow", [1], max_new_tokens=2), 0.0)
+    for _ in range(2):
+        round, _ = core.plan_round(0.0)
+        core.abandon_round(round)
+    core.add(request("new", max_new_tokens=3), 0.0)
+    slow, new = (core._by_request[name].seq_id for name in ("slow", "new"))
+    events, batches = [], []
+    for _ in range(4):
         round, more = core.plan_round(0.0)
         events += more
-        if round is not None:
-            core.assemble(round, {})
+        batch = core.assemble(round, {})
+        batches.append([item.delta.seq_id for item in batch.items])
+        if slow in batches[-1]:
             core.abandon_round(round)
-    assert isinstance(events[-1], RequestFailed)
-    assert isinstance(events[-1].error, Unavailable)
-    assert not core.num_running
+        else:
+            events += core.commit(round, target.verify(batch), 0.0)
+    assert batches == [[slow], [new], [slow], [new]]
+    events += serve(core, target)
+    assert {event.request_id: getattr(event, "finish_reason", "failed") for event in events} == {
+        "slow": "failed",
+        "new": "length",
+    }
 
 
 def test_a_result_of_another_round_is_an_error_and_changes_nothing():

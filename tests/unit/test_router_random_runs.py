@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
-from actors.errors import DeadlineExceeded, Overloaded
+from actors.errors import DeadlineExceeded, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
     GenerationRequest,
@@ -175,6 +175,7 @@ class Life:
         self.endings = {}
         self.cancelled = set()
         self.admitted_at = {}
+        self.failed_rounds = {}  # by request, since its last chunk
 
     def request(self):
         rng = self.rng
@@ -198,6 +199,12 @@ class Life:
         self.chunks[request.request_id] = 0
         self.admitted_at[request.request_id] = self.rounds
 
+    def blame(self):
+        if self.core._open is not None:
+            for entry in self.core._open.entries:
+                request_id = entry.sequence.request_id
+                self.failed_rounds[request_id] = self.failed_rounds.get(request_id, 0) + 1
+
     def disturb(self):
         rng = self.rng
         if rng.random() < self.faults and self.requests:
@@ -213,7 +220,9 @@ class Life:
             self.target.lose(rng.choice(list(self.target._sequences)))
         if rng.random() < self.faults / 4:
             self.target.lose_all()
+            self.blame()
             self.core.target_lost()
+            self.take(self.core.end_overdue(self.now))
         if rng.random() < self.faults and self.all_workers:
             chosen = rng.sample(list(self.all_workers), rng.randint(0, len(self.all_workers)))
             self.workers = {name: self.all_workers[name] for name in chosen}
@@ -262,7 +271,9 @@ class Life:
         if round is not core._open:
             return  # the target was lost while drafts were made
         if rng.random() < self.faults / 2:
+            self.blame()
             core.abandon_round(round)
+            self.take(core.end_overdue(self.now))
             return
         batch = decode_message(encode_message(core.assemble(round, results)))
         assert sum(len(item.token_ids) for item in batch.items) <= 20
@@ -270,7 +281,11 @@ class Life:
         result = self.target.verify(batch)
         self.disturb()
         if rng.random() < self.faults / 2:
-            core.abandon_round(round)
+            self.blame()
+            if is_cleared := rng.random() < 0.5:
+                self.target.lose_all()
+            core.abandon_round(round, is_cleared)
+            self.take(core.end_overdue(self.now))
         self.take(core.commit(round, decode_message(encode_message(self.spoil(result))), self.now))
 
     def take(self, events):
@@ -280,6 +295,7 @@ class Life:
             request = self.requests[request_id]
             right, finish = self.target.complete(request)
             if isinstance(event, TokenChunk):
+                self.failed_rounds.pop(request_id, None)
                 assert event.index == self.chunks[request_id]
                 self.chunks[request_id] += 1
                 self.emitted[request_id] += event.token_ids
@@ -295,9 +311,13 @@ class Life:
                     assert (self.emitted[request_id], event.finish_reason) == (right, finish)
                     self.check_stats(event, self.emitted[request_id])
             else:
-                assert isinstance(event.error, DeadlineExceeded), event.error
-                assert request.timeout_s is not None
-                self.endings[request_id] = "late"
+                if isinstance(event.error, ModelError):
+                    assert self.failed_rounds.pop(request_id) >= 4
+                    self.endings[request_id] = "given up"
+                else:
+                    assert isinstance(event.error, DeadlineExceeded), event.error
+                    assert request.timeout_s is not None
+                    self.endings[request_id] = "late"
             assert self.emitted[request_id] == right[: len(self.emitted[request_id])]
 
     def check_stats(self, chunk, tokens):
@@ -388,7 +408,15 @@ def test_memory_is_flat_over_two_thousand_requests():
             life.request()
         while life.core.has_work:
             life.step()
-        for kept in (life.requests, life.emitted, life.chunks, life.endings, life.cancelled, life.admitted_at):
+        for kept in (
+            life.requests,
+            life.emitted,
+            life.chunks,
+            life.endings,
+            life.cancelled,
+            life.admitted_at,
+            life.failed_rounds,
+        ):
             kept.clear()
         gc.collect()
 
