@@ -103,6 +103,11 @@ class TargetWorker:
     def num_batches(self) -> int:
         return self._loop.num_batches if self._loop is not None else 0
 
+    @property
+    def busy_s(self) -> float:
+        """How long the present batch has taken so far; a group that hangs shows at rank 0, which waits for the rest."""
+        return self._loop.busy_s if self._loop is not None else 0.0
+
     def stop(self) -> None:
         """End the loop and close the link. Rank 0 lets the others go."""
         if self._loop is not None:

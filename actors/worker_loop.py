@@ -73,7 +73,14 @@ class WorkerLoop:
         self._on_idle = on_idle
         self._idle = IdleSequences()
         self._batch_type = VerifyBatch if info.role == "target" else DraftBatch
+        self._busy_since: float | None = None
         self._stopped = threading.Event()
+
+    @property
+    def busy_s(self) -> float:
+        """How long the engine has been at the present batch; 0 between batches. For any thread."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
         self._stopped.set()
@@ -100,6 +107,7 @@ class WorkerLoop:
         if not isinstance(message, self._batch_type):
             return None
         assert isinstance(message, VerifyBatch | DraftBatch)
+        self._busy_since = time.monotonic()
         try:
             answer = self._engine.answer(message)
         except Exception as error:
@@ -109,6 +117,7 @@ class WorkerLoop:
             self._engine.clear()
             return Failure(message.round_id, type(error).__name__)
         finally:
+            self._busy_since = None
             # Afterwards, so that a long round does not make its own sequences look idle.
             self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         self.num_batches += 1

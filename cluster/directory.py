@@ -33,6 +33,7 @@ class WorkerEntry:
     worker_id: str
     address: LinkAddress
     incarnation: int
+    link_drops: tuple[tuple[str, int], ...] = ()  # messages its link server has dropped so far, by reason
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ class DraftReplica:
             incarnation = secrets.randbits(62)
             worker = DraftWorker(self._settings, incarnation, get_node_ip_address())
             entry = WorkerEntry("draft", f"draft-{incarnation:x}", worker.server.address, incarnation)
-            self._registration = Registration(self._directory_name, entry, worker.server.allow)
+            self._registration = Registration(self._directory_name, entry, worker.server)
             self._worker = worker
             logger.info("draft model %s serves after %.1f s", path, time.monotonic() - started)
         except Exception as error:

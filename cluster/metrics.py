@@ -7,7 +7,6 @@ classes.
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -134,11 +133,12 @@ class RouterMetrics:
         yield self._link_errors()
 
     def _link_errors(self) -> CounterMetricFamily:
-        family = CounterMetricFamily("paceline_link_errors", "Messages dropped on links, by reason", labels=["reason"])
-        totals = Counts(self._connections.link_drops)
-        for link in self._connections.links():
-            totals.update(link.stats.dropped)
-            totals["timeout"] += link.stats.timeouts
-        for reason, count in sorted(totals.items()):
-            family.add_metric([reason], count)
+        family = CounterMetricFamily(
+            "paceline_link_errors",
+            "Messages dropped on links, by the end that dropped them and reason; workers tell theirs every second",
+            labels=["end", "reason"],
+        )
+        for end, drops in (("router", self._connections.drops()), ("worker", self._connections.worker_drops())):
+            for reason, count in sorted(drops.items()):
+                family.add_metric([end, reason], count)
         return family

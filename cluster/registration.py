@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from dataclasses import replace
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from actors.links.heartbeat import Heartbeat
+from actors.links.server import LinkServer
 from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 
 
 class Registration:
     """Enters a worker at once and renews the entry every `interval_s` until `leave`.
 
-    A directory that is away, restarting or replaced under its name is waited for without end; `on_client_keys` (the
-    link server's `allow`) is told after every heartbeat whom to admit.
+    A directory that is away, restarting or replaced under its name is waited for without end. Every heartbeat tells
+    it what `server` has dropped, and its answer tells `server` whom to admit.
     """
 
     def __init__(
         self,
         directory_name: str,
         entry: WorkerEntry,
-        on_client_keys: Callable[[tuple[bytes, ...]], None],
+        server: LinkServer,
         interval_s: float = 1.0,
     ) -> None:
         self._directory_name = directory_name
         self._entry = entry
-        self._on_client_keys = on_client_keys
+        self._server = server
         self._timeout_s = max(interval_s, 1.0)
         self._directory: DirectoryHandle | None = None
         self._heartbeat = Heartbeat(self._renew, interval_s, f"registration of {entry.worker_id}")
@@ -44,9 +45,10 @@ class Registration:
     def _renew(self) -> None:
         if self._directory is None:
             self._directory = find_directory(self._directory_name)
+        entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
         try:
-            keys = ray.get(self._directory.heartbeat.remote(self._entry), timeout=self._timeout_s)
+            keys = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
         except ActorDiedError:
             self._directory = None  # gone for good; there may be another one of that name
             raise
-        self._on_client_keys(keys)
+        self._server.allow(keys)

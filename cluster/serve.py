@@ -9,7 +9,7 @@ from pathlib import Path
 from ray import serve
 
 from actors.draft_worker import DraftSettings
-from actors.drafters.registry import expand_drafters
+from actors.drafters.registry import DRAFT_MODEL, expand_drafters
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import ModelInfo, choose_device, read_model_info
@@ -44,21 +44,23 @@ class ClusterPlan:
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
         ranks = self.config.target.tensor_parallel
-        return 0.2 + ranks + 0.5 * self.config.draft.workers + 0.1 * (1 + self.config.gateway.replicas) + 1.0
+        drafts = 0.5 * self.config.draft.workers if self.draft is not None else 0.0
+        return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
 
 
 def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
     """Find and prepare the models. Raises ModelError or InvalidRequest, before anything is started."""
-    expand_drafters(config.speculation.drafters, field="speculation.drafters")
+    drafters = expand_drafters(config.speculation.drafters, field="speculation.drafters")
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
     draft: ModelSource | None = None
     builds_drafter = False
-    if config.draft.workers and config.draft.model == "auto":
+    wants_draft_model = DRAFT_MODEL in drafters and config.draft.workers > 0
+    if wants_draft_model and config.draft.model == "auto":
         directory = default_drafter_dir(home, source)
         draft = ModelSource(spec="auto", name=directory.name, path=directory)
         builds_drafter = not directory.is_dir()
-    elif config.draft.workers and config.draft.model != "none":
+    elif wants_draft_model and config.draft.model != "none":
         draft = resolve_model(config.draft.model, home, progress)
     target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
     return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter)
@@ -81,7 +83,12 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         exact=config.target.exact,
         max_model_len=config.target.max_model_len,
     )
-    upstream = [target_group_application(target, DIRECTORY, TARGET_ID, config.target.start_timeout_s)]
+    # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
+    upstream = [
+        target_group_application(
+            target, DIRECTORY, TARGET_ID, config.target.start_timeout_s, config.router.verify_timeout_s
+        )
+    ]
     if plan.draft is not None:
         draft = DraftSettings(
             source=plan.draft,

@@ -26,7 +26,20 @@ logger = logging.getLogger(__name__)
 class RankHealth:
     failure: str | None
     num_batches: int  # progress; only rank 0 counts
+    busy_s: float  # how long the present batch has taken so far; 0 between batches, and on other ranks
     process_id: int
+
+
+def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
+    """Raises Unavailable when a rank no longer serves, or has been at one batch for longer than the limit."""
+    for rank, health in enumerate(ranks):
+        if health.failure is not None:
+            raise Unavailable(f"target rank {rank}: {health.failure}")
+        if health.busy_s > batch_limit_s:
+            raise Unavailable(
+                f"target rank {rank}: a batch has been running for {health.busy_s:.1f} s, "
+                f"the limit is {batch_limit_s:g} s"
+            )
 
 
 class TargetRank:
@@ -55,11 +68,11 @@ class TargetRank:
         self._worker.start(get_node_ip_address())
         if self._worker.server is not None:
             entry = WorkerEntry("target", worker_id, self._worker.server.address, self._incarnation)
-            self._registration = Registration(directory_name, entry, self._worker.server.allow)
+            self._registration = Registration(directory_name, entry, self._worker.server)
 
     @ray.method
     def health(self) -> RankHealth:
-        return RankHealth(self._worker.failure, self._worker.num_batches, os.getpid())
+        return RankHealth(self._worker.failure, self._worker.num_batches, self._worker.busy_s, os.getpid())
 
     @ray.method
     def stop(self) -> None:
@@ -69,12 +82,18 @@ class TargetRank:
 
 
 class TargetGroup:
-    """Serve deployment: starts the ranks, fails its health check when one of them is gone, so that Serve starts the
-    whole group anew. It carries no requests."""
+    """Serve deployment: starts the ranks, fails its health check when one of them is gone or a batch takes longer
+    than `batch_limit_s`, so that Serve starts the whole group anew. It carries no requests."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float
+        self,
+        settings: TargetSettings,
+        directory_name: str,
+        worker_id: str,
+        start_timeout_s: float,
+        batch_limit_s: float,
     ) -> None:
+        self._batch_limit_s = batch_limit_s
         incarnation = secrets.randbits(62)
         group = get_current_placement_group()
         gpus = 1 if settings.device.startswith("cuda") else 0
@@ -99,9 +118,7 @@ class TargetGroup:
         return list(await asyncio.gather(*(rank.health.remote() for rank in self._ranks)))
 
     async def check_health(self) -> None:
-        for rank, health in enumerate(await self.health()):
-            if health.failure is not None:
-                raise Unavailable(f"target rank {rank}: {health.failure}")
+        check_ranks(await self.health(), self._batch_limit_s)
 
     async def __del__(self) -> None:
         try:
@@ -112,9 +129,12 @@ class TargetGroup:
 
 
 def target_group_application(
-    settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float
+    settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float, batch_limit_s: float
 ) -> serve.Application:
-    """One target group as a Serve application. Its placement group has a bundle for the shell and one a rank."""
+    """One target group as a Serve application, started anew when a batch takes longer than `batch_limit_s`.
+
+    Its placement group has a bundle for the shell and one a rank.
+    """
     bundle = {"GPU": 1.0, "CPU": 1.0} if settings.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
         name="TargetGroup",
@@ -126,4 +146,4 @@ def target_group_application(
         health_check_timeout_s=5.0,
         graceful_shutdown_timeout_s=10.0,
     )
-    return deployment.bind(settings, directory_name, worker_id, start_timeout_s)
+    return deployment.bind(settings, directory_name, worker_id, start_timeout_s, batch_limit_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from actors.errors import LinkError
@@ -29,7 +30,8 @@ class Connections:
         self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
         self._greeting: asyncio.Task[None] | None = None
         self.target: tuple[WorkerInfo, AsyncLink] | None = None
-        self.link_drops: dict[str, int] = {}  # drops of links that are closed by now, by reason
+        self._closed_drops: Counter[str] = Counter()  # of links that are closed by now
+        self._worker_drops: Counter[str] = Counter()  # of workers that are gone by now
 
     async def refresh(self, entries: list[WorkerEntry]) -> None:
         """Open links to new workers, close those of workers that are gone or were replaced."""
@@ -38,6 +40,8 @@ class Connections:
         }
         for worker_id, (entry, link) in list(self._links.items()):
             found = wanted.get(worker_id)
+            if found is not None and found.incarnation == entry.incarnation and found.address == entry.address:
+                self._links[worker_id] = (found, link)  # its counts are newer
             # A directory that is filling up again does not know everybody yet; a link that works is kept.
             replaced = found is not None and (found.incarnation, found.address) != (entry.incarnation, entry.address)
             if replaced or (found is None and not link.is_alive):
@@ -58,6 +62,15 @@ class Connections:
     def links(self) -> list[AsyncLink]:
         return [link for _, link in self._links.values()]
 
+    def drops(self) -> Counter[str]:
+        """Messages dropped and calls timed out on the router's end of all links there have been, by reason."""
+        return sum((_drops_of(link) for link in self.links()), self._closed_drops)
+
+    def worker_drops(self) -> Counter[str]:
+        """The same of the workers' ends, as they last told the directory."""
+        told = (Counter(dict(entry.link_drops)) for entry, _ in self._links.values())
+        return sum(told, self._worker_drops)
+
     def close(self) -> None:
         for worker_id in list(self._links):
             self._close(worker_id)
@@ -77,13 +90,18 @@ class Connections:
                 self.target = (answer, link)
 
     def _close(self, worker_id: str) -> None:
-        _, link = self._links.pop(worker_id)
+        entry, link = self._links.pop(worker_id)
         link.close()
-        counts: list[tuple[str, int]] = [*link.stats.dropped.items(), ("timeout", link.stats.timeouts)]
-        for reason, count in counts:
-            self.link_drops[reason] = self.link_drops.get(reason, 0) + count
+        self._closed_drops += _drops_of(link)
+        self._worker_drops += Counter(dict(entry.link_drops))
         if self.target is not None and self.target[1] is link:
             self.target = None
+
+
+def _drops_of(link: AsyncLink) -> Counter[str]:
+    drops: Counter[str] = Counter(timeout=link.stats.timeouts)
+    drops.update(link.stats.dropped)
+    return drops
 
 
 async def keep_connected(

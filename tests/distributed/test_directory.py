@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -41,6 +41,18 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() - started < PATIENCE_S, "waited in vain"
         time.sleep(0.02)
+
+
+class ToldServer(LinkServer):
+    """Remembers whom it was told to admit."""
+
+    def __init__(self) -> None:
+        super().__init__(LinkKeys.generate(), [])
+        self.told: list[tuple[bytes, ...]] = []
+
+    def allow(self, client_public_keys: Iterable[bytes]) -> None:
+        self.told.append(tuple(client_public_keys))
+        super().allow(self.told[-1])
 
 
 class Clock:
@@ -203,8 +215,8 @@ def test_a_name_that_nobody_made_is_not_found() -> None:
 def test_a_killed_directory_comes_back_with_the_same_keys_and_fills_again() -> None:
     directory = get_or_create_directory("killed")
     entries = [entry_of("a"), entry_of("b"), entry_of("t", role="target")]
-    told: list[tuple[bytes, ...]] = []
-    registrations = [Registration("killed", entry, told.append, interval_s=0.2) for entry in entries]
+    server = ToldServer()
+    registrations = [Registration("killed", entry, server, interval_s=0.2) for entry in entries]
     until(lambda: workers_of(directory) == entries)
     keys, process = keys_of(directory), process_of(directory)
 
@@ -212,11 +224,27 @@ def test_a_killed_directory_comes_back_with_the_same_keys_and_fills_again() -> N
     until(lambda: process_of(directory) not in (0, process))  # and so it begins with an empty registry
     until(lambda: workers_of(directory) == entries)
     assert keys_of(directory) == keys
-    assert set(told) == {(keys.public,)}
+    assert set(server.told) == {(keys.public,)}
 
     registrations[0].leave()
     assert workers_of(directory) == entries[1:]
     for registration in registrations[1:]:
+        registration.leave()
+    assert workers_of(directory) == []
+    server.close()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_a_workers_link_drops_is_told_with_its_heartbeats() -> None:
+    directory = get_or_create_directory("drops")
+    entry = entry_of("w")
+    with LinkServer(LinkKeys.generate(), []) as server:
+        registration = Registration("drops", entry, server, interval_s=0.1)
+        until(lambda: workers_of(directory) == [entry])
+        server.stats.drop("garbage")
+        server.stats.drop("garbage")
+        server.stats.drop("unauthenticated")
+        until(lambda: workers_of(directory) == [replace(entry, link_drops=(("garbage", 2), ("unauthenticated", 1)))])
         registration.leave()
     assert workers_of(directory) == []
 
@@ -224,11 +252,12 @@ def test_a_killed_directory_comes_back_with_the_same_keys_and_fills_again() -> N
 @pytest.mark.usefixtures("cluster")
 def test_a_registration_waits_for_a_directory_that_does_not_exist_yet() -> None:
     entry = entry_of("early")
-    registration = Registration("later", entry, lambda _: None, interval_s=0.1)
-    time.sleep(0.3)
-    directory = get_or_create_directory("later")
-    until(lambda: workers_of(directory) == [entry])
-    registration.leave()
+    with LinkServer(LinkKeys.generate(), []) as server:
+        registration = Registration("later", entry, server, interval_s=0.1)
+        time.sleep(0.3)
+        directory = get_or_create_directory("later")
+        until(lambda: workers_of(directory) == [entry])
+        registration.leave()
 
 
 class Worker:
@@ -237,7 +266,7 @@ class Worker:
     def __init__(self, directory_name: str) -> None:
         self._server = LinkServer(LinkKeys.generate(), [])
         self._entry = WorkerEntry("target", "t", self._server.address, 1)
-        self._registration = Registration(directory_name, self._entry, self._server.allow, interval_s=0.2)
+        self._registration = Registration(directory_name, self._entry, self._server, interval_s=0.2)
 
     @ray.method
     def serve(self) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from actors.models.toy_target import ToyTarget
 from actors.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.directory import WorkerEntry
+from cluster.metrics import RouterMetrics
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
@@ -506,6 +508,38 @@ async def test_a_directory_that_does_not_answer_leaves_links_and_streams_as_they
         one.following = asyncio.create_task(keep_connected(one.connections, listed, one.adopt))
         await asyncio.gather(*map(one.stream, requests()))
         assert one.core.counters.abandoned_rounds == 0
+
+
+async def test_drops_of_links_are_counted_on_both_ends_and_never_fall() -> None:
+    async with cluster(drafts=1) as one:
+        metrics = RouterMetrics(one.core, one.driver, one.connections)
+
+        def told(worker_id: str, reason: str, count: int) -> None:
+            one.listed = [
+                replace(entry, link_drops=((reason, count),)) if entry.worker_id == worker_id else entry
+                for entry in one.listed
+            ]
+
+        def shown(end: str, reason: str) -> float:
+            start = f'paceline_link_errors_total{{end="{end}",reason="{reason}"}} '
+            found = [line for line in metrics.text().splitlines() if line.startswith(start)]
+            return float(found[0].removeprefix(start)) if found else 0.0
+
+        _, link = one.connections.target or pytest.fail("no target")
+        link.stats.drop("garbage")
+        assert shown("router", "garbage") == 1
+        told("target", "unauthenticated", 2)
+        told("draft-0", "unauthenticated", 3)
+        await until(lambda: shown("worker", "unauthenticated") == 5)
+        await one.stop("draft-0")
+        await one.stop("target")
+        await until(lambda: not one.connections.links())
+        assert (shown("router", "garbage"), shown("worker", "unauthenticated")) == (1, 5)
+        one.start("target")
+        await until(lambda: one.driver.has_target)
+        told("target", "unauthenticated", 4)
+        await until(lambda: shown("worker", "unauthenticated") == 9)
+        await one.stream(request())
 
 
 async def test_random_faults_of_everything_at_once_change_no_token() -> None:

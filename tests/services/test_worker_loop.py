@@ -1,0 +1,96 @@
+"""The loop of a worker over a real link: progress that health checks can see, failures that end no loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from actors.errors import Unavailable
+from actors.links.client import AsyncLink
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import DraftBatch, DraftResult, Failure, Hello, VerifyBatch, VerifyResult, WorkerInfo
+from actors.worker_loop import WorkerLoop
+from cluster.target_group import RankHealth, check_ranks
+
+ROUTER_KEYS = LinkKeys.generate()
+INFO = WorkerInfo("target", 7, 100, 2048, 16, 64)
+PATIENCE_S = 20.0
+
+
+class Engine:
+    """Waits for leave to answer, and may fail."""
+
+    def __init__(self) -> None:
+        self.leave = threading.Event()
+        self.error: Exception | None = None
+        self.num_cleared = 0
+
+    def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult:
+        self.leave.wait()
+        if self.error is not None:
+            raise self.error
+        return VerifyResult(batch.round_id, [])
+
+    def clear(self) -> None:
+        self.num_cleared += 1
+
+
+@contextmanager
+def working(engine: Engine) -> Iterator[tuple[WorkerLoop, LinkServer]]:
+    with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public]) as server:
+        loop = WorkerLoop(engine, server, INFO)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            yield loop, server
+        finally:
+            engine.leave.set()
+            loop.stop()
+            thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+async def answer_to(link: AsyncLink, message: Hello | VerifyBatch) -> object:
+    return await link.call(message, PATIENCE_S)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_batch_that_hangs_shows_until_it_is_done(fails: bool) -> None:
+    engine = Engine()
+    engine.error = RuntimeError("a bug") if fails else None
+    with working(engine) as (loop, server):
+        link = AsyncLink(server.address, ROUTER_KEYS)
+        try:
+            assert await answer_to(link, Hello()) == INFO
+            assert loop.busy_s == 0.0
+            answer = asyncio.create_task(answer_to(link, VerifyBatch(1, [])))
+            await asyncio.to_thread(until, lambda: loop.busy_s > 0.1)
+            assert loop.num_batches == 0
+            engine.leave.set()
+            assert isinstance(await answer, Failure if fails else VerifyResult)
+            assert loop.busy_s == 0.0
+            assert (loop.num_batches, loop.num_failures, engine.num_cleared) == ((0, 1, 1) if fails else (1, 0, 0))
+            assert await answer_to(link, Hello()) == INFO  # the loop lives on
+        finally:
+            link.close()
+
+
+def test_a_group_fails_its_health_check_when_a_batch_takes_too_long_or_a_rank_has_ended() -> None:
+    idle, busy = RankHealth(None, 9, 0.0, 1), RankHealth(None, 9, 30.0, 1)
+    check_ranks([busy, idle], 60.0)
+    with pytest.raises(Unavailable, match=r"rank 0: a batch has been running for 30\.0 s, the limit is 20 s"):
+        check_ranks([busy, idle], 20.0)
+    with pytest.raises(Unavailable, match="rank 1: RuntimeError"):
+        check_ranks([busy, RankHealth("RuntimeError: gone", 9, 0.0, 1)], 60.0)

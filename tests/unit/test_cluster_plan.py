@@ -1,0 +1,42 @@
+"""What a configuration makes of a cluster before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.models.toy import save_tiny_model
+from cluster.config import ClusterConfig
+from cluster.serve import plan_cluster
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"), layers=1, hidden_size=16)
+
+
+def plan(model, draft, drafters):
+    config = {
+        "target": {"model": str(model), "device": "cpu"},
+        "draft": {"model": str(draft), "workers": 2, "device": "cpu"},
+        "speculation": {"drafters": drafters},
+    }
+    return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
+@pytest.mark.parametrize("drafters", [["none"], [], ["suffix"], ["suffix", "prompt_lookup"]])
+@pytest.mark.parametrize("draft", ["auto", "given"])
+def test_drafters_without_the_draft_model_start_no_draft_workers_and_build_nothing(model, draft, drafters):
+    planned = plan(model, model if draft == "given" else draft, drafters)
+    assert planned.draft is None
+    assert not planned.builds_drafter
+    assert planned.num_cpus == plan(model, "none", ["auto"]).num_cpus
+
+
+@pytest.mark.parametrize("drafters", [["auto"], ["draft_model"], ["suffix", "draft_model"]])
+def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
+    planned = plan(model, model, drafters)
+    assert planned.draft.path == model
+    assert planned.num_cpus == pytest.approx(plan(model, "none", drafters).num_cpus + 1.0)
+    built = plan(model, "auto", drafters)
+    assert built.builds_drafter
+    assert built.draft.spec == "auto"
