@@ -252,8 +252,12 @@ def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
     """Build the drafter beside the running cluster, at low priority; the draft workers wait for its directory."""
     command = [sys.executable, "-m", "cluster.cli.main", "drafter", "build", "--target", config.target.model]
     log = paceline_home() / "drafter-build.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = log.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{log}: cannot be written: {error.strerror}; set PACELINE_HOME to another place") from None
+    with output:
         return subprocess.Popen(
             ["nice", "-n", "10", *command], stdout=output, stderr=output, stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -133,6 +133,15 @@ def test_an_address_where_nobody_listens_is_refused_at_once(refuse, free_ports):
     assert line.startswith("--address is '127.0.0.1:1': no Ray cluster can be joined there: ")
 
 
+def test_a_home_that_cannot_be_written_is_refused_before_ray_is_started(
+    refuse, free_ports, tiny_model_dir, tmp_path, monkeypatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "file"))
+    line = refuse("serve", *free_ports, "--set", f"target.model={tiny_model_dir}")
+    assert line.endswith("cannot be written: Not a directory; set PACELINE_HOME to another place")
+
+
 def test_a_model_that_does_not_exist_is_named_before_anything_is_started(refuse, free_ports):
     line = refuse("serve", *free_ports, "--set", "target.model=/no/such/model")
     assert line.startswith("model '/no/such/model': ")
