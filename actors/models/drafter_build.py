@@ -341,7 +341,9 @@ class _Trainer:
         parameters = [*layers, self._readout]
         for parameter in parameters:
             parameter.requires_grad_(True)
-        optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        optimizer = torch.optim.AdamW(
+            parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+        )
         batches = _batches(answers, recipe.batch_tokens)
         order = random.Random(recipe.seed)
         total = len(batches) * recipe.epochs
