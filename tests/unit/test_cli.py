@@ -139,7 +139,9 @@ def test_a_home_that_cannot_be_written_is_refused_before_ray_is_started(
     (tmp_path / "file").touch()
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "file"))
     line = refuse("serve", *free_ports, "--set", f"target.model={tiny_model_dir}")
-    assert line.endswith("cannot be written: Not a directory; set PACELINE_HOME to another place")
+    assert line.startswith(f"{tmp_path}/file/")
+    assert "cannot be written" in line
+    assert "PACELINE_HOME" in line
 
 
 def test_a_model_that_does_not_exist_is_named_before_anything_is_started(refuse, free_ports):
