@@ -51,7 +51,7 @@ def choose_device(device: str) -> str:
         raise ModelError(f"device is {device!r}; this machine offers no CUDA device to torch")
     try:
         kind = torch.device(device)
-        missing = kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count()
+        missing = kind.type == "meta" or (kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count())
         if kind.type != "cuda":  # there, a tensor would cost the process a context
             torch.empty(0, device=kind)
     except (RuntimeError, AssertionError, NotImplementedError):

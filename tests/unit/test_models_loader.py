@@ -221,7 +221,7 @@ def test_a_model_without_tokenizer_says_so(copy_of):
         load_tokenizer(source)
 
 
-@pytest.mark.parametrize("device", ["tpu", "gpu", "cuda:99", "cpu:x", ""])
+@pytest.mark.parametrize("device", ["tpu", "gpu", "cuda:99", "cpu:x", "meta", ""])
 def test_a_device_that_torch_does_not_have_is_refused(device):
     with pytest.raises(ModelError, match="device is "):
         choose_device(device)
