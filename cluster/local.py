@@ -17,7 +17,7 @@ from typing import Literal, cast
 import numpy as np
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import create_drafter, expand_drafters
+from actors.drafters.registry import DRAFT_MODEL, create_drafter, expand_drafters
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
@@ -36,7 +36,7 @@ from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import load_tokenizer, read_model_info
 from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
-from cluster.router.core import DRAFT_MODEL, RouterCore
+from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, RouterEvent
 
 logger = logging.getLogger(__name__)

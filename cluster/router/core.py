@@ -14,10 +14,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
 import msgspec
-import numpy as np
 
-from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Drafter, Outcome
+from actors.drafters.contract import Drafter
+from actors.drafters.registry import DRAFT_MODEL
 from actors.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -28,58 +27,42 @@ from actors.errors import (
     Unavailable,
 )
 from actors.messages import (
-    DraftItem,
     DraftResult,
     GenerationRequest,
     SequenceDelta,
     TokenChunk,
     TopProbs,
-    TreeMessage,
     Verdict,
     VerifyBatch,
     VerifyItem,
     VerifyResult,
 )
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.router.calibration import Calibration
 from cluster.router.counters import RouterCounters
+from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_wait import DraftWait
-from cluster.router.draft_workers import DraftWorkers
-from cluster.router.planner import (
-    MAX_SOURCES,
-    Proposal,
-    SequenceLimits,
-    choose_nodes,
-    has_tree_shape,
-    merge_trees,
-    most_nodes_that_can_pay,
-    price_of_a_row,
-    tally_nodes,
-    warm_up,
-)
-from cluster.router.round import RequestFailed, Round, RoundEntry, RouterEvent
+from cluster.router.drafting import Drafting
+from cluster.router.planner import warm_up
+from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RouterEvent
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 
 logger = logging.getLogger(__name__)
 
-DRAFT_MODEL = "draft_model"  # the source that lives on draft workers
 TARGET = "target"  # who proposed a recovered or bonus token
 
 _MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
 _SUSPICIOUS_ROUNDS = 2  # failed in a row, after which a sequence runs alone, so that it fails no others
 _GIVEN_UP_ROUNDS = 4  # failed in a row, the last of them alone, after which its request fails
 _DRAFTLESS_ROUNDS = 8  # of a sequence whose drafts lacked KV blocks, or whose rounds failed
-_FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
-_LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
 
 
 class RouterCore:
     """Owns every sequence of one target group. Only tokens committed here exist; workers hold copies of them.
 
     Each accepted request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. Both
-    come out of `plan_round` and `commit` as events, in the order in which they happened.
+    come out of `plan_round`, `commit` and `end_overdue` as events, in the order in which they happened.
 
     `drafters` are the CPU drafters by name; "draft_model" is the source that `set_draft_workers` serves. `gamma` is
     the number of tokens asked of it. `profile` are measured (rows, seconds) of a target forward, if there are any.
@@ -97,25 +80,23 @@ class RouterCore:
         *,
         profile: Iterable[tuple[int, float]] = (),
     ) -> None:
-        if DRAFT_MODEL in drafters or len(drafters) + 2 > MAX_SOURCES:
-            raise ValueError(f"drafters: at most {MAX_SOURCES - 2} drafters, none named {DRAFT_MODEL!r}")
         self.counters = RouterCounters()
         self.step_times = StepTimeCurve(profile)
         self._config = config
         self._speculation = speculation
-        self._drafters = list(drafters.values())
-        self._names = [*drafters, DRAFT_MODEL]
-        self._draft_model = len(drafters)  # its source index; the next one is for chains under rejection
-        self._calibration = Calibration(len(drafters) + 2)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._block_size = block_size
-        self._gamma = gamma
         self._scheduler = Scheduler(config, block_size)
-        self._workers = DraftWorkers()
-        self._draft_wait = DraftWait()
         self._by_request: dict[str, Sequence] = {}
         self._by_seq_id: dict[int, Sequence] = {}
+        draft_wait = DraftWait()
+        self._drafting = Drafting(
+            drafters, speculation.drafters, gamma, vocab_size, draft_wait, self._by_seq_id, self.counters
+        )
+        self._choice = DraftChoice(
+            self._drafting.names, speculation.max_rows, vocab_size, self.step_times, draft_wait, self.counters
+        )
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, to be freed
         self._events: list[RouterEvent] = []
@@ -128,9 +109,6 @@ class RouterCore:
         self._round_id = 0
         self._free_blocks = 0
         self._total_blocks = 0
-        self._explore_rounds = _FIRST_EXPLORE_ROUNDS
-        self._explore_in = _FIRST_EXPLORE_ROUNDS
-        self._reported: set[str] = set()  # drafters whose failure has been logged
         warm_up()
 
     # Requests
@@ -153,7 +131,7 @@ class RouterCore:
         if self._speculation.acceptance == "rejection":
             sampling = msgspec.structs.replace(request.sampling, acceptance="rejection")
             request = msgspec.structs.replace(request, sampling=sampling)
-        drafters, wants_draft_model = self._drafters_of(request)
+        drafters, wants_draft_model = self._drafting.sources_of(request)
         most = self._speculation.max_draft_tokens
         sequence = Sequence(
             request,
@@ -162,7 +140,7 @@ class RouterCore:
             now,
             self._max_model_len,
             drafters,
-            len(self._drafters),
+            self._drafting.draft_model,
             wants_draft_model,
             most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
         )
@@ -195,7 +173,7 @@ class RouterCore:
     @property
     def has_work(self) -> bool:
         """Whether `plan_round` has something to do: sequences, undelivered events, or workers to tell of freed ones."""
-        return bool(self._by_request or self._events or self._to_free) or self._workers.has_notices()
+        return bool(self._by_request or self._events or self._to_free) or self._drafting.has_notices
 
     @property
     def num_running(self) -> int:
@@ -216,7 +194,7 @@ class RouterCore:
 
     def set_draft_workers(self, worker_ids: SequenceOf[str]) -> None:
         """The draft workers that are alive. Sequences of one that is gone move; the others stay where they are."""
-        self._workers.set_workers(worker_ids, list(self._scheduler.sequences()))
+        self._drafting.set_workers(worker_ids, self._scheduler.sequences())
 
     # One round
 
@@ -231,7 +209,7 @@ class RouterCore:
         self._end_overdue(now)
         self._scheduler.admit(self._free_blocks)
         entries = self._choose_rows()
-        if not entries and not self._to_free and not self._workers.has_notices():
+        if not entries and not self._to_free and not self._drafting.has_notices:
             return None, self._take_events()
         self._round_id += 1
         num_emitting = sum(entry.emits for entry in entries)
@@ -247,8 +225,8 @@ class RouterCore:
         )
         self._to_free = []
         self._open = round
-        self._budget_drafts(round)
-        self._ask_workers(round)
+        self._choice.set_budgets(round)
+        self._drafting.ask_workers(round)
         return round, self._take_events()
 
     def end_overdue(self, now: float) -> list[RouterEvent]:
@@ -262,29 +240,15 @@ class RouterCore:
 
     def draft_locally(self, round: Round) -> None:
         """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
-        for index, drafter in enumerate(self._drafters):
-            entries = [
-                entry
-                for entry in round.entries
-                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafters
-            ]
-            if entries:
-                self._ask_drafter(index, drafter, entries)
+        self._drafting.draft_locally(round)
 
     def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
         """Merge all drafts, choose the nodes that pay, and write the batch for the target.
 
         results: what the draft workers answered; None or missing: nothing in time.
         """
-        for worker_id in round.draft_batches:
-            self._take_drafts(round, worker_id, results.get(worker_id))
-        base_rows = sum(entry.rows for entry in round.entries)
-        expected = float(round.num_emitting)
-        fixed_s = self._draft_wait.overhead_s
-        if round.asked_draft_model:
-            fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
-        chain_tokens, chain_rows = self._cut_chains(round, base_rows, fixed_s)
-        self._choose_drafts(round, base_rows + chain_rows, expected + chain_tokens, fixed_s, chain_rows)
+        self._drafting.take_results(round, results)
+        self._choice.choose(round)
         round.is_assembled = True
         return VerifyBatch(round.round_id, [self._verify_item(entry) for entry in round.entries], round.finished)
 
@@ -310,7 +274,7 @@ class RouterCore:
         stale = set(result.stale_seq_ids)
         starved = set(result.starved_seq_ids)
         hungry: list[RoundEntry] = []
-        emitted: list[tuple[int, int, list[int]]] = []  # entry index, first token, accepted nodes
+        emitted: list[Emitted] = []
         done: list[Sequence] = []
         for index, entry in enumerate(round.entries):
             sequence = entry.sequence
@@ -336,7 +300,8 @@ class RouterCore:
             emitted.append((index, sequence.num_tokens, path))
             if self._emit(round, entry, path, verdict.next_token):
                 done.append(sequence)
-        self._learn(round, emitted, result.elapsed_s, now)
+        verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, now)
+        self._drafting.tell(round, emitted, verified, accepted)
         for sequence in done:
             self.counters.finished += 1
             self._release(sequence, now)
@@ -381,15 +346,6 @@ class RouterCore:
             sequence.is_at_target = False
 
     # Planning
-
-    def _drafters_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool]:
-        names = self._speculation.drafters if request.drafters is None else request.drafters
-        every = "auto" in names
-        chosen = tuple(index for index, name in enumerate(self._names[:-1]) if every or name in names)
-        wants_draft_model = every or DRAFT_MODEL in names
-        if request.sampling.acceptance == "rejection":
-            chosen = ()  # its rule needs draft distributions, which only a draft model has
-        return chosen, wants_draft_model
 
     def _name_sequence(self) -> int:
         self._num_named += 1
@@ -457,230 +413,6 @@ class RouterCore:
                     )
                 )
         return entries
-
-    def _budget_drafts(self, round: Round) -> None:
-        """Node budgets of the sequences: none when even sure nodes would not pay, as on a target at full load."""
-        wanted = 0
-        for entry in round.entries:
-            sequence = entry.sequence
-            may_draft = sequence.drafts_from <= round.round_id and (sequence.drafters or sequence.wants_draft_model)
-            if entry.emits and may_draft:
-                # The last token is the target's own: a draft for it could never be emitted.
-                entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
-                wanted += entry.max_nodes
-        wanted = min(wanted, self._speculation.max_rows)
-        if not wanted:
-            return
-        self._explore_in -= 1
-        if self._explore_in <= 0:
-            round.explores = True
-            self._explore_in = self._explore_rounds
-        base_rows = sum(entry.rows for entry in round.entries)
-        verify_s = self.step_times.times(base_rows, wanted + 1)
-        round.row_budget = wanted
-        if not round.explores:
-            most = most_nodes_that_can_pay(float(round.num_emitting), self._draft_wait.overhead_s, verify_s)
-            round.row_budget = min(wanted, most)
-        for entry in round.entries:
-            entry.max_nodes = min(entry.max_nodes, round.row_budget)
-
-    def _ask_workers(self, round: Round) -> None:
-        """Draft batches for the sequences that emit, if waiting for them pays; and the prompts of those that will,
-        to workers that nobody waits for."""
-        items: dict[str, list[DraftItem]] = {}
-        if len(self._workers):
-            asking = [
-                (entry, worker_id)
-                for entry in round.entries
-                if entry.max_nodes
-                and entry.sequence.wants_draft_model
-                and (worker_id := self._workers.worker_for(entry.sequence, round.round_id)) is not None
-            ]
-            if asking and self._draft_wait.pays(round.num_emitting):
-                for entry, worker_id in asking:
-                    entry.draft_worker = worker_id
-                    item = self._workers.item_for(entry.sequence, min(self._gamma, entry.max_nodes))
-                    items.setdefault(worker_id, []).append(item)
-                round.asked_draft_model = True
-                round.awaited_workers = tuple(items)
-            if round.asked_draft_model or not asking:
-                self._send_prompts_ahead(round, items)
-        is_idle = not round.entries
-        round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
-
-    def _send_prompts_ahead(self, round: Round, items: dict[str, list[DraftItem]]) -> None:
-        for entry in round.entries:
-            sequence = entry.sequence
-            if entry.emits or sequence.draft_known or not sequence.wants_draft_model:
-                continue
-            if sequence.num_left < 2 or not sequence.max_draft_tokens:
-                continue
-            worker_id = self._workers.worker_for(sequence, round.round_id)
-            if worker_id is not None and worker_id not in round.awaited_workers:
-                items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0))
-
-    # Drafting
-
-    def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
-        contexts = []
-        for entry in entries:
-            sequence = entry.sequence
-            contexts.append(
-                DraftContext(
-                    entry.seq_id,
-                    sequence.tokens(),
-                    sequence.drafter_known[index],
-                    sequence.begin.num_prompt_tokens,
-                    entry.max_nodes,
-                    sequence.begin.sampling,
-                    sequence.begin.namespace,
-                )
-            )
-        try:
-            trees = drafter.propose(contexts)
-            if len(trees) != len(entries):
-                raise ValueError(f"{len(trees)} trees for {len(entries)} contexts")
-        except Exception:
-            self._drafter_failed(index)
-            for entry in entries:
-                self._forget_at_drafter(index, entry.sequence)
-            return
-        for entry, tree in zip(entries, trees, strict=True):
-            entry.sequence.drafter_known[index] = entry.num_tokens
-            self._take_tree(entry, index, tree, entry.max_nodes)
-
-    def _drafter_failed(self, index: int) -> None:
-        name = self._names[index]
-        self.counters.drafter_errors[name] += 1
-        if name not in self._reported:
-            self._reported.add(name)
-            logger.warning(
-                "drafter %s failed; its drafts are left out, further failures are only counted", name, exc_info=True
-            )
-
-    def _forget_at_drafter(self, index: int, sequence: Sequence) -> None:
-        sequence.drafter_known[index] = 0
-        try:
-            self._drafters[index].forget(sequence.seq_id)
-        except Exception:
-            self._drafter_failed(index)
-
-    def _take_tree(self, entry: RoundEntry, source: int, tree: DraftTree, max_nodes: int) -> None:
-        """Keep a proposal if its arrays can be read; what they say is checked when trees are merged."""
-        if not isinstance(tree, DraftTree):
-            self.counters.invalid_trees[self._names[source]] += 1
-        elif has_tree_shape(tree, max_nodes):
-            if len(tree):
-                entry.proposals.append((source, tree))
-        else:
-            self.counters.invalid_trees[self._names[source]] += 1
-
-    def _take_drafts(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
-        if result is None:
-            if worker_id in round.awaited_workers:
-                self.counters.late_drafts += 1
-                self._workers.missed(worker_id, round.round_id)
-            return
-        if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
-            self.counters.invalid_draft_results += 1
-            return
-        self._workers.answered(worker_id)
-        for seq_id in result.stale_seq_ids:
-            sequence = self._by_seq_id.get(seq_id)
-            if sequence is None or sequence.draft_worker != worker_id:
-                self.counters.unknown_sequences += 1
-                continue
-            self.counters.stale_drafts += 1
-            sequence.draft_known = 0
-        asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
-        for seq_id, message in zip(result.seq_ids, result.trees, strict=True):
-            entry = asked.pop(seq_id, None)
-            if entry is None:
-                self.counters.unknown_sequences += 1
-            elif entry.is_coupled:
-                tree = DraftTree(message.token_ids, message.parents, message.confidence)
-                self._take_tree(entry, self._draft_model, tree, min(self._gamma, entry.max_nodes))
-            else:
-                self._take_chain(entry, message)
-
-    def _take_chain(self, entry: RoundEntry, message: TreeMessage) -> None:
-        tree = DraftTree(message.token_ids, message.parents, message.confidence, message.probs)
-        if not has_tree_shape(tree, min(self._gamma, entry.max_nodes)) or not _is_chain(tree, self._vocab_size):
-            self.counters.invalid_trees[DRAFT_MODEL] += 1
-        elif len(tree):
-            entry.proposals.append((self._draft_model, tree))
-
-    def _cut_chains(self, round: Round, base_rows: int, fixed_s: float) -> tuple[float, int]:
-        """Shorten the chains of sequences under rejection; returns their expected accepted tokens and their rows.
-
-        Whether node i is verified may depend on the nodes before it but never on its own token, or the emitted tokens
-        would no longer follow the target's law. So a node is judged by the confidence of its parent, against a price
-        that no draft of this round has a part in, and stop tokens stay.
-        """
-        chains = [entry for entry in round.entries if not entry.is_coupled and entry.proposals]
-        if not chains:
-            return 0.0, 0
-        room = round.row_budget // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
-        price = price_of_a_row(float(round.num_emitting), fixed_s, self.step_times.times(base_rows, room + 1))
-        levels = self._calibration
-        expected, rows = 0.0, 0
-        for entry in chains:
-            tree = entry.proposals[0][1]
-            count = 0
-            for confidence in _parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
-                probability = levels.probability(self._draft_model + 1, confidence)
-                if probability < price:
-                    break
-                expected += probability
-                count += 1
-            entry.num_chain = count
-            entry.token_ids = tree.token_ids[:count]
-            entry.parents = tree.parents[:count]
-            rows += count
-        return expected, rows
-
-    def _choose_drafts(
-        self, round: Round, base_rows: int, expected_tokens: float, fixed_s: float, rows_taken: int
-    ) -> None:
-        proposals: list[Proposal] = []
-        stop_tokens: list[int] = []
-        stop_start = [0]
-        for index, entry in enumerate(round.entries):
-            if entry.proposals and entry.is_coupled:
-                proposals.extend(Proposal(index, source, tree) for source, tree in entry.proposals)
-                stop_tokens.extend(entry.sequence.stop_tokens)
-            stop_start.append(len(stop_tokens))
-        if not proposals:
-            return
-        max_nodes = np.array([entry.max_nodes for entry in round.entries], np.int32)
-        limits = SequenceLimits(
-            max_nodes,
-            np.array([entry.sequence.num_left - 1 for entry in round.entries], np.int32),
-            np.array(stop_tokens, np.int32),
-            np.array(stop_start, np.int32),
-        )
-        merged, round.proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
-        if not round.proposed.is_valid.all():
-            for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
-                if not is_valid:
-                    self.counters.invalid_trees[self._names[proposal.source]] += 1
-        room = min(len(merged), max(0, round.row_budget - rows_taken))
-        verify_s = self.step_times.times(base_rows, room + 1)
-        forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
-        if round.explores:
-            if len(forest):
-                self._explore_rounds = _FIRST_EXPLORE_ROUNDS
-            else:
-                self._explore_rounds = min(_LAST_EXPLORE_ROUNDS, self._explore_rounds * 2)
-            beyond = self.step_times.next_unsure_rows(base_rows + len(forest)) - base_rows
-            forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
-        round.forest, round.node_index = forest, node_index
-        start = forest.start.tolist()
-        for index, entry in enumerate(round.entries):
-            if entry.is_coupled and start[index + 1] > start[index]:
-                entry.node_start, entry.node_end = start[index], start[index + 1]
-                entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
-                entry.parents = forest.parents[entry.node_start : entry.node_end]
 
     def _verify_item(self, entry: RoundEntry) -> VerifyItem:
         sequence = entry.sequence
@@ -792,74 +524,7 @@ class RouterCore:
             return [DRAFT_MODEL] * len(path)
         assert round.forest is not None
         best = round.forest.best_source[entry.node_start : entry.node_end]
-        return [self._names[source] for source in best[path].tolist()]
-
-    def _learn(self, round: Round, emitted: list[tuple[int, int, list[int]]], verify_s: float, now: float) -> None:
-        """Feed calibration, the worth of waiting, and the drafters."""
-        forest = round.forest
-        verified = accepted = None
-        if forest is not None and round.proposed is not None and round.node_index is not None:
-            was_verified = np.zeros(len(forest), np.bool_)
-            was_accepted = np.zeros(len(forest), np.bool_)
-            for index, _, path in emitted:
-                entry = round.entries[index]
-                was_verified[entry.node_start : entry.node_end] = True
-                if path and not entry.num_chain:
-                    was_accepted[entry.node_start : entry.node_end][path] = True
-            credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
-            self.counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
-            verified, accepted = tally_nodes(
-                round.proposed, round.node_index, was_verified, was_accepted, forest.start, self._calibration
-            )
-        num_tokens = num_gained = 0
-        for index, first, path in emitted:
-            entry = round.entries[index]
-            num_tokens += entry.sequence.num_tokens - first
-            if entry.num_chain:
-                outcome = np.zeros(entry.num_chain, np.bool_)
-                outcome[: len(path)] = True
-                confidence = _parent_confidence(entry.proposals[0][1])[: entry.num_chain]
-                self._calibration.observe(self._draft_model + 1, confidence, outcome)
-                num_gained += len(path)
-                self.counters.drafted_tokens[DRAFT_MODEL] += entry.num_chain
-            elif path and round.asked_draft_model and forest is not None:
-                masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
-                only = 1 << self._draft_model
-                if only in masks:
-                    num_gained += len(masks) - masks.index(only)
-        self._calibration.end_round()
-        if emitted:
-            round_s = max(verify_s, now - round.planned_at)
-            self._draft_wait.observe(
-                round.num_emitting, round.asked_draft_model, num_tokens, num_gained, round_s, verify_s
-            )
-        self._tell_drafters(round, emitted, verified, accepted)
-
-    def _tell_drafters(
-        self,
-        round: Round,
-        emitted: list[tuple[int, int, list[int]]],
-        verified: np.ndarray | None,
-        accepted: np.ndarray | None,
-    ) -> None:
-        outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
-        for index, first, _ in emitted:
-            sequence = round.entries[index].sequence
-            if not sequence.drafters:
-                continue
-            tokens = sequence.tokens(first)
-            tried = verified[index].tolist() if verified is not None else None
-            right = accepted[index].tolist() if accepted is not None else None
-            for drafter in sequence.drafters:
-                outcomes[drafter].append(
-                    Outcome(sequence.seq_id, tried[drafter] if tried else 0, right[drafter] if right else 0, tokens)
-                )
-        for drafter, told in enumerate(outcomes):
-            if told:
-                try:
-                    self._drafters[drafter].observe(told)
-                except Exception:
-                    self._drafter_failed(drafter)
+        return [self._drafting.names[source] for source in best[path].tolist()]
 
     def _relieve(self, round: Round, hungry: list[RoundEntry], now: float) -> None:
         """The target lacks blocks for these: first they go without drafts, then the youngest sequence makes room.
@@ -937,38 +602,8 @@ class RouterCore:
         if sequence.is_at_target:
             self._to_free.append(sequence.seq_id)
             sequence.is_at_target = False
-        self._workers.forget(sequence)
-        for drafter in sequence.drafters:
-            self._forget_at_drafter(drafter, sequence)
+        self._drafting.forget(sequence)
 
     def _take_events(self) -> list[RouterEvent]:
         events, self._events = self._events, []
         return events
-
-
-def _parent_confidence(tree: DraftTree) -> np.ndarray:
-    """Of each node of a chain, how sure its drafter was of the node before it: float32 [n]; the first has 1."""
-    shifted = np.ones(len(tree), np.float32)
-    shifted[1:] = tree.confidence[:-1]
-    return shifted
-
-
-def _is_chain(tree: DraftTree, vocab_size: int) -> bool:
-    """Whether the tree is a chain whose every token has a share in the draft distribution sent with it."""
-    count = len(tree)
-    if not count:
-        return True
-    probs = tree.probs
-    if probs is None or probs.token_ids.dtype != np.int32 or probs.probs.dtype != np.float32:
-        return False
-    if probs.k < 1 or len(probs.token_ids) != count * probs.k or len(probs.probs) != count * probs.k:
-        return False
-    if not tree.is_valid(vocab_size) or not np.array_equal(tree.parents, np.arange(-1, count - 1)):
-        return False
-    tokens = probs.token_ids.reshape(count, probs.k)
-    shares = probs.probs.reshape(count, probs.k)
-    if not (shares >= 0.0).all() or not (np.abs(shares.sum(axis=1) - 1.0) <= 1e-3).all():
-        return False
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        return False
-    return bool(((tokens == tree.token_ids[:, None]) & (shares > 0.0)).any(axis=1).all())

@@ -11,7 +11,7 @@ import ray
 from ray import serve
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import create_drafter, expand_drafters
+from actors.drafters.registry import DRAFT_MODEL, create_drafter, expand_drafters
 from actors.errors import Unavailable
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from cluster.config import DraftConfig, RouterConfig, SpeculationConfig
@@ -19,7 +19,7 @@ from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 from cluster.gateway.router_client import RouterStatus
 from cluster.metrics import RouterMetrics
 from cluster.router.connections import Connections, keep_connected
-from cluster.router.core import DRAFT_MODEL, RouterCore
+from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
 
 logger = logging.getLogger(__name__)

@@ -24,6 +24,9 @@ class RequestFailed:
 RouterEvent = TokenChunk | RequestFailed
 
 
+Emitted = tuple[int, int, list[int]]  # index of the entry, its first new token's position, accepted nodes
+
+
 @dataclass(slots=True)
 class RoundEntry:
     """One sequence of a round, as it was when the round was planned."""

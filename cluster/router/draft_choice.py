@@ -1,0 +1,207 @@
+"""Which drafts a round verifies: the rows it may spend, the nodes that pay, and what their outcome teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from actors.drafters.registry import DRAFT_MODEL
+from cluster.router.calibration import Calibration
+from cluster.router.counters import RouterCounters
+from cluster.router.draft_wait import DraftWait
+from cluster.router.planner import (
+    Proposal,
+    SequenceLimits,
+    choose_nodes,
+    merge_trees,
+    most_nodes_that_can_pay,
+    price_of_a_row,
+    tally_nodes,
+)
+from cluster.router.rejection_chain import parent_confidence
+from cluster.router.round import Emitted, Round
+from cluster.router.step_time import StepTimeCurve
+
+_FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
+_LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
+
+
+class DraftChoice:
+    """Per round `set_budgets`, then, when the drafts are there, `choose`, and in the end `learn`.
+
+    `names` are the sources by index; the last one is the draft model.
+    """
+
+    def __init__(
+        self,
+        names: SequenceOf[str],
+        max_rows: int,
+        vocab_size: int,
+        step_times: StepTimeCurve,
+        draft_wait: DraftWait,
+        counters: RouterCounters,
+    ) -> None:
+        """max_rows: draft nodes of all sequences in a round."""
+        self._step_times = step_times
+        self._names = list(names)
+        self._draft_model = len(names) - 1  # its source index; the next one is for chains under rejection
+        self._calibration = Calibration(len(names) + 1)
+        self._max_rows = max_rows
+        self._vocab_size = vocab_size
+        self._draft_wait = draft_wait
+        self._counters = counters
+        self._explore_rounds = _FIRST_EXPLORE_ROUNDS
+        self._explore_in = _FIRST_EXPLORE_ROUNDS
+
+    def set_budgets(self, round: Round) -> None:
+        """Node budgets of the sequences: none when even sure nodes would not pay, as on a target at full load."""
+        wanted = 0
+        for entry in round.entries:
+            sequence = entry.sequence
+            may_draft = sequence.drafts_from <= round.round_id and (sequence.drafters or sequence.wants_draft_model)
+            if entry.emits and may_draft:
+                # The last token is the target's own: a draft for it could never be emitted.
+                entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
+                wanted += entry.max_nodes
+        wanted = min(wanted, self._max_rows)
+        if not wanted:
+            return
+        self._explore_in -= 1
+        if self._explore_in <= 0:
+            round.explores = True
+            self._explore_in = self._explore_rounds
+        base_rows = sum(entry.rows for entry in round.entries)
+        verify_s = self._step_times.times(base_rows, wanted + 1)
+        round.row_budget = wanted
+        if not round.explores:
+            most = most_nodes_that_can_pay(float(round.num_emitting), self._draft_wait.overhead_s, verify_s)
+            round.row_budget = min(wanted, most)
+        for entry in round.entries:
+            entry.max_nodes = min(entry.max_nodes, round.row_budget)
+
+    def choose(self, round: Round) -> None:
+        """Merge the proposals of every sequence and keep the nodes that pay."""
+        base_rows = sum(entry.rows for entry in round.entries)
+        expected = float(round.num_emitting)
+        fixed_s = self._draft_wait.overhead_s
+        if round.asked_draft_model:
+            fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
+        chain_tokens, chain_rows = self._cut_chains(round, base_rows, fixed_s)
+        self._choose_nodes(round, base_rows + chain_rows, expected + chain_tokens, fixed_s, chain_rows)
+
+    def learn(
+        self, round: Round, emitted: list[Emitted], verify_s: float, now: float
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Feed calibration and the worth of waiting. Returns verified and accepted nodes by [entry, source], int32,
+        or None where no forest was verified."""
+        forest = round.forest
+        verified = accepted = None
+        if forest is not None and round.proposed is not None and round.node_index is not None:
+            was_verified = np.zeros(len(forest), np.bool_)
+            was_accepted = np.zeros(len(forest), np.bool_)
+            for index, _, path in emitted:
+                entry = round.entries[index]
+                was_verified[entry.node_start : entry.node_end] = True
+                if path and not entry.num_chain:
+                    was_accepted[entry.node_start : entry.node_end][path] = True
+            credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
+            self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
+            verified, accepted = tally_nodes(
+                round.proposed, round.node_index, was_verified, was_accepted, forest.start, self._calibration
+            )
+        num_tokens = num_gained = 0
+        for index, first, path in emitted:
+            entry = round.entries[index]
+            num_tokens += entry.sequence.num_tokens - first
+            if entry.num_chain:
+                outcome = np.zeros(entry.num_chain, np.bool_)
+                outcome[: len(path)] = True
+                confidence = parent_confidence(entry.proposals[0][1])[: entry.num_chain]
+                self._calibration.observe(self._draft_model + 1, confidence, outcome)
+                num_gained += len(path)
+                self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_chain
+            elif path and round.asked_draft_model and forest is not None:
+                masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
+                only = 1 << self._draft_model
+                if only in masks:
+                    num_gained += len(masks) - masks.index(only)
+        self._calibration.end_round()
+        if emitted:
+            round_s = max(verify_s, now - round.planned_at)
+            self._draft_wait.observe(
+                round.num_emitting, round.asked_draft_model, num_tokens, num_gained, round_s, verify_s
+            )
+        return verified, accepted
+
+    def _cut_chains(self, round: Round, base_rows: int, fixed_s: float) -> tuple[float, int]:
+        """Shorten the chains of sequences under rejection; returns their expected accepted tokens and their rows.
+
+        Whether node i is verified may depend on the nodes before it but never on its own token, or the emitted tokens
+        would no longer follow the target's law. So a node is judged by the confidence of its parent, against a price
+        that no draft of this round has a part in, and stop tokens stay.
+        """
+        chains = [entry for entry in round.entries if not entry.is_coupled and entry.proposals]
+        if not chains:
+            return 0.0, 0
+        room = round.row_budget // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
+        price = price_of_a_row(float(round.num_emitting), fixed_s, self._step_times.times(base_rows, room + 1))
+        levels = self._calibration
+        expected, rows = 0.0, 0
+        for entry in chains:
+            tree = entry.proposals[0][1]
+            count = 0
+            for confidence in parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
+                probability = levels.probability(self._draft_model + 1, confidence)
+                if probability < price:
+                    break
+                expected += probability
+                count += 1
+            entry.num_chain = count
+            entry.token_ids = tree.token_ids[:count]
+            entry.parents = tree.parents[:count]
+            rows += count
+        return expected, rows
+
+    def _choose_nodes(
+        self, round: Round, base_rows: int, expected_tokens: float, fixed_s: float, rows_taken: int
+    ) -> None:
+        proposals: list[Proposal] = []
+        stop_tokens: list[int] = []
+        stop_start = [0]
+        for index, entry in enumerate(round.entries):
+            if entry.proposals and entry.is_coupled:
+                proposals.extend(Proposal(index, source, tree) for source, tree in entry.proposals)
+                stop_tokens.extend(entry.sequence.stop_tokens)
+            stop_start.append(len(stop_tokens))
+        if not proposals:
+            return
+        max_nodes = np.array([entry.max_nodes for entry in round.entries], np.int32)
+        limits = SequenceLimits(
+            max_nodes,
+            np.array([entry.sequence.num_left - 1 for entry in round.entries], np.int32),
+            np.array(stop_tokens, np.int32),
+            np.array(stop_start, np.int32),
+        )
+        merged, round.proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        if not round.proposed.is_valid.all():
+            for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
+                if not is_valid:
+                    self._counters.invalid_trees[self._names[proposal.source]] += 1
+        room = min(len(merged), max(0, round.row_budget - rows_taken))
+        verify_s = self._step_times.times(base_rows, room + 1)
+        forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
+        if round.explores:
+            if len(forest):
+                self._explore_rounds = _FIRST_EXPLORE_ROUNDS
+            else:
+                self._explore_rounds = min(_LAST_EXPLORE_ROUNDS, self._explore_rounds * 2)
+            beyond = self._step_times.next_unsure_rows(base_rows + len(forest)) - base_rows
+            forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
+        round.forest, round.node_index = forest, node_index
+        start = forest.start.tolist()
+        for index, entry in enumerate(round.entries):
+            if entry.is_coupled and start[index + 1] > start[index]:
+                entry.node_start, entry.node_end = start[index], start[index + 1]
+                entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
+                entry.parents = forest.parents[entry.node_start : entry.node_end]

@@ -1,0 +1,247 @@
+"""Where drafts come from: asks draft workers and the router's own drafters, and takes their trees in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext, Drafter, Outcome
+from actors.drafters.registry import AUTO, DRAFT_MODEL
+from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage
+from cluster.router.counters import RouterCounters
+from cluster.router.draft_wait import DraftWait
+from cluster.router.draft_workers import DraftWorkers
+from cluster.router.planner import MAX_SOURCES, has_tree_shape
+from cluster.router.rejection_chain import is_chain
+from cluster.router.round import Emitted, Round, RoundEntry
+from cluster.router.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class Drafting:
+    """The sources of drafts by index: the CPU drafters in their order, then the draft model of the workers.
+
+    Whatever a source does wrong costs only its own drafts and is counted. `sequences` are those of the router by id;
+    the mapping is the router's own and changes with it.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        configured: tuple[str, ...],
+        gamma: int,
+        vocab_size: int,
+        draft_wait: DraftWait,
+        sequences: Mapping[int, Sequence],
+        counters: RouterCounters,
+    ) -> None:
+        """configured: the drafters of requests that name none; gamma: tokens asked of the draft model."""
+        if DRAFT_MODEL in drafters or len(drafters) + 2 > MAX_SOURCES:
+            raise ValueError(f"drafters: at most {MAX_SOURCES - 2} drafters, none named {DRAFT_MODEL!r}")
+        self.names = [*drafters, DRAFT_MODEL]
+        self.draft_model = len(drafters)  # its source index
+        self._drafters = list(drafters.values())
+        self._configured = configured
+        self._gamma = gamma
+        self._vocab_size = vocab_size
+        self._draft_wait = draft_wait
+        self._sequences = sequences
+        self._counters = counters
+        self._workers = DraftWorkers()
+        self._reported: set[str] = set()  # drafters whose failure has been logged
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether workers are still to be told of sequences that have ended."""
+        return self._workers.has_notices()
+
+    def set_workers(self, worker_ids: SequenceOf[str], sequences: Iterable[Sequence]) -> None:
+        self._workers.set_workers(worker_ids, list(sequences))
+
+    def sources_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool]:
+        """The CPU drafters (indices) that the request may use, and whether it may use the draft model."""
+        names = self._configured if request.drafters is None else request.drafters
+        every = AUTO in names
+        chosen = tuple(index for index, name in enumerate(self.names[:-1]) if every or name in names)
+        wants_draft_model = every or DRAFT_MODEL in names
+        if request.sampling.acceptance == "rejection":
+            chosen = ()  # its rule needs draft distributions, which only a draft model has
+        return chosen, wants_draft_model
+
+    def ask_workers(self, round: Round) -> None:
+        """Draft batches for the sequences that emit, if waiting for them pays; and the prompts of those that will,
+        to workers that nobody waits for."""
+        items: dict[str, list[DraftItem]] = {}
+        if len(self._workers):
+            asking = [
+                (entry, worker_id)
+                for entry in round.entries
+                if entry.max_nodes
+                and entry.sequence.wants_draft_model
+                and (worker_id := self._workers.worker_for(entry.sequence, round.round_id)) is not None
+            ]
+            if asking and self._draft_wait.pays(round.num_emitting):
+                for entry, worker_id in asking:
+                    entry.draft_worker = worker_id
+                    item = self._workers.item_for(entry.sequence, min(self._gamma, entry.max_nodes))
+                    items.setdefault(worker_id, []).append(item)
+                round.asked_draft_model = True
+                round.awaited_workers = tuple(items)
+            if round.asked_draft_model or not asking:
+                self._send_prompts_ahead(round, items)
+        is_idle = not round.entries
+        round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
+
+    def draft_locally(self, round: Round) -> None:
+        """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
+        for index, drafter in enumerate(self._drafters):
+            entries = [
+                entry
+                for entry in round.entries
+                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafters
+            ]
+            if entries:
+                self._ask_drafter(index, drafter, entries)
+
+    def take_results(self, round: Round, results: Mapping[str, DraftResult | None]) -> None:
+        """What the draft workers answered; None or missing: nothing in time."""
+        for worker_id in round.draft_batches:
+            self._take_drafts(round, worker_id, results.get(worker_id))
+
+    def tell(
+        self,
+        round: Round,
+        emitted: list[Emitted],
+        verified: np.ndarray | None,
+        accepted: np.ndarray | None,
+    ) -> None:
+        """Tell the CPU drafters what became of the round. verified, accepted: nodes by [entry, source], or None."""
+        outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
+        for index, first, _ in emitted:
+            sequence = round.entries[index].sequence
+            if not sequence.drafters:
+                continue
+            tokens = sequence.tokens(first)
+            tried = verified[index].tolist() if verified is not None else None
+            right = accepted[index].tolist() if accepted is not None else None
+            for drafter in sequence.drafters:
+                outcomes[drafter].append(
+                    Outcome(sequence.seq_id, tried[drafter] if tried else 0, right[drafter] if right else 0, tokens)
+                )
+        for drafter, told in enumerate(outcomes):
+            if told:
+                try:
+                    self._drafters[drafter].observe(told)
+                except Exception:
+                    self._drafter_failed(drafter)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended or gets another id: free it at the drafters now, at its worker with a next batch."""
+        self._workers.forget(sequence)
+        for drafter in sequence.drafters:
+            self._forget_at_drafter(drafter, sequence)
+
+    def _send_prompts_ahead(self, round: Round, items: dict[str, list[DraftItem]]) -> None:
+        for entry in round.entries:
+            sequence = entry.sequence
+            if entry.emits or sequence.draft_known or not sequence.wants_draft_model:
+                continue
+            if sequence.num_left < 2 or not sequence.max_draft_tokens:
+                continue
+            worker_id = self._workers.worker_for(sequence, round.round_id)
+            if worker_id is not None and worker_id not in round.awaited_workers:
+                items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0))
+
+    def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
+        contexts = []
+        for entry in entries:
+            sequence = entry.sequence
+            contexts.append(
+                DraftContext(
+                    entry.seq_id,
+                    sequence.tokens(),
+                    sequence.drafter_known[index],
+                    sequence.begin.num_prompt_tokens,
+                    entry.max_nodes,
+                    sequence.begin.sampling,
+                    sequence.begin.namespace,
+                )
+            )
+        try:
+            trees = drafter.propose(contexts)
+            if len(trees) != len(entries):
+                raise ValueError(f"{len(trees)} trees for {len(entries)} contexts")
+        except Exception:
+            self._drafter_failed(index)
+            for entry in entries:
+                self._forget_at_drafter(index, entry.sequence)
+            return
+        for entry, tree in zip(entries, trees, strict=True):
+            entry.sequence.drafter_known[index] = entry.num_tokens
+            self._take_tree(entry, index, tree, entry.max_nodes)
+
+    def _drafter_failed(self, index: int) -> None:
+        name = self.names[index]
+        self._counters.drafter_errors[name] += 1
+        if name not in self._reported:
+            self._reported.add(name)
+            logger.warning(
+                "drafter %s failed; its drafts are left out, further failures are only counted", name, exc_info=True
+            )
+
+    def _forget_at_drafter(self, index: int, sequence: Sequence) -> None:
+        sequence.drafter_known[index] = 0
+        try:
+            self._drafters[index].forget(sequence.seq_id)
+        except Exception:
+            self._drafter_failed(index)
+
+    def _take_tree(self, entry: RoundEntry, source: int, tree: DraftTree, max_nodes: int) -> None:
+        """Keep a proposal if its arrays can be read; what they say is checked when trees are merged."""
+        if not isinstance(tree, DraftTree):
+            self._counters.invalid_trees[self.names[source]] += 1
+        elif has_tree_shape(tree, max_nodes):
+            if len(tree):
+                entry.proposals.append((source, tree))
+        else:
+            self._counters.invalid_trees[self.names[source]] += 1
+
+    def _take_drafts(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
+        if result is None:
+            if worker_id in round.awaited_workers:
+                self._counters.late_drafts += 1
+                self._workers.missed(worker_id, round.round_id)
+            return
+        if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
+            self._counters.invalid_draft_results += 1
+            return
+        self._workers.answered(worker_id)
+        for seq_id in result.stale_seq_ids:
+            sequence = self._sequences.get(seq_id)
+            if sequence is None or sequence.draft_worker != worker_id:
+                self._counters.unknown_sequences += 1
+                continue
+            self._counters.stale_drafts += 1
+            sequence.draft_known = 0
+        asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
+        for seq_id, message in zip(result.seq_ids, result.trees, strict=True):
+            entry = asked.pop(seq_id, None)
+            if entry is None:
+                self._counters.unknown_sequences += 1
+            elif entry.is_coupled:
+                tree = DraftTree(message.token_ids, message.parents, message.confidence)
+                self._take_tree(entry, self.draft_model, tree, min(self._gamma, entry.max_nodes))
+            else:
+                self._take_chain(entry, message)
+
+    def _take_chain(self, entry: RoundEntry, message: TreeMessage) -> None:
+        tree = DraftTree(message.token_ids, message.parents, message.confidence, message.probs)
+        if not has_tree_shape(tree, min(self._gamma, entry.max_nodes)) or not is_chain(tree, self._vocab_size):
+            self._counters.invalid_trees[DRAFT_MODEL] += 1
+        elif len(tree):
+            entry.proposals.append((self.draft_model, tree))

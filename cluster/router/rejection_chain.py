@@ -1,0 +1,35 @@
+"""What a draft must be under `acceptance: rejection`: a chain that carries its draft distributions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+
+
+def parent_confidence(tree: DraftTree) -> np.ndarray:
+    """Of each node of a chain, how sure its drafter was of the node before it: float32 [n]; the first has 1."""
+    shifted = np.ones(len(tree), np.float32)
+    shifted[1:] = tree.confidence[:-1]
+    return shifted
+
+
+def is_chain(tree: DraftTree, vocab_size: int) -> bool:
+    """Whether the tree is a chain whose every token has a share in the draft distribution sent with it."""
+    count = len(tree)
+    if not count:
+        return True
+    probs = tree.probs
+    if probs is None or probs.token_ids.dtype != np.int32 or probs.probs.dtype != np.float32:
+        return False
+    if probs.k < 1 or len(probs.token_ids) != count * probs.k or len(probs.probs) != count * probs.k:
+        return False
+    if not tree.is_valid(vocab_size) or not np.array_equal(tree.parents, np.arange(-1, count - 1)):
+        return False
+    tokens = probs.token_ids.reshape(count, probs.k)
+    shares = probs.probs.reshape(count, probs.k)
+    if not (shares >= 0.0).all() or not (np.abs(shares.sum(axis=1) - 1.0) <= 1e-3).all():
+        return False
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        return False
+    return bool(((tokens == tree.token_ids[:, None]) & (shares > 0.0)).any(axis=1).all())
