@@ -189,7 +189,8 @@ async def cluster(drafts: int = 0, verify_timeout_s: float = 10.0, **config: int
         one.start()
         for index in range(drafts):
             one.start(f"draft-{index}")
-        await until(lambda: one.driver.has_target and len(one.connections.draft_links()) == drafts)
+        # The driver's own links: it is told of a new one a moment after it stands.
+        await until(lambda: one.driver.has_target and len(one.driver._draft_links) == drafts)
         yield one
         await one.nothing_is_left()
     finally:
