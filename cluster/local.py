@@ -21,7 +21,7 @@ from actors.drafters.registry import DRAFT_MODEL, create_drafter, expand_drafter
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
-from actors.errors import InvalidRequest, ModelError
+from actors.errors import ModelError
 from actors.messages import (
     Acceptance,
     DraftBatch,
@@ -36,6 +36,7 @@ from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import load_tokenizer, read_model_info
 from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
+from cluster.request_limits import check_local_fields, check_token_ids, num_new_tokens
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, RouterEvent
 
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
+DEFAULT_NEW_TOKENS = 256
 _DRAFT_WORKER = "local"
 
 
@@ -137,7 +139,7 @@ class LocalEngine:
         self,
         prompts: Sequence[Prompt],
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_p: float = 1.0,
         top_k: int = 0,
@@ -152,16 +154,33 @@ class LocalEngine:
     ) -> list[Generation]:
         """Generate for each prompt: text, chat messages or token ids. Prompt i is sampled with seed + i.
 
-        on_progress(prompts finished, tokens emitted) is called after every round. Raises InvalidRequest.
+        max_new_tokens None: 256, or what the model has room for. on_progress(prompts finished, tokens emitted) is
+        called after every round. Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
         """
+        check_local_fields(
+            {
+                "max_new_tokens": max_new_tokens,
+                "temperature": temperature,
+                "top_p": top_p,
+                "top_k": top_k,
+                "min_p": min_p,
+                "seed": seed,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "repetition_penalty": repetition_penalty,
+                "stop_token_ids": list(stop_token_ids),
+            }
+        )
+        check_token_ids("stop_token_ids", stop_token_ids, self._target.vocab_size)
         base_seed = secrets.randbits(64) if seed is None else seed
         requests: deque[GenerationRequest] = deque()
         stops = tuple(stop_token_ids) + (() if ignore_eos else self.info.eos_token_ids)
         for index, prompt in enumerate(prompts):
+            token_ids = self._encode(prompt, f"prompts[{index}]")
             sampling = SamplingParams(
                 seed=(base_seed + index) % 2**64,
                 temperature=temperature,
-                top_k=top_k,
+                top_k=max(0, top_k),
                 top_p=top_p,
                 min_p=min_p,
                 presence_penalty=presence_penalty,
@@ -173,9 +192,16 @@ class LocalEngine:
             requests.append(
                 GenerationRequest(
                     request_id=str(self._num_requests),
-                    prompt_token_ids=np.asarray(self._encode(prompt), dtype=np.int32),
+                    prompt_token_ids=np.asarray(token_ids, dtype=np.int32),
                     sampling=sampling,
-                    max_new_tokens=max_new_tokens,
+                    max_new_tokens=num_new_tokens(
+                        max_new_tokens,
+                        DEFAULT_NEW_TOKENS,
+                        len(token_ids),
+                        self.max_model_len,
+                        f"prompts[{index}]",
+                        "max_new_tokens",
+                    ),
                     stop_token_ids=stops,
                 )
             )
@@ -240,7 +266,7 @@ class LocalEngine:
             logger.warning("the draft model failed; the round goes on without it", exc_info=True)
             return None
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt, field: str) -> list[int]:
         if isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
@@ -249,11 +275,7 @@ class LocalEngine:
             )
         else:
             token_ids = list(cast(Sequence[int], prompt))
-            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._target.vocab_size:
-                limit = f"ids must be 0 to {self._target.vocab_size - 1}"
-                raise InvalidRequest("prompt_token_ids", [min(token_ids), max(token_ids)], limit)
-        if not token_ids:
-            raise InvalidRequest("prompt", prompt, "it must have at least one token")
+            check_token_ids(field, token_ids, self._target.vocab_size)
         return list(token_ids)
 
     def _finish(self, running: _Running, last: TokenChunk) -> Generation:

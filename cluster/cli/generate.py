@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn
 
 from actors.errors import InvalidRequest
 from cluster.cli.progress import progress_bars
+from cluster.request_limits import check_local_fields
 
 
 class Dtype(StrEnum):
@@ -41,10 +42,12 @@ def generate(
     prompts_file: Path = typer.Option(
         None, help='JSONL with {"prompt": ...}, {"messages": ...} or {"prompt_token_ids": ...} a row.'
     ),
-    max_new_tokens: int = typer.Option(256, min=1),
-    temperature: float = typer.Option(0.0, min=0.0, max=2.0),
-    top_p: float = typer.Option(1.0, min=0.0, max=1.0),
-    top_k: int = typer.Option(0, min=0, help="0: off."),
+    max_new_tokens: int = typer.Option(
+        None, help="At least 1; by default 256, or what the model has room for.", show_default=False
+    ),
+    temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
+    top_p: float = typer.Option(1.0, help="Above 0, up to 1; 1: off."),
+    top_k: int = typer.Option(0, help="0: off."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
     batch_size: int = typer.Option(8, min=1, max=1024),
@@ -57,6 +60,14 @@ def generate(
     as_json: bool = typer.Option(False, "--json", help="One JSON object a prompt."),
 ) -> None:
     """Generate text for a prompt or a file of prompts."""
+    sampling: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    _check_options(sampling)
     prompts = _prompts(prompt, prompts_file)
     import torch
 
@@ -82,19 +93,23 @@ def generate(
         task = bar.add_task("generating", total=len(prompts), tokens=0)
         generations = engine.generate(
             prompts,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            seed=seed,
             ignore_eos=ignore_eos,
             on_progress=lambda done, tokens: bar.update(task, completed=done, tokens=tokens),
+            **sampling,
         )
     for generation in generations:
         if as_json:
             typer.echo(json.dumps(asdict(generation), ensure_ascii=False))
         else:
             typer.echo(generation.text)
+
+
+def _check_options(sampling: dict[str, Any]) -> None:
+    """Before a model is loaded. Raises InvalidRequest that names the option."""
+    try:
+        check_local_fields(sampling)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[Any]:

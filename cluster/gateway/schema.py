@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from actors.errors import InvalidRequest
 from cluster.gateway.call import ChatMessage, GenerationCall, Prompt
+from cluster.request_limits import NumNewTokens, SamplingFields, StrictFields, field_path, first_problem, shown
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
 MAX_STOP_CHARS = 256
-_MAX_SHOWN_CHARS = 64  # of a wrong value, in an error
 
 # Harmless values besides null. An ellipsis: every value, it changes nothing here.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -49,16 +49,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Body):
+class StreamOptions(StrictFields):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class SpeculationFields(_Body):
+class SpeculationFields(StrictFields):
     """How this call may be speculated on. None of it changes the text."""
 
     stats: bool = False  # add `speculation` to the answer
@@ -67,26 +63,17 @@ class SpeculationFields(_Body):
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
 
 
-class GenerationFields(_Body):
+class GenerationFields(SamplingFields):
     """Fields that both endpoints have. Null means the default."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: NumNewTokens | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: (
         Annotated[str, Field(max_length=MAX_STOP_CHARS)]
         | Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=4)]
         | None
     ) = None
-    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
@@ -115,12 +102,12 @@ class CompletionBody(GenerationFields):
     prompt: str | list[str] | list[int] | list[list[int]]
 
 
-class TextPart(_Body):
+class TextPart(StrictFields):
     type: Literal["text"]
     text: str
 
 
-class Message(_Body):
+class Message(StrictFields):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
     name: str | None = None
@@ -135,7 +122,7 @@ class ChatBody(GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: NumNewTokens | None = None
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
@@ -188,7 +175,7 @@ def _call(
         max_tokens_field=max_tokens_field,
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),  # elsewhere -1 is how to say "off"
+        top_k=max(0, body.top_k or 0),
         min_p=_or(body.min_p, 0.0),
         seed=body.seed,
         presence_penalty=_or(body.presence_penalty, 0.0),
@@ -252,7 +239,7 @@ def _refuse_unsupported(fields: dict[str, Any]) -> dict[str, Any]:
         if harmless is None:
             kept[name] = value
         elif value is not None and ... not in harmless and not any(_same(value, one) for one in harmless):
-            raise InvalidRequest(name, _short(value), "this parameter is not supported here", "unsupported_parameter")
+            raise InvalidRequest(name, shown(value), "this parameter is not supported here", "unsupported_parameter")
     return kept
 
 
@@ -261,40 +248,18 @@ def _same(value: object, other: object) -> bool:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    """The first problem in the words of our errors."""
+    """The first problem, in words of ours where pydantic would tell of the branches of a union."""
     problem = error.errors(include_url=False)[0]
-    field = _path(problem["loc"])
     top = str(problem["loc"][0]) if problem["loc"] else "body"
-    if problem["type"] == "extra_forbidden":
-        return InvalidRequest(field, _short(problem["input"]), "there is no such parameter", "unknown_parameter")
-    if problem["type"] == "missing":
-        return InvalidRequest(field, None, "it is required", "missing_required_parameter")
+    if problem["type"] in ("extra_forbidden", "missing"):
+        return first_problem(error)
     if top == "prompt":
         limit = "it must be a string, a list of strings, a list of token ids or a list of lists of token ids"
         return InvalidRequest("prompt", type(problem["input"]).__name__, limit)
     if top == "stop":
         limit = f"it must be a string or up to 4 strings, of 1 to {MAX_STOP_CHARS} characters each"
-        return InvalidRequest("stop", _short(problem["input"]), limit)
+        return InvalidRequest("stop", shown(problem["input"]), limit)
     if top == "messages" and "content" in problem["loc"]:
         limit = "content must be a string or a list of text parts"
-        return InvalidRequest(_path(problem["loc"][:3]), type(problem["input"]).__name__, limit)
-    return InvalidRequest(field, _short(problem["input"]), problem["msg"].replace("Input should", "it should"))
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier():  # others are the names that pydantic gives to the branches of a union
-            path += f".{part}" if path else part
-    return path[:_MAX_SHOWN_CHARS] or "body"
-
-
-def _short(value: object) -> object:
-    """Enough of a value to recognise it. Never a message's text: those fields show their type only."""
-    if isinstance(value, (bool, int, float)) and len(repr(value)) <= _MAX_SHOWN_CHARS:
-        return value
-    if isinstance(value, str):
-        return value if len(value) <= _MAX_SHOWN_CHARS else value[:_MAX_SHOWN_CHARS] + "..."
-    return type(value).__name__
+        return InvalidRequest(field_path(problem["loc"][:3]), type(problem["input"]).__name__, limit)
+    return first_problem(error)

@@ -29,6 +29,7 @@ from cluster.gateway.router_client import RouterClient
 from cluster.gateway.stop_strings import StopStrings
 from cluster.gateway.text_codec import TextCodec
 from cluster.metrics import GatewayMetrics
+from cluster.request_limits import check_token_ids, num_new_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,8 @@ class GenerationService:
             )
         if call.drafters is not None:
             expand_drafters(call.drafters, field="speculation.drafters")
-        self._check_token_ids("stop_token_ids", call.stop_token_ids)
-        self._check_token_ids("logit_bias", tuple(token for token, _ in call.logit_bias))
+        check_token_ids("stop_token_ids", call.stop_token_ids, model.vocab_size)
+        check_token_ids("logit_bias", (token for token, _ in call.logit_bias), model.vocab_size)
         stop_token_ids = call.stop_token_ids
         if not call.ignore_eos:
             stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
@@ -116,7 +117,7 @@ class GenerationService:
         prompts: list[np.ndarray] = []
         for prompt in call.prompts:
             if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
-                self._check_token_ids(call.prompt_field, prompt)  # before int32 wraps them around
+                check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
             prompts.append(await self._codec.encode_prompt(prompt, call.prompt_field))
         budgets = [self._max_new_tokens(call, len(prompt)) for prompt in prompts]
         timeout_s = max(0.001, timeout_s - (time.monotonic() - arrived))
@@ -148,39 +149,19 @@ class GenerationService:
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         return PreparedCall(call_id, arrived, call, tuple(requests), num_prompt_tokens, time.monotonic() + timeout_s)
 
-    def _check_token_ids(self, field: str, token_ids: tuple[Any, ...]) -> None:
-        for token in token_ids:
-            if not 0 <= token < self.model.vocab_size:
-                raise InvalidRequest(field, token, f"token ids are from 0 to {self.model.vocab_size - 1}")
-
     def _max_new_tokens(self, call: GenerationCall, num_prompt: int) -> int:
-        """What the request may generate; raises InvalidRequest when prompt and answer do not fit into the model."""
-        limit = self.model.max_model_len
-        if num_prompt == 0:
-            raise InvalidRequest(call.prompt_field, "empty", "a prompt needs at least one token")
-        if num_prompt >= limit:
-            raise InvalidRequest(
-                call.prompt_field,
-                f"{num_prompt} tokens",
-                f"the model takes at most {limit} tokens, prompt and answer together",
-                "context_length_exceeded",
-            )
-        if call.max_new_tokens is None:
-            return min(self._config.default_max_tokens, self._config.max_new_tokens, limit - num_prompt)
-        if call.max_new_tokens > self._config.max_new_tokens:
-            raise InvalidRequest(
-                call.max_tokens_field,
-                call.max_new_tokens,
-                f"at most {self._config.max_new_tokens} tokens are generated",
-            )
-        if num_prompt + call.max_new_tokens > limit:
-            raise InvalidRequest(
-                call.max_tokens_field,
-                call.max_new_tokens,
-                f"with {num_prompt} prompt tokens that is more than the model's {limit}",
-                "context_length_exceeded",
-            )
-        return call.max_new_tokens
+        """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
+        most = self._config.max_new_tokens
+        if call.max_new_tokens is not None and call.max_new_tokens > most:
+            raise InvalidRequest(call.max_tokens_field, call.max_new_tokens, f"at most {most} tokens are generated")
+        return num_new_tokens(
+            call.max_new_tokens,
+            min(self._config.default_max_tokens, most),
+            num_prompt,
+            self.model.max_model_len,
+            call.prompt_field,
+            call.max_tokens_field,
+        )
 
     async def _answer(self, prepared: PreparedCall, choice: int) -> AsyncGenerator[Piece, None]:
         """One answer's pieces, counted in the metrics."""

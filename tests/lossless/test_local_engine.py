@@ -102,8 +102,11 @@ def test_length_limits_are_exact(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
     for count in (1, 2, 17):
         assert [len(g.token_ids) for g in local.generate(PROMPTS, max_new_tokens=count, ignore_eos=True)] == [count] * 8
-    full = local.generate([[65] * 250], max_new_tokens=100, ignore_eos=True)[0]
+    full = local.generate([[65] * 250], ignore_eos=True)[0]  # the default: as far as there is room
     assert (len(full.token_ids), full.finish_reason) == (6, "length")  # the model has 256 positions
+    assert len(local.generate([[65] * 250], max_new_tokens=6, ignore_eos=True)[0].token_ids) == 6
+    with pytest.raises(InvalidRequest, match=r"max_new_tokens is 7; with 250 prompt tokens .* the model's 256"):
+        local.generate([[65] * 250], max_new_tokens=7)
 
 
 def test_requests_leave_nothing_behind(model_dirs):
@@ -155,12 +158,25 @@ def test_a_draft_model_that_fails_costs_its_drafts_and_nothing_else(model_dirs, 
 
 def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
-    with pytest.raises(InvalidRequest, match="at most 255"):
-        local.generate([[65] * 256])
+    with pytest.raises(InvalidRequest, match=r"prompts\[1\] is '256 tokens'; the model takes at most 256"):
+        local.generate([PROMPTS[0], [65] * 256])
     with pytest.raises(InvalidRequest, match="258"):
         local.generate([[4000]])
     with pytest.raises(InvalidRequest, match="at least one token"):
         local.generate([[]])
+    for field, value in (
+        ("top_p", 0.0),
+        ("min_p", -0.1),
+        ("temperature", float("nan")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("seed", 2**63),
+        ("max_new_tokens", 0),
+        ("stop_token_ids", (-1,)),
+    ):
+        with pytest.raises(InvalidRequest, match=f"^{field} is "):
+            local.generate([PROMPTS[0]], **{field: value})
     assert local.generate([PROMPTS[0]], max_new_tokens=3)[0].token_ids  # still works
     with pytest.raises(InvalidRequest, match="known drafters"):
         engine(model_dirs["llama"], ("oracle",))

@@ -231,7 +231,34 @@ def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, tm
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt_token_ids": [1, 99999]}\n')
     line = refuse("generate", "--model", tiny_model_dir, "--drafter", "none", "--prompts-file", path)
-    assert line.startswith("prompt_token_ids is [1, 99999]; ids must be 0 to ")
+    assert line.startswith("prompts[0] is 99999; token ids are from 0 to ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limit"),
+    [
+        ("--top-p", "0", "it should be greater than 0"),
+        ("--top-p", "1.5", "it should be less than or equal to 1"),
+        ("--temperature", "2.5", "it should be less than or equal to 2"),
+        ("--temperature", "nan", "it should be a finite number"),
+        ("--top-k", "-2", "it should be greater than or equal to -1"),
+        ("--seed", str(2**63), f"it should be less than {2**63}"),
+        ("--seed", str(-(2**70)), f"it should be greater than or equal to {-(2**63)}"),
+        ("--max-new-tokens", "0", "it should be greater than or equal to 1"),
+    ],
+)
+def test_a_sampling_option_out_of_range_is_named_with_its_limit_before_a_model_is_looked_for(
+    refuse, option, value, limit
+):
+    line = refuse("generate", "--model", "/no/such/model", "--prompt", "x", option, value)
+    assert line.startswith(f"{option} is {value}")
+    assert line.endswith(f"; {limit}")
+
+
+def test_more_new_tokens_than_the_model_has_room_for_are_refused(refuse, tiny_model_dir):
+    line = refuse("generate", "--model", tiny_model_dir, "--prompt", "abc", "--max-new-tokens", "256")
+    assert line.startswith("max_new_tokens is 256; with ")
+    assert line.endswith(" prompt tokens that is more than the model's 256")
 
 
 def test_generated_text_is_alone_on_stdout(run, tiny_model_dir):
