@@ -7,6 +7,7 @@ so models build no mask of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +25,8 @@ ATTENTION_NAME = "paceline_paged"
 # Sequences with few rows share one padded attention call; a prefill chunk beside them would pad them to its length.
 _MAX_PADDED_ROWS = 64
 
+# Slots of padding that a further attention call is worth: a call costs as much as reading so many.
+_PADDING_FOR_A_CALL = 512
 
 # Arguments by which models change attention itself: sinks, biases, masks of heads.
 _NOT_COMPUTED = ("s_aux", "sinks", "position_bias", "alibi", "head_mask", "block_mask")
@@ -84,6 +87,20 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
+def group_spans(spans: Sequences[SequenceSpan]) -> list[list[SequenceSpan]]:
+    """Which sequences share a padded call: those with few rows and contexts of about one length."""
+    groups = [[span] for span in spans if span.num_rows > _MAX_PADDED_ROWS]
+    few = sorted((span for span in spans if span.num_rows <= _MAX_PADDED_ROWS), key=lambda span: -len(span.slots))
+    longest = 0
+    for index, span in enumerate(few):
+        saved = (longest - len(span.slots)) * (len(few) - index)
+        if index == 0 or saved > _PADDING_FOR_A_CALL:
+            groups.append([])
+            longest = len(span.slots)
+        groups[-1].append(span)
+    return groups
+
+
 @dataclass(slots=True)
 class _Group:
     """Sequences attended in one padded call: S of them, at most Q rows and L slots each."""
@@ -114,10 +131,7 @@ class PaddedPlan:
         self._device = device
         self._num_rows = num_rows
         self._padding = num_rows - batch.num_rows
-        few = [span for span in batch.spans if span.num_rows <= _MAX_PADDED_ROWS]
-        groups = [few] if few else []
-        groups += [[span] for span in batch.spans if span.num_rows > _MAX_PADDED_ROWS]
-        self._groups = [self._plan_group(spans) for spans in groups]
+        self._groups = [self._plan_group(spans) for spans in group_spans(batch.spans)]
 
     def _plan_group(self, spans: list[SequenceSpan]) -> _Group:
         num_rows = max(span.num_rows for span in spans)
@@ -185,7 +199,7 @@ class PaddedPlan:
             key = keys[group.first_slot : group.first_slot + num_slots]
             value = values[group.first_slot : group.first_slot + num_slots]
         else:
-            key, value = keys.index_select(0, group.context), values.index_select(0, group.context)
+            key, value = self.kv.gather(keys, values, group.context)
         key = key.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
         value = value.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
         # [S * Q, kv_heads * shared, D] -> [S, kv_heads, shared * Q, D]

@@ -18,6 +18,7 @@ class KvCache:
         self.padding_slot = num_slots  # one slot behind all blocks takes what rows write that only fill up a tile
         self.device = device
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer; key and value [rows, kv_heads, head_dim] show their shape and dtype."""
@@ -29,6 +30,22 @@ class KvCache:
             )
             self._layers[layer] = tensors
         return tensors
+
+    def gather(
+        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of some slots (int64 [n]), each [n, kv_heads, head_dim]; overwritten by the next call."""
+        return self._gather(keys, slots, False), self._gather(values, slots, True)
+
+    def _gather(self, tensor: torch.Tensor, slots: torch.Tensor, is_value: bool) -> torch.Tensor:
+        # A fresh buffer of megabytes for each layer goes back to the system each time, and on CPU its page faults cost
+        # several times what the copy does.
+        kind = tensor.dtype, tensor.shape[1:], is_value
+        buffer = self._gathered.get(kind)
+        if buffer is None or len(buffer) < len(slots):
+            buffer = tensor.new_empty((len(slots) + len(slots) // 4, *tensor.shape[1:]))
+            self._gathered[kind] = buffer
+        return torch.index_select(tensor, 0, slots, out=buffer[: len(slots)])
 
     @property
     def num_layers(self) -> int:

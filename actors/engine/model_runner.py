@@ -32,6 +32,8 @@ def row_tier(rows: int) -> int:
         step = MIN_ROWS
     elif rows <= 128:
         step = 16
+    elif rows <= 512:
+        step = 32
     else:
         step = 64
     return -(-max(rows, 1) // step) * step
