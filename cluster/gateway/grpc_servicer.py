@@ -133,11 +133,13 @@ class InferenceServicer:
         return serving if status.ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
     async def _prepare(self, request: inference_pb2.GenerateRequest) -> PreparedCall:
-        size = request.ByteSize()
-        if size > self._config.max_body_bytes:
-            limit = f"at most {self._config.max_body_bytes} bytes are read"
-            raise BodyTooLarge("request", f"{size} bytes", limit)
-        return await self._service.prepare(_call(request), f"gen-{uuid.uuid4().hex}")
+        with self._service.counting_refusals():
+            size = request.ByteSize()
+            if size > self._config.max_body_bytes:
+                limit = f"at most {self._config.max_body_bytes} bytes are read"
+                raise BodyTooLarge("request", f"{size} bytes", limit)
+            call = _call(request)
+        return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}")
 
 
 def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:

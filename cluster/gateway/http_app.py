@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import InvalidRequest, PacelineError
 from cluster.config import GatewayConfig
@@ -57,8 +57,26 @@ def create_app(service: GenerationService, config: GatewayConfig) -> FastAPI:
     _add_error_handlers(app)
     _add_operational_routes(app, service)
     _add_openai_routes(app, service, config)
+    app.add_middleware(HeadAsGet)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+class HeadAsGet:
+    """HEAD is GET without the body, on every route."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class EventStream(StreamingResponse):
@@ -161,15 +179,17 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
 
     @app.post("/v1/completions", tags=["openai"], openapi_extra=_request_body(CompletionBody))
     async def create_completion(request: Request) -> Response:
-        fields = parse_json_object(await _read_body(request, config.max_body_bytes))
-        body = parse_completion(fields)
-        return await answer(request, "completion", body, completion_call(body, _timeout_s(request)))
+        with service.counting_refusals():
+            body = parse_completion(parse_json_object(await _read_body(request, config.max_body_bytes)))
+            call = completion_call(body, _timeout_s(request))
+        return await answer(request, "completion", body, call)
 
     @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=_request_body(ChatBody))
     async def create_chat_completion(request: Request) -> Response:
-        fields = parse_json_object(await _read_body(request, config.max_body_bytes))
-        body = parse_chat(fields)
-        return await answer(request, "chat", body, chat_call(body, _timeout_s(request)))
+        with service.counting_refusals():
+            body = parse_chat(parse_json_object(await _read_body(request, config.max_body_bytes)))
+            call = chat_call(body, _timeout_s(request))
+        return await answer(request, "chat", body, call)
 
     async def answer(request: Request, endpoint: Endpoint, body: GenerationFields, call: GenerationCall) -> Response:
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"

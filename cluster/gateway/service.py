@@ -9,8 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,9 +82,14 @@ class GenerationService:
 
     async def prepare(self, call: GenerationCall, call_id: str) -> PreparedCall:
         """Raises InvalidRequest (or ModelNotFound) naming field, value and limit."""
-        arrived = time.monotonic()
+        with self.counting_refusals():
+            return await self._prepare(call, call_id, time.monotonic())
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Around whatever reads or checks a call: an InvalidRequest counts as one request that failed."""
         try:
-            return await self._prepare(call, call_id, arrived)
+            yield
         except InvalidRequest as error:
             self.metrics.request_failure.labels(status_of(error).code).inc()
             raise

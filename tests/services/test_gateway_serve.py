@@ -24,6 +24,7 @@ from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.echo_router import EchoRouter
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.toy_tokenizer import toy_tokenizer
+from cluster.ray_environment import prepare_own_ray
 
 TOKENIZER = toy_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
@@ -51,7 +52,7 @@ def served(tmp_path_factory):
         http_port=http_port, grpc_port=grpc_port, max_body_bytes=20_000, max_new_tokens=2000, request_timeout_s=30
     )
     model = ServedModel("toy", max_model_len=4096, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    prepare_own_ray(config.host)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     start_proxies(config)
     router = serve.deployment(EchoRouter).options(
@@ -212,6 +213,41 @@ def test_a_deadline_is_told_as_an_error_object(url, router):
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
     assert 0.3 < router.last_request.timeout_s < 0.5
+
+
+@pytest.mark.parametrize("limit_s", ["0.001", "0.000001"])
+def test_a_time_limit_that_passes_in_serves_proxy_is_told_as_an_error_object(url, router, limit_s):
+    router.set(delay_s=0.05)
+    for _ in range(5):  # whoever is first, proxy or gateway
+        response = httpx.post(
+            f"{url}/v1/completions",
+            json={"prompt": FOX, "max_tokens": 1000},
+            headers={"x-request-timeout-seconds": limit_s},
+        )
+        assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
+        error = response.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("timeout_error", "deadline_exceeded", None)
+
+
+def test_head_through_the_proxy_has_the_status_and_no_body(url, router):
+    for path in ("/readyz", "/livez", "/version"):
+        answer = httpx.head(f"{url}{path}")
+        assert (answer.status_code, answer.content) == (200, b"")
+    router.set(ready=False)
+    assert httpx.head(f"{url}/readyz").status_code == 503
+    assert httpx.get(f"{url}/livez").json() == {"status": "live"}  # on the connection's next request, too
+
+
+def test_grpc_requests_that_cannot_be_read_count_as_failures(url, stub, router):
+    def failures():
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        wanted = 'paceline_request_failure_total{reason="invalid_value"} '
+        return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
+
+    before = failures()
+    assert failure(lambda: stub.Generate(ask(temperature=3)))[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert failure(lambda: stub.Generate(inference_pb2.GenerateRequest()))[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert failures() == before + 2
 
 
 def test_operational_routes_answer_through_the_proxy(url, router):

@@ -582,6 +582,29 @@ async def test_probes_follow_the_router(client, router, monkeypatch):
     assert (await client.get("/version")).json()["version"]
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/version", "/metrics", "/v1/models", "/nothing"])
+async def test_head_is_get_without_the_body(client, router, path):
+    for ready in (True, False):
+        router.ready = ready
+        whole, head = await client.get(path), await client.head(path)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    assert (await client.head("/v1/completions")).status_code == 405
+
+
+async def test_requests_that_cannot_be_read_count_as_failures(client, service):
+    await client.post("/v1/completions", content=b"{")
+    await client.post("/v1/chat/completions", content=b"[]")
+    await complete(client, temperature=9)
+    await complete(client, temprature=1)
+    await client.post("/v1/completions", json={"prompt": FOX}, headers={"x-request-timeout-seconds": "soon"})
+    await client.post("/v1/completions", content=b"x" * 30_000)
+    await complete(client, max_tokens=500)
+    text = service.metrics.text()
+    for reason, count in {"invalid_json": 2, "invalid_value": 3, "unknown_parameter": 1, "body_too_large": 1}.items():
+        assert f'paceline_request_failure_total{{reason="{reason}"}} {count}.0' in text
+
+
 async def test_metrics_count_requests_and_tokens_and_include_the_routers(client, router):
     count = len(tokens(FOX))
     await complete(client, max_tokens=9)

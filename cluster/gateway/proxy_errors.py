@@ -1,0 +1,76 @@
+"""Errors of Serve's own HTTP proxy (a time limit that passes before the gateway's, no replica, no room) as OpenAI's
+error object. The gateway's own answers are JSON already and pass through."""
+
+from __future__ import annotations
+
+import grpc
+import msgspec
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actors.errors import DeadlineExceeded, Overloaded, Unavailable
+from cluster.gateway.errors import ErrorStatus, status_of
+
+_RETRY_AFTER_S = 1.0
+
+
+def middlewares() -> list[Middleware]:
+    """Serve's proxy calls it when it starts: see `cluster.ray_environment`."""
+    return [Middleware(ErrorObjects)]
+
+
+def proxy_error(status: int, text: str) -> ErrorStatus:
+    """What the proxy says in plain text, in the words of our errors."""
+    if status == 408:
+        return status_of(DeadlineExceeded(text))
+    if status == 429:
+        return status_of(Overloaded(text, _RETRY_AFTER_S))
+    if status == 503:
+        return status_of(Unavailable(text))
+    if status >= 500:
+        return ErrorStatus(status, grpc.StatusCode.INTERNAL, "server_error", "internal_error", "internal error")
+    return ErrorStatus(status, grpc.StatusCode.UNKNOWN, "invalid_request_error", "http_error", text)
+
+
+class ErrorObjects:
+    """ASGI middleware: an answer of 400 or more in plain text leaves as an error object."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        held: Message | None = None  # the start of a plain error, until its text is there
+        text = b""
+
+        async def send_on(message: Message) -> None:
+            nonlocal held, text
+            if message["type"] == "http.response.start" and _is_plain_error(message):
+                held = message
+            elif held is None:
+                await send(message)
+            elif message["type"] == "http.response.body":
+                text += message.get("body", b"")
+                if not message.get("more_body", False):
+                    for part in _answer(proxy_error(held["status"], text.decode(errors="replace"))):
+                        await send(part)
+
+        await self._app(scope, receive, send_on)
+
+
+def _is_plain_error(start: Message) -> bool:
+    content_type = Headers(raw=start.get("headers", [])).get("content-type", "")
+    return start["status"] >= 400 and content_type.startswith("text/plain")
+
+
+def _answer(error: ErrorStatus) -> tuple[Message, Message]:
+    body = msgspec.json.encode(error.body())
+    headers = {**error.headers(), "content-type": "application/json", "content-length": str(len(body))}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return (
+        {"type": "http.response.start", "status": error.http, "headers": raw},
+        {"type": "http.response.body", "body": body},
+    )
