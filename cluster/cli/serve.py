@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -21,10 +23,12 @@ from actors.errors import Unavailable
 from cluster.cli.progress import progress_bars
 from cluster.config import ClusterConfig, GatewayConfig, load_config, paceline_home
 from cluster.errors import ConfigError
+from cluster.ray_environment import prepare_own_ray
 
 _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback
 _SERVE_SHUTDOWN_S = 60.0
-_DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "laptop.yaml"
+_DEFAULT_CONFIG = Path("configs", "laptop.yaml")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def serve(
@@ -33,10 +37,12 @@ def serve(
     address: str = typer.Option(None, help="Join the Ray cluster at this address instead of starting one here."),
 ) -> None:
     """Serve a model over HTTP and gRPC until Ctrl-C."""
-    loaded = load_config(config or (_DEFAULT_CONFIG if _DEFAULT_CONFIG.is_file() else None), settings)
+    loaded = load_config(config or default_config(), settings)
     _require_free_ports(loaded.gateway)
     if address is not None:
         _require_listener(address)
+    else:
+        prepare_own_ray(loaded.gateway.host)
     # Imports of seconds come after everything that can be wrong at once.
     from cluster.serve import plan_cluster
 
@@ -50,6 +56,13 @@ def serve(
     finally:
         if builder is not None:
             _end(builder)
+
+
+def default_config() -> Path | None:
+    """Where a checkout has it, or where a wheel has installed it; None: nowhere."""
+    data = [sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user"))]
+    folders = [Path(__file__).resolve().parents[2], *(Path(path, "share", "paceline") for path in data)]
+    return next((folder / _DEFAULT_CONFIG for folder in folders if (folder / _DEFAULT_CONFIG).is_file()), None)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
@@ -68,7 +81,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ignore[no-untyped-def]
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray import serve as ray_serve
 
@@ -85,13 +97,17 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         typer.echo(f"draft   {plan.draft.path}, {config.draft.workers} worker(s) on {plan.draft_device}{state}")
     else:
         typer.echo("draft   no draft model")
+    if stop.is_set():
+        return
     _init_ray(plan, address)
     _stop_on_signals(stop)  # Ray has put its own handler of SIGTERM in place
     if address is not None:
         _refuse_a_serve_that_runs(address)
+    runs_serve = False
     try:
         gateway = config.gateway
         if not stop.is_set():
+            runs_serve = True
             start_proxies(gateway)
         if not stop.is_set():
             application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
@@ -106,9 +122,9 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         stop.wait()
         typer.echo("stopping", err=True)
     finally:
-        if address is not None:
+        if runs_serve and address is not None:
             _leave_ray()
-        else:
+        elif runs_serve:
             _end_serve()
         ray.shutdown()
 
@@ -259,6 +275,14 @@ def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
         raise ConfigError(f"{log}: cannot be written: {error.strerror}; set PACELINE_HOME to another place") from None
     with output:
         return subprocess.Popen(
-            ["nice", "-n", "10", *command], stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=_stand_back,
         )  # fmt: skip
+
+
+def _stand_back() -> None:
+    """Of the process that is being started: it gives way to the cluster, and ends when its parent does, even by
+    SIGKILL."""
+    os.nice(10)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.models.toy import save_tiny_model
+from cluster.cli import app as commands
 from cluster.cli import main as cli
 
 COMMANDS = ["serve", "generate", "model", "drafter", "bench", "version"]
@@ -306,7 +307,7 @@ def test_an_interrupt_is_no_traceback(run, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(commands, "app", interrupted)
     assert run() == (130, "", "")
 
 

@@ -12,7 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import typer
 
+from cluster.cli.serve import default_config
 from cluster.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +68,21 @@ def test_the_wheel_holds_type_markers_the_protocol_configurations_and_the_licenc
     assert configs
     assert configs <= names
     assert f"{stem}.dist-info/licenses/LICENSE" in names
+
+
+def test_serve_finds_the_default_configuration_that_a_wheel_installs(wheel, tmp_path):
+    """In an environment of its own, far from the checkout; the dependencies are lent to it."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path)
+    python = tmp_path / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel.filename)
+    (lent,) = {str(Path(module.__file__).parents[1]) for module in (pytest, typer)}
+    code = "import sys; sys.path.append(sys.argv[1]); from cluster.cli.serve import default_config as d; print(d())"
+    found = run(python, "-c", code, lent, cwd=tmp_path).strip()
+    assert found == str(tmp_path / "share" / "paceline" / "configs" / "laptop.yaml")
+
+
+def test_in_a_checkout_serve_takes_the_checkouts_default_configuration():
+    assert default_config() == ROOT / "configs" / "laptop.yaml"
 
 
 def test_the_command_is_an_entry_point_of_the_wheel(wheel):

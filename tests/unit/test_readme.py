@@ -17,7 +17,7 @@ import typer
 import uvicorn
 import yaml
 
-from cluster.cli.main import app
+from cluster.cli.app import app
 from cluster.config import ClusterConfig, GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.echo_router import EchoRouter

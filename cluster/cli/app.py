@@ -1,0 +1,27 @@
+"""All commands of `paceline`."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import typer
+
+from cluster.cli import bench, drafter, generate, model, serve
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Lossless speculative decoding for large language models.",
+)
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
+app.add_typer(model.app, name="model")
+app.add_typer(drafter.app, name="drafter")
+app.add_typer(bench.app, name="bench")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(metadata.version("paceline"))
