@@ -26,6 +26,7 @@ from cluster.errors import ConfigError
 from cluster.ray_environment import prepare_own_ray
 
 _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback
+_HOPELESS = re.compile(r"actors\.errors\.(ModelError|InvalidRequest): ")  # the next try would fail the same way
 _SERVE_SHUTDOWN_S = 60.0
 _DEFAULT_CONFIG = Path("configs", "laptop.yaml")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -241,7 +242,10 @@ def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:
 
 
 def _report_failed_starts(told: set[str]) -> None:
-    """One line on stderr for each new reason why a part did not start: Serve tries again for a while."""
+    """One line on stderr for each new reason why a part did not start: Serve tries again for a while.
+
+    Raises Unavailable when that is no use, or Serve has given up.
+    """
     from ray import serve as ray_serve
     from ray.serve.schema import ApplicationStatus, DeploymentStatus
 
@@ -257,6 +261,8 @@ def _report_failed_starts(told: set[str]) -> None:
         lines = [line.strip() for line in deployment.message.splitlines() if _ERROR_LINE.match(line.strip())]
         if lines:
             reason = f"{name} did not start: {lines[-1]}"
+            if _HOPELESS.match(lines[-1]):
+                raise Unavailable(reason)
             if reason not in told:
                 told.add(reason)
                 typer.echo(reason, err=True)

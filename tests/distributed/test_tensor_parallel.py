@@ -1,19 +1,27 @@
-"""Three ranks in three processes give the tokens of one, with and without drafts."""
+"""Three ranks in three processes give the tokens of one, with and without drafts, or one clear error."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from actors.engine.build import build_target_engine
 from actors.engine.rank_group import LeadingRank, follow, join_group, leave_group
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
+from actors.target_worker import TargetSettings
+from cluster.target_group import TargetGroup
 
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
@@ -91,3 +99,60 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     assert [process.exitcode for process in ranks] == [0, 0, 0]
     assert [answer for answer in got if isinstance(answer, list)] == [wanted]
     assert got.count(None) == 2  # the followers' integrity checks
+
+
+def test_a_rank_that_cannot_load_ends_serve_in_one_clear_line(model_dir, tmp_path):
+    shutil.copytree(model_dir, tmp_path / "torn")
+    os.truncate(tmp_path / "torn" / "model.safetensors", 20_000)
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], other.getsockname()[1]
+    settings = [f"target.model={tmp_path / 'torn'}", "target.tensor_parallel=3", "draft.model=none"]
+    settings += [f"gateway.http_port={ports[0]}", f"gateway.grpc_port={ports[1]}"]
+    command = [sys.executable, "-m", "cluster.cli.main", "serve"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "did not start" in line]
+    assert line.startswith("paceline: TargetGroup did not start: actors.errors.ModelError: model ")
+    assert "the weights cannot be loaded" in line
+
+
+async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_though_the_others_wait_for_it(
+    model_dir, tmp_path
+):
+    source = ModelSource("tiny", "tiny", model_dir)
+    fields = (source, "float32", "cpu", 3, 1, 512, 0.2, 4, True, "default", None)
+
+    class Settings(TargetSettings):
+        """The first rank to ask for prefix_cache fails; by then all have met."""
+
+        @property
+        def prefix_cache(self):
+            with contextlib.suppress(FileExistsError):
+                (tmp_path / "failed").touch(exist_ok=False)
+                raise OSError("no more memory on this device")
+            return True
+
+        @prefix_cache.setter
+        def prefix_cache(self, value):
+            pass
+
+        def __reduce__(self):
+            return Settings, fields
+
+    class Group(TargetGroup):
+        def __del__(self):
+            """There is nothing to stop."""
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        group = Group.__new__(Group)
+        with pytest.raises(OSError, match="no more memory on this device"):
+            await group.__init__(Settings(*fields), "directory", "target", 60.0, 60.0)
+        assert (tmp_path / "failed").exists()
+    finally:
+        ray.shutdown()
