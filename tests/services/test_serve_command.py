@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,33 +26,105 @@ def model_dir(tmp_path_factory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
+@contextlib.contextmanager
+def serving(model_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own; what is left of it at the end is killed."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], other.getsockname()[1]
+    settings = [f"target.model={model_dir}", "draft.model=none", *map("gateway.{}={}".format, NAMES, ports)]
+    command = [str(Path(sys.executable).with_name("paceline")), "serve"]
+    for setting in settings:
+        command += ["--set", setting]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as server:
+        try:
+            yield server
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGKILL)
+
+
+def wait_for_line(server: subprocess.Popen[str], start: str) -> list[psutil.Process]:
+    """The processes that have been started when the server has printed the line."""
+    assert server.stdout is not None
+    assert any(printed.startswith(start) for printed in server.stdout)
+    return psutil.Process(server.pid).children(recursive=True)
+
+
 @pytest.mark.parametrize(
     ("line", "number", "to_the_group"),
     [("http ", signal.SIGINT, False), ("ready", signal.SIGTERM, True)],
     ids=["Ctrl-C while the model is loaded", "SIGTERM to the process group of a ready server"],
 )
 def test_nothing_is_left_of_a_server_that_was_told_to_stop(model_dir, line, number, to_the_group):
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
-    settings = [f"target.model={model_dir}", "draft.model=none", *map("gateway.{}={}".format, NAMES, ports)]
-    command = [sys.executable, "-m", "cluster.cli.main", "serve"]
-    for setting in settings:
-        command += ["--set", setting]
-    server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    try:
-        assert server.stdout is not None
-        assert any(printed.startswith(line) for printed in server.stdout)
-        started = psutil.Process(server.pid).children(recursive=True)
+    with serving(model_dir) as server:
+        started = wait_for_line(server, line)
         assert started
         (os.killpg if to_the_group else os.kill)(server.pid, number)
         assert server.wait(timeout=90) == 0
         _, left = psutil.wait_procs(started, timeout=15)
         assert not left
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 6.0])
+def test_ctrl_c_during_the_start_is_no_traceback_and_leaves_nothing_behind(model_dir, seconds):
+    with serving(model_dir) as server:
+        time.sleep(seconds)
+        os.killpg(server.pid, signal.SIGINT)
+        time.sleep(0.1)  # a process that is being forked is there by now
+        started = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
+        printed, _ = server.communicate(timeout=90)
+        assert server.returncode in (0, 130, -signal.SIGINT)
+        assert "Traceback" not in printed
+        assert "KeyboardInterrupt" not in printed
+        _, left = psutil.wait_procs(started, timeout=15)
+        assert not left
+        with pytest.raises(ProcessLookupError):
+            os.killpg(server.pid, 0)
+
+
+def test_a_server_on_loopback_listens_nowhere_else(model_dir):
+    with serving(model_dir) as server:
+        started = wait_for_line(server, "ready")
+        listeners = {process.name(): addresses for process in started if (addresses := listening(process))}
+        # Serve binds one port of each replica to all interfaces, whatever is configured; Ray's token guards it.
+        open_to_all = {name for name, addresses in listeners.items() if not all(map(is_loopback, addresses))}
+        assert all(name.startswith("ray::ServeReplica") for name in open_to_all), listeners
+        assert {"gcs_server", "raylet"} <= set(listeners)
+        os.kill(server.pid, signal.SIGTERM)
+        server.communicate(timeout=90)
+
+
+def listening(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    return []
+
+
+def is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_dir):
+    code = (
+        "import sys, time\n"
+        "from cluster.cli.serve import _start_building_drafter\n"
+        "from cluster.config import load_config\n"
+        "print(_start_building_drafter(load_config(None, ['target.model=' + sys.argv[1]])).pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(smollm2_dir)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        builder = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(1.0)  # the build itself takes a minute or more
+        assert builder.is_running()
+        assert builder.nice() >= 10
+        parent.kill()
+        _, left = psutil.wait_procs([builder], timeout=10)
+        for process in left:
+            process.kill()
+        assert not left
