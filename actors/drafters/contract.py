@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,24 @@ class Outcome:
     emitted: np.ndarray  # int32: all tokens of the round, accepted ones and the target's own last one
 
 
+# Tokens of context that come with each verified row; no drafter learns contexts longer than that.
+MAX_CONTEXT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRows:
+    """What the target thought at rows it computed, accepted or not: soft labels for drafters that learn.
+
+    Rows of one namespace, any number of sequences. Rows of the prompt come with what stands there: one successor of
+    probability 1, the others of probability 0.
+    """
+
+    namespace: str
+    contexts: np.ndarray  # int32 [rows, MAX_CONTEXT]: the last tokens up to the row's own, oldest first; -1: before 0
+    token_ids: np.ndarray  # int32 [rows, k]: the most probable next tokens by the raw logits, most probable first
+    probs: np.ndarray  # float32 [rows, k]: their probabilities at temperature 1, over the whole vocabulary
+
+
 class Drafter(Protocol):
     """Guesses continuations on the router's CPU. Errors never reach a user: the round goes on without the drafter."""
 
@@ -59,3 +77,12 @@ class Drafter(Protocol):
     def memory_bytes(self) -> int:
         """Bytes held for all sequences, for the memory metrics and tests."""
         ...
+
+
+@runtime_checkable
+class LearningDrafter(Drafter, Protocol):
+    """A drafter that learns from every row the target computes, its own drafts or not."""
+
+    num_successors: int  # how many successors of a row it wants to see, >= 1
+
+    def learn(self, rows: VerifiedRows) -> None: ...
