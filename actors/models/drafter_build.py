@@ -14,7 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CARD_FILE = "drafter.json"
+_VOCAB_SIZE = 6144
 _HELD_OUT_PROMPTS = 32  # asked for greedy answers, none of which is trained on
 _SAMPLED_TEMPERATURE = 0.8  # of every other training answer: contexts that greedy text never visits
 _RIDGE = 0.01  # of the mean diagonal
@@ -42,7 +43,7 @@ class DrafterRecipe:
     """What a drafter is made of and how long it is trained: amounts, no clock, so that a build can be repeated."""
 
     layers: int = 2
-    vocab_size: int = 6144  # output rows
+    vocab_size: int | None = None  # output rows; None: 6144, or all of a smaller target's
     text_tokens: int = 32_000  # answer tokens that the target writes for training
     answer_tokens: int = 160  # most of one answer
     write_rows: int = 96  # answers written at a time
@@ -93,6 +94,8 @@ def build_drafter(
     report = progress or (lambda stage, done, total: None)
     started = time.monotonic()
     info = read_model_info(source)
+    vocab_size = min(_VOCAB_SIZE, info.vocab_size) if recipe.vocab_size is None else recipe.vocab_size
+    recipe = replace(recipe, vocab_size=vocab_size)
     _check(recipe, info.num_layers, info.vocab_size)
     device = choose_device(device)
     tokenizer = load_tokenizer(source)
@@ -105,7 +108,7 @@ def build_drafter(
         texts, mass = writer.write(training, report)
         for name, asked in (evaluate or {}).items():
             tests[name] = writer.answer(asked, greedy=True)
-        token_ids = _frequent_tokens(mass, recipe.vocab_size)
+        token_ids = _frequent_tokens(mass, vocab_size)
         draft = _first_layers(source, target, recipe.layers).to(device)
         trainer = _Trainer(draft, target, token_ids, recipe, device)
         del target, writer

@@ -27,7 +27,9 @@ def build(
     target: str = typer.Option("smollm2", help="The model to draft for: name, directory, .gguf file or hub id."),
     out: Path | None = typer.Option(None, help="Directory to write; by default where `paceline serve` looks."),
     layers: int = typer.Option(_DEFAULT.layers, help="Layers of the target to begin with."),
-    vocab: int = typer.Option(_DEFAULT.vocab_size, help="Tokens that the drafter can say."),
+    vocab: int | None = typer.Option(
+        None, help="Tokens that the drafter can say; by default 6144, or all that a smaller target has."
+    ),
     tokens: int = typer.Option(_DEFAULT.text_tokens, help="Tokens of text that the target writes for training."),
     epochs: int = typer.Option(_DEFAULT.epochs, help="Passes over that text."),
     seed: int = typer.Option(_DEFAULT.seed, help="The same seed gives the same drafter on the same machine."),

@@ -182,3 +182,14 @@ def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, 
     assert "held-out tokens" in err
     assert "tokens for p" in err
     assert len(load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids) == 50
+
+
+def test_the_command_told_no_vocabulary_takes_all_of_a_target_that_has_few_tokens(targets, tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
+        command.app(["build", *place, "--tokens", "100", "--epochs", "0", "--threads", "1"], standalone_mode=False)
+    finally:
+        torch.set_num_threads(threads)
+    assert load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids.tolist() == list(range(259))
+    assert json.loads((tmp_path / "d" / CARD_FILE).read_text())["recipe"]["vocab_size"] == 259
