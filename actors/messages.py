@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Acceptance = Literal["coupled", "rejection"]
 
@@ -149,6 +149,7 @@ class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     round_id: int
     items: list[VerifyItem]
     finished: list[int] = []  # sequences to free before anything else
+    num_successors: int = 0  # most probable next tokens wanted of every row with logits; 0: none
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
@@ -160,6 +161,16 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     next_token: int  # recovered or bonus token, or -1
     path: np.ndarray = msgspec.field(default_factory=no_tokens)  # accepted node indices, in order
     num_cached: int = 0  # tokens found in the prefix cache when the sequence was (re)started
+    num_nodes: int = 0  # draft nodes computed: all that were sent, or 0
+
+
+class Successors(msgspec.Struct, frozen=True, array_like=True):
+    """What the target thought likely to come next, at every row it has logits of: of each verdict with a next token,
+    in order, the last committed token and then the draft nodes."""
+
+    token_ids: np.ndarray  # int32 [rows * k]: by the raw logits, most probable first
+    probs: np.ndarray  # float32 [rows * k]: at temperature 1, over the whole vocabulary
+    k: int
 
 
 class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
@@ -171,6 +182,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     total_blocks: int = 0
     rows: int = 0
     elapsed_s: float = 0.0
+    successors: Successors | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -47,8 +47,8 @@ MAX_CONTEXT = 4
 class VerifiedRows:
     """What the target thought at rows it computed, accepted or not: soft labels for drafters that learn.
 
-    Rows of one namespace, any number of sequences. Rows of the prompt come with what stands there: one successor of
-    probability 1, the others of probability 0.
+    Rows of one namespace, any number of sequences. Rows of a prompt come with what stands there: its first successor
+    has probability 1, the others are token 0 with probability 0.
     """
 
     namespace: str

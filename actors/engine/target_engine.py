@@ -17,7 +17,7 @@ from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import TopProbs, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
+from actors.messages import Successors, TopProbs, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection, walk_tree
 
@@ -73,7 +73,7 @@ class TargetEngine:
             emits = sequence.num_computed + rows.count == sequence.length
             parts.append(_Part(item, rows, first_row, emits))
             first_row += rows.count + len(rows.tree_tokens)
-        verdicts = self._run_round(parts) if parts else []
+        verdicts, successors = self._run_round(parts, batch.num_successors) if parts else ([], None)
         return VerifyResult(
             batch.round_id,
             verdicts,
@@ -83,6 +83,7 @@ class TargetEngine:
             self.pool.num_blocks,
             first_row,
             time.perf_counter() - started,
+            successors,
         )
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
@@ -97,23 +98,32 @@ class TargetEngine:
             return SequenceRows(sequence, count, tree.token_ids, tree.parents)
         return SequenceRows(sequence, count, no_tokens(), no_tokens())
 
-    def _run_round(self, parts: Sequences[_Part]) -> list[Verdict]:
+    def _run_round(self, parts: Sequences[_Part], num_successors: int) -> tuple[list[Verdict], Successors | None]:
         packed = pack([part.rows for part in parts])
         emitting = [part for part in parts if part.emits]
         logit_rows = _logit_rows(emitting)
         logits = self._runner.forward(packed, logit_rows)
         outcomes = self._accept(emitting, logits) if self._samples else {}
+        successors = _most_probable(logits, num_successors) if self._samples and emitting and num_successors else None
         verdicts = []
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
             sequence.publish()
             next_token, path = outcomes.get(sequence.seq_id, (-1, no_tokens()))
-            count = rows.count + len(rows.tree_tokens)
+            nodes = len(rows.tree_tokens)
             verdicts.append(
-                Verdict(sequence.seq_id, sequence.num_computed, count, next_token, path, sequence.num_cached)
+                Verdict(
+                    sequence.seq_id,
+                    sequence.num_computed,
+                    rows.count + nodes,
+                    next_token,
+                    path,
+                    sequence.num_cached,
+                    nodes,
+                )
             )
-        return verdicts
+        return verdicts, successors
 
     def _accept(self, parts: Sequences[_Part], logits: torch.Tensor) -> dict[int, tuple[int, np.ndarray]]:
         """Next token and accepted path of each emitting sequence."""
@@ -161,6 +171,17 @@ def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
     """Whether each node of a chain has its draft distribution; others cannot be judged by the rejection rule."""
     count = len(tree) * probs.k
     return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain(tree.parents)
+
+
+def _most_probable(logits: torch.Tensor, count: int) -> Successors:
+    """The `count` most probable next tokens of each row of logits [rows, vocab]."""
+    top = logits.float().topk(min(count, logits.shape[1]), dim=-1)
+    probs = (top.values - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+    return Successors(
+        top.indices.to(torch.int32).reshape(-1).cpu().numpy(),
+        probs.reshape(-1).cpu().numpy(),
+        top.indices.shape[1],
+    )
 
 
 def _logit_rows(parts: Sequences[_Part]) -> np.ndarray:

@@ -38,11 +38,12 @@ from actors.messages import (
     VerifyResult,
 )
 from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router import learning, planner
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_wait import DraftWait
 from cluster.router.drafting import Drafting
-from cluster.router.planner import warm_up
+from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
 from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RouterEvent
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.router.sequence import Sequence
@@ -109,7 +110,8 @@ class RouterCore:
         self._round_id = 0
         self._free_blocks = 0
         self._total_blocks = 0
-        warm_up()
+        planner.warm_up()
+        learning.warm_up()
 
     # Requests
 
@@ -250,7 +252,12 @@ class RouterCore:
         self._drafting.take_results(round, results)
         self._choice.choose(round)
         round.is_assembled = True
-        return VerifyBatch(round.round_id, [self._verify_item(entry) for entry in round.entries], round.finished)
+        return VerifyBatch(
+            round.round_id,
+            [self._verify_item(entry) for entry in round.entries],
+            round.finished,
+            self._drafting.num_successors,
+        )
 
     def commit(self, round: Round, result: VerifyResult, now: float) -> list[RouterEvent]:
         """Take in what the target said: commit and emit tokens, end what has finished, learn.
@@ -302,6 +309,7 @@ class RouterCore:
                 done.append(sequence)
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, now)
         self._drafting.tell(round, emitted, verified, accepted)
+        self._teach(round, result, emitted)
         for sequence in done:
             self.counters.finished += 1
             self._release(sequence, now)
@@ -515,6 +523,25 @@ class RouterCore:
         )
         sequence.chunk_index += 1
         return finish is not None
+
+    def _teach(self, round: Round, result: VerifyResult, emitted: list[Emitted]) -> None:
+        """Let drafters learn from every row the target computed, and from a prompt when it is done."""
+        count = self._drafting.num_successors
+        if not count:
+            return
+        entries = [round.entries[index] for index, _, _ in emitted]
+        for entry in entries:
+            sequence = entry.sequence
+            if not sequence.is_taught:
+                sequence.is_taught = True
+                prompt = sequence.tokens()[: sequence.num_prompt]
+                self._drafting.teach(rows_of_prompt(sequence.begin.namespace, prompt, count))
+        successors = successors_of(result, self._vocab_size)
+        if successors is None:
+            self.counters.invalid_successors += result.successors is not None
+            return
+        for rows in rows_of_round(round, result, entries, *successors):
+            self._drafting.teach(rows)
 
     def _credits(self, round: Round, entry: RoundEntry, path: list[int]) -> list[str]:
         """Who was most sure of each accepted node."""

@@ -30,6 +30,7 @@ class RouterCounters:
     unknown_sequences: int = 0  # answers about sequences that were not asked about
     stale_sequences: int = 0  # sequences the target had lost
     invalid_verdicts: int = 0
+    invalid_successors: int = 0  # rounds whose rows could not be learnt from
     starved: int = 0
     preempted: int = 0
     abandoned_rounds: int = 0

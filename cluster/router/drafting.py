@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Drafter, Outcome
+from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, VerifiedRows
 from actors.drafters.registry import AUTO, DRAFT_MODEL
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage
 from cluster.router.counters import RouterCounters
@@ -52,6 +52,9 @@ class Drafting:
         self._draft_wait = draft_wait
         self._sequences = sequences
         self._counters = counters
+        self._learners = {
+            i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, LearningDrafter)
+        }
         self._workers = DraftWorkers()
         self._reported: set[str] = set()  # drafters whose failure has been logged
 
@@ -139,6 +142,19 @@ class Drafting:
                     self._drafters[drafter].observe(told)
                 except Exception:
                     self._drafter_failed(drafter)
+
+    @property
+    def num_successors(self) -> int:
+        """Next tokens of every row that the drafters want to learn from; 0: none of them learns."""
+        return max((drafter.num_successors for drafter in self._learners.values()), default=0)
+
+    def teach(self, rows: VerifiedRows) -> None:
+        """Let the drafters that learn see what the target thought."""
+        for index, drafter in self._learners.items():
+            try:
+                drafter.learn(rows)
+            except Exception:
+                self._drafter_failed(index)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or gets another id: free it at the drafters now, at its worker with a next batch."""

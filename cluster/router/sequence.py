@@ -32,6 +32,7 @@ class Sequence:
         "is_at_target",
         "is_cancelled",
         "is_ended",
+        "is_taught",
         "max_draft_tokens",
         "max_tokens",
         "most_computed",
@@ -92,6 +93,7 @@ class Sequence:
         self.drafts_from = 0  # the round before which it gets no drafts, because they lacked blocks or rounds failed
         self.is_cancelled = False
         self.is_ended = False  # its outcome has been delivered
+        self.is_taught = False  # drafters have learnt its prompt
         self.stats = SpeculationStats(accepted_tokens={})
 
     @property

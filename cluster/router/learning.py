@@ -1,0 +1,87 @@
+"""What drafters may learn from a round: the contexts of its rows, with what the target thought would come next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numba import njit
+
+from actors.drafters.contract import MAX_CONTEXT, VerifiedRows
+from actors.messages import VerifyResult
+from cluster.router.round import Round, RoundEntry
+
+
+def successors_of(result: VerifyResult, vocab_size: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Token ids int32 and probabilities float32, both [rows, k], or None where none came or they cannot be true."""
+    told = result.successors
+    if told is None:
+        return None
+    rows = sum(1 + verdict.num_nodes for verdict in result.verdicts if verdict.next_token >= 0)
+    if any(verdict.num_nodes < 0 for verdict in result.verdicts):
+        return None
+    if told.k < 1 or not len(told.token_ids) == len(told.probs) == rows * told.k:
+        return None
+    if told.token_ids.dtype.kind != "i" or told.probs.dtype.kind != "f":
+        return None
+    if rows and not (told.token_ids.min() >= 0 and told.token_ids.max() < vocab_size):
+        return None
+    if rows and not (told.probs.min() >= 0.0 and told.probs.max() <= 1.0 + 1e-3):  # also refuses NaN
+        return None
+    return told.token_ids.reshape(rows, told.k), told.probs.reshape(rows, told.k)
+
+
+def rows_of_round(
+    round: Round, result: VerifyResult, emitting: Iterable[RoundEntry], token_ids: np.ndarray, probs: np.ndarray
+) -> Iterator[VerifiedRows]:
+    """The rows of the entries that emitted, by namespace. token_ids and probs: of `successors_of`."""
+    first_row = {}
+    row = 0
+    for verdict in result.verdicts:
+        if verdict.next_token >= 0:
+            first_row[verdict.seq_id] = row, verdict.num_nodes
+            row += 1 + verdict.num_nodes
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for entry in emitting:
+        row, num_nodes = first_row[entry.seq_id]
+        if num_nodes not in (0, len(entry.token_ids)):
+            continue
+        before = np.full(MAX_CONTEXT, -1, np.int32)
+        known = entry.sequence.tokens()[max(0, entry.num_tokens - MAX_CONTEXT) : entry.num_tokens]
+        before[MAX_CONTEXT - len(known) :] = known
+        contexts = _tree_contexts(before, entry.token_ids[:num_nodes], entry.parents[:num_nodes])
+        rows = np.arange(row, row + 1 + num_nodes)
+        parts.setdefault(entry.sequence.begin.namespace, []).append((contexts, rows))
+    for namespace, found in parts.items():
+        rows = np.concatenate([rows for _, rows in found])
+        contexts = np.concatenate([contexts for contexts, _ in found])
+        yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows])
+
+
+def rows_of_prompt(namespace: str, token_ids: np.ndarray, num_successors: int) -> VerifiedRows:
+    """Every token of a prompt (int32 [n]) but the last, as a context of the one that follows it."""
+    count = max(0, len(token_ids) - 1)
+    padded = np.concatenate([np.full(MAX_CONTEXT, -1, np.int32), token_ids[:count]])
+    contexts = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)[1:]
+    successors = np.zeros((count, num_successors), np.int32)
+    probs = np.zeros((count, num_successors), np.float32)
+    successors[:, 0] = token_ids[1:]
+    probs[:, 0] = 1.0
+    return VerifiedRows(namespace, np.ascontiguousarray(contexts), successors, probs)
+
+
+@njit(cache=True, nogil=True)
+def _tree_contexts(before, token_ids, parents):  # type: ignore[no-untyped-def]
+    """Last tokens of the root (`before`) and of every node, int32 [1 + nodes, len(before)]."""
+    width = len(before)
+    contexts = np.empty((1 + len(token_ids), width), np.int32)
+    contexts[0] = before
+    for node in range(len(token_ids)):
+        contexts[1 + node, : width - 1] = contexts[1 + parents[node], 1:]
+        contexts[1 + node, width - 1] = token_ids[node]
+    return contexts
+
+
+def warm_up() -> None:
+    """Compile or load the kernel, so that no request waits for it."""
+    _tree_contexts(np.zeros(MAX_CONTEXT, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32))

@@ -1,0 +1,217 @@
+"""What drafters get to learn: the contexts of verified rows and what the target thought there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from actors.engine.options import EngineOptions
+from actors.engine.target_engine import TargetEngine
+from actors.messages import (
+    GenerationRequest,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    Successors,
+    Verdict,
+    VerifyBatch,
+    VerifyItem,
+    VerifyResult,
+)
+from actors.models.toy import save_tiny_model
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+from cluster.router.learning import rows_of_prompt, successors_of
+
+VOCAB = 50
+
+
+class Pupil:
+    """Drafts a fixed tree at every node and keeps all rows it is taught."""
+
+    name = "pupil"
+    num_successors = 3
+
+    def __init__(self, token_ids: list[int] = (), parents: list[int] = ()) -> None:
+        self.tree = DraftTree(
+            np.array(token_ids, np.int32), np.array(parents, np.int32), np.full(len(token_ids), 0.9, np.float32)
+        )
+        self.taught: list[VerifiedRows] = []
+
+    def propose(self, contexts: list[DraftContext]) -> list[DraftTree]:
+        return [self.tree if context.max_nodes >= len(self.tree) else DraftTree.empty() for context in contexts]
+
+    def observe(self, outcomes: list[Outcome]) -> None: ...
+
+    def forget(self, seq_id: int) -> None: ...
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def learn(self, rows: VerifiedRows) -> None:
+        self.taught.append(rows)
+
+
+def core_with(pupil: object) -> RouterCore:
+    return RouterCore(
+        RouterConfig(), SpeculationConfig(drafters=("auto",)), {"pupil": pupil}, VOCAB, 512, 16, 4
+    )  # fmt: skip
+
+
+def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_token_ids=np.array(prompt, np.int32),
+        sampling=SamplingParams(seed=0),
+        max_new_tokens=20,
+        namespace=namespace,
+    )
+
+
+def test_every_prompt_token_is_a_context_of_the_next():
+    rows = rows_of_prompt("a", np.array([7, 8, 9, 10, 11, 12], np.int32), 3)
+    assert rows.contexts.tolist() == [[-1, -1, -1, 7], [-1, -1, 7, 8], [-1, 7, 8, 9], [7, 8, 9, 10], [8, 9, 10, 11]]
+    assert rows.token_ids[:, 0].tolist() == [8, 9, 10, 11, 12]
+    assert rows.probs.tolist() == [[1.0, 0.0, 0.0]] * 5
+    assert rows_of_prompt("a", np.array([7], np.int32), 3).contexts.shape == (0, MAX_CONTEXT)
+
+
+def round_of(core: RouterCore, next_token: int, path: list[int], make) -> None:
+    round, _ = core.plan_round(0.0)
+    core.draft_locally(round)
+    batch = core.assemble(round, {})
+    assert batch.num_successors == 3
+    num_nodes = len(batch.items[0].token_ids)
+    verdicts = [
+        Verdict(item.delta.seq_id, 0, item.max_rows, next_token, np.array(path, np.int32), 0, len(item.token_ids))
+        for item in batch.items
+    ]
+    core.commit(round, VerifyResult(batch.round_id, verdicts, successors=make(len(batch.items), num_nodes)), 0.1)
+
+
+def numbered(sequences: int, nodes: int) -> Successors:
+    """Row r has successors 3 r, 3 r + 1, 3 r + 2, so that each row can be told from the others."""
+    count = sequences * (1 + nodes) * 3
+    return Successors(np.arange(count, dtype=np.int32), np.full(count, 0.25, np.float32), 3)
+
+
+def test_rows_of_a_tree_have_the_path_to_them_as_context():
+    pupil = Pupil([21, 22, 23], [-1, 0, 0])
+    core = core_with(pupil)
+    core.add(request([1, 2, 3, 4, 5]), 0.0)
+    round_of(core, 30, [0, 2], numbered)
+    prompt, rows = pupil.taught
+    assert prompt.token_ids[:, 0].tolist() == [2, 3, 4, 5]
+    assert rows.namespace == "a"
+    assert rows.contexts.tolist() == [[2, 3, 4, 5], [3, 4, 5, 21], [4, 5, 21, 22], [4, 5, 21, 23]]
+    assert rows.token_ids.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    round_of(core, 31, [], numbered)
+    assert len(pupil.taught) == 3  # a prompt is taught once
+    assert pupil.taught[2].contexts[0].tolist() == [5, 21, 23, 30]
+
+
+def test_namespaces_are_taught_apart():
+    pupil = Pupil()
+    core = core_with(pupil)
+    core.add(request([1, 2, 3], "a", "one"), 0.0)
+    core.add(request([4, 5, 6], "b", "two"), 0.0)
+    round_of(core, 9, [], numbered)
+    taught = {(rows.namespace, tuple(rows.contexts[-1].tolist())): rows for rows in pupil.taught}
+    assert taught["a", (-1, 1, 2, 3)].token_ids.tolist() == [[0, 1, 2]]
+    assert taught["b", (-1, 4, 5, 6)].token_ids.tolist() == [[3, 4, 5]]
+    for namespace in "ab":
+        seen = np.concatenate([rows.contexts.ravel() for rows in pupil.taught if rows.namespace == namespace])
+        assert not set(seen.tolist()) & ({4, 5, 6} if namespace == "a" else {1, 2, 3})
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda told: msgspec.structs.replace(told, k=2),
+        lambda told: msgspec.structs.replace(told, k=0),
+        lambda told: msgspec.structs.replace(told, probs=told.probs[:-1]),
+        lambda told: msgspec.structs.replace(told, token_ids=told.token_ids + VOCAB),
+        lambda told: msgspec.structs.replace(told, token_ids=told.token_ids - 1),
+        lambda told: msgspec.structs.replace(told, probs=told.probs * np.nan),
+        lambda told: msgspec.structs.replace(told, probs=told.probs - 1),
+        lambda told: msgspec.structs.replace(told, probs=told.probs + 1),
+    ],
+)
+def test_successors_that_cannot_be_true_teach_nothing_and_the_round_goes_on(spoil):
+    pupil = Pupil()
+    core = core_with(pupil)
+    core.add(request([1, 2, 3]), 0.0)
+    round_of(core, 9, [], lambda *size: spoil(numbered(*size)))
+    assert len(pupil.taught) == 1  # the prompt
+    assert core.counters.invalid_successors == 1
+    assert core.counters.emitted_tokens == 1
+
+
+def test_negative_node_counts_are_refused():
+    verdicts = [Verdict(1, 0, 1, 5, num_nodes=-1), Verdict(2, 0, 1, 5, num_nodes=1)]
+    told = Successors(np.zeros(2, np.int32), np.zeros(2, np.float32), 1)
+    assert successors_of(VerifyResult(1, verdicts, successors=told), VOCAB) is None
+
+
+def test_a_drafter_that_cannot_learn_costs_nothing_else():
+    class Failing(Pupil):
+        def learn(self, rows: VerifiedRows) -> None:
+            raise RuntimeError("no")
+
+    core = core_with(Failing())
+    core.add(request([1, 2, 3]), 0.0)
+    round_of(core, 9, [], numbered)
+    assert core.counters.emitted_tokens == 1
+    assert core.counters.drafter_errors["pupil"] == 2
+
+
+def test_nobody_learns_and_nothing_is_asked_for():
+    core = RouterCore(RouterConfig(), SpeculationConfig(), {}, VOCAB, 512, 16, 4)
+    core.add(request([1, 2, 3]), 0.0)
+    round, _ = core.plan_round(0.0)
+    assert core.assemble(round, {}).num_successors == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_row_of_a_round_is_told_what_the_unpatched_model_thinks_there(tmp_path: Path, temperature: float):
+    """Two sequences, one with a tree: its root, accepted and rejected nodes, against `transformers` on each path."""
+    save_tiny_model(tmp_path, "llama", 3, hidden_size=32, layers=2, heads=4, kv_heads=2, max_positions=128)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    engine = TargetEngine(AutoModelForCausalLM.from_pretrained(tmp_path), EngineOptions(64))
+    begin = SequenceStart(SamplingParams(seed=5, temperature=temperature), 4)
+    prompts = [[65, 66, 67, 68], [70, 71, 72]]
+    tree, parents = [80, 81, 82, 83], [-1, -1, 0, 2]
+    items = [
+        VerifyItem(SequenceDelta(0, 0, int32(prompts[0])), 16, int32(tree), int32(parents), None, begin),
+        VerifyItem(SequenceDelta(1, 0, int32(prompts[1])), 16, begin=begin),
+    ]
+    result = engine.verify(VerifyBatch(1, items, num_successors=6))
+    assert [verdict.num_nodes for verdict in result.verdicts] == [4, 0]
+    token_ids, probs = successors_of(result, engine.vocab_size)
+    paths = [prompts[0] + path for path in ([], [80], [81], [80, 82], [80, 82, 83])] + [prompts[1]]
+    assert len(token_ids) == len(paths)
+    for path, found_ids, found in zip(paths, token_ids, probs, strict=True):
+        with torch.inference_mode():
+            wanted = model(torch.tensor([path])).logits[0, -1].softmax(-1).numpy()
+        np.testing.assert_allclose(found, np.sort(wanted)[::-1][:6], atol=1e-5)
+        np.testing.assert_allclose(found, wanted[found_ids], atol=1e-5)
+        assert len(set(found_ids.tolist())) == 6
+
+
+def test_a_round_that_is_not_asked_tells_nothing(tmp_path: Path):
+    save_tiny_model(tmp_path, "llama", 3, hidden_size=32, layers=2, heads=4, kv_heads=2, max_positions=128)
+    engine = TargetEngine(AutoModelForCausalLM.from_pretrained(tmp_path), EngineOptions(64))
+    begin = SequenceStart(SamplingParams(seed=5), 2)
+    item = VerifyItem(SequenceDelta(0, 0, int32([65, 66])), 16, begin=begin)
+    assert engine.verify(VerifyBatch(1, [item])).successors is None
+
+
+def int32(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int32)
