@@ -9,19 +9,21 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
+import jinja2
 import numpy as np
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import DRAFT_MODEL, create_drafter, expand_drafters
+from actors.drafters.registry import AUTO, DRAFT_MODEL, create_drafter, expand_drafters
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
-from actors.errors import ModelError
+from actors.errors import InvalidRequest, ModelError
 from actors.messages import (
     Acceptance,
     DraftBatch,
@@ -36,13 +38,17 @@ from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import load_tokenizer, read_model_info
 from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
+from cluster.gateway.detokenizer import Detokenizer
+from cluster.gateway.text_codec import TextCodec
 from cluster.request_limits import check_local_fields, check_token_ids, num_new_tokens
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, RouterEvent
+from cluster.router.trace import RoundTrace, trace_round
 
 logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+OnRound = Callable[[RoundTrace], None]
 
 DEFAULT_NEW_TOKENS = 256
 _DRAFT_WORKER = "local"
@@ -64,18 +70,53 @@ class Generation:
     tokens_per_second: float
 
 
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one round emitted of an answer. The last piece has the `Generation`, and perhaps no tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]  # who proposed each token; "target" for the target's own
+    token_texts: tuple[str, ...]  # what each token completed of `text`; empty inside a character of several tokens
+    generation: Generation | None = None
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options of `LocalEngine.generate`, which describes them; the defaults are the same."""
+
+    max_new_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    ignore_eos: bool
+    stop_token_ids: Sequence[int]
+    drafters: Sequence[str] | None
+    max_draft_tokens: int | None
+
+
 @dataclass(slots=True)
 class _Running:
     prompt_token_ids: list[int]
     started: float
     token_ids: list[int] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, request: GenerationRequest) -> _Running:
+        return cls(request.prompt_token_ids.tolist(), time.perf_counter())
+
 
 class LocalEngine:
-    """A target, its drafters and the router core in one process.
+    """A target, its drafters and the router core in one process, for one thread at a time.
 
     >>> engine = LocalEngine("smollm2")
     >>> engine.generate(["The capital of France is"], max_new_tokens=8)[0].text
+    >>> for piece in engine.stream("The capital of France is", max_new_tokens=8):
+    ...     print(piece.text, end="")
     """
 
     def __init__(
@@ -102,6 +143,7 @@ class LocalEngine:
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
         self.tokenizer = load_tokenizer(source)
+        self._codec = TextCodec(self.tokenizer, self.info.name)
         draft_source = _draft_source(draft_model, source, home, progress)
         names = expand_drafters(list(drafters), has_draft_model=draft_source is not None)
         if DRAFT_MODEL in names and draft_source is None:
@@ -128,8 +170,13 @@ class LocalEngine:
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
+        self._source_names = (*local, DRAFT_MODEL)
+        self.max_draft_tokens = max_draft_tokens
         self._batch_size = batch_size
         self._num_requests = 0
+        # What rounds have emitted and nobody has taken yet, by request. A round serves all of them.
+        self._inboxes: dict[str, deque[RouterEvent]] = {}
+        self._is_in_round = False
 
     @property
     def target(self) -> TargetEngine:
@@ -150,109 +197,209 @@ class LocalEngine:
         repetition_penalty: float = 1.0,
         ignore_eos: bool = False,
         stop_token_ids: Sequence[int] = (),
+        drafters: Sequence[str] | None = None,
+        max_draft_tokens: int | None = None,
         on_progress: Callable[[int, int], None] | None = None,
+        on_round: OnRound | None = None,
     ) -> list[Generation]:
         """Generate for each prompt: text, chat messages or token ids. Prompt i is sampled with seed + i.
 
-        max_new_tokens None: 256, or what the model has room for. on_progress(prompts finished, tokens emitted) is
-        called after every round. Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
+        max_new_tokens None: 256, or what the model has room for. drafters: some of the engine's own, () for none,
+        None for all; max_draft_tokens: at most so many a round, or None. on_progress(prompts finished, tokens emitted)
+        is called for every chunk of tokens, on_round after every round. Raises InvalidRequest, by the same limits as
+        over HTTP, before anything is computed.
         """
-        check_local_fields(
-            {
-                "max_new_tokens": max_new_tokens,
-                "temperature": temperature,
-                "top_p": top_p,
-                "top_k": top_k,
-                "min_p": min_p,
-                "seed": seed,
-                "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty,
-                "repetition_penalty": repetition_penalty,
-                "stop_token_ids": list(stop_token_ids),
-            }
-        )
+        options: GenerateOptions = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "seed": seed,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repetition_penalty": repetition_penalty,
+            "ignore_eos": ignore_eos,
+            "stop_token_ids": stop_token_ids,
+            "drafters": drafters,
+            "max_draft_tokens": max_draft_tokens,
+        }
+        requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        done: dict[str, Generation] = {}
+        running: dict[str, _Running] = {}
+        emitted = 0
+        with closing(self._chunks(requests, running, on_round)) as chunks:
+            for chunk in chunks:
+                emitted += len(chunk.token_ids)
+                running[chunk.request_id].token_ids.extend(chunk.token_ids)
+                if chunk.finish_reason is not None:
+                    done[chunk.request_id] = self._finish(running.pop(chunk.request_id), chunk)
+                if on_progress is not None:
+                    on_progress(len(done), emitted)
+        return [done[request.request_id] for request in requests]
+
+    def stream(
+        self, prompt: Prompt, *, on_round: OnRound | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generator[StreamPiece, None, None]:
+        """Generate for one prompt and yield what every round emits, as it comes; options as in `generate`.
+
+        Whichever way the generator ends, closed or dropped half-way too, nothing of the request is left in the engine.
+        Several streams may be open at a time; their rounds are shared. Raises InvalidRequest at once.
+        """
+        request = self._requests([("prompt", prompt)], options)[0]
+        return self._stream(request, on_round)
+
+    def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
+        detokenizer = Detokenizer(self._codec.decode, request.prompt_token_ids.tolist())
+        running: dict[str, _Running] = {}
+        with closing(self._chunks([request], running, on_round)) as chunks:
+            for chunk in chunks:
+                texts = [detokenizer.push((token,)) for token in chunk.token_ids]
+                rest, generation = "", None
+                answer = running[request.request_id]
+                answer.token_ids.extend(chunk.token_ids)
+                if chunk.finish_reason is not None:
+                    rest = detokenizer.flush()
+                    generation = self._finish(answer, chunk)
+                yield StreamPiece("".join(texts) + rest, chunk.token_ids, chunk.sources, tuple(texts), generation)
+
+    def _requests(self, prompts: Sequence[tuple[str, Prompt]], options: GenerateOptions) -> list[GenerationRequest]:
+        """prompts: with what an error calls them. Raises InvalidRequest."""
+        stop_token_ids = options.get("stop_token_ids", ())
+        checked = {name: value for name, value in options.items() if name not in ("ignore_eos", "drafters")}
+        check_local_fields({**checked, "stop_token_ids": list(stop_token_ids)})
         check_token_ids("stop_token_ids", stop_token_ids, self._target.vocab_size)
+        drafters = self._chosen_drafters(options.get("drafters"))
+        seed = options.get("seed")
         base_seed = secrets.randbits(64) if seed is None else seed
-        requests: deque[GenerationRequest] = deque()
-        stops = tuple(stop_token_ids) + (() if ignore_eos else self.info.eos_token_ids)
-        for index, prompt in enumerate(prompts):
-            token_ids = self._encode(prompt, f"prompts[{index}]")
-            sampling = SamplingParams(
-                seed=(base_seed + index) % 2**64,
-                temperature=temperature,
-                top_k=max(0, top_k),
-                top_p=top_p,
-                min_p=min_p,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                repetition_penalty=repetition_penalty,
-                acceptance=self._acceptance,
-            )
+        stops = tuple(stop_token_ids) + (() if options.get("ignore_eos") else self.info.eos_token_ids)
+        requests = []
+        for index, (name, prompt) in enumerate(prompts):
+            token_ids = self._encode(prompt, name)
             self._num_requests += 1
             requests.append(
                 GenerationRequest(
                     request_id=str(self._num_requests),
                     prompt_token_ids=np.asarray(token_ids, dtype=np.int32),
-                    sampling=sampling,
+                    sampling=SamplingParams(
+                        seed=(base_seed + index) % 2**64,
+                        temperature=options.get("temperature", 0.0),
+                        top_k=max(0, options.get("top_k", 0)),
+                        top_p=options.get("top_p", 1.0),
+                        min_p=options.get("min_p", 0.0),
+                        presence_penalty=options.get("presence_penalty", 0.0),
+                        frequency_penalty=options.get("frequency_penalty", 0.0),
+                        repetition_penalty=options.get("repetition_penalty", 1.0),
+                        acceptance=self._acceptance,
+                    ),
                     max_new_tokens=num_new_tokens(
-                        max_new_tokens,
+                        options.get("max_new_tokens"),
                         DEFAULT_NEW_TOKENS,
                         len(token_ids),
                         self.max_model_len,
-                        f"prompts[{index}]",
+                        name,
                         "max_new_tokens",
                     ),
                     stop_token_ids=stops,
+                    drafters=drafters,
+                    max_draft_tokens=options.get("max_draft_tokens"),
                 )
             )
-        order = [request.request_id for request in requests]
-        done: dict[str, Generation] = {}
-        running: dict[str, _Running] = {}
-        emitted = 0
+        return requests
+
+    def _chosen_drafters(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
+        if names is None:
+            return None
+        chosen = expand_drafters(list(names), has_draft_model=DRAFT_MODEL in self.drafter_names)
+        for name in chosen:
+            if name not in self.drafter_names and AUTO not in names:
+                have = ", ".join(self.drafter_names) or "none"
+                raise InvalidRequest("drafters", name, f"this engine was made with {have}")
+        return tuple(name for name in chosen if name in self.drafter_names)
+
+    def _chunks(
+        self, requests: Sequence[GenerationRequest], running: dict[str, _Running], on_round: OnRound | None
+    ) -> Generator[TokenChunk, None, None]:
+        """All chunks of the requests, as rounds bring them. `running` is filled with requests that have begun.
+
+        Raises what a request failed with. Nothing of the requests is left when it ends, however it does.
+        """
+        waiting = deque(requests)
+        open_ids: list[str] = []
         try:
-            for event in self._events(requests, running):
-                if isinstance(event, RequestFailed):
-                    raise event.error
-                emitted += len(event.token_ids)
-                running[event.request_id].token_ids.extend(event.token_ids)
-                if event.finish_reason is not None:
-                    done[event.request_id] = self._finish(running.pop(event.request_id), event)
-                if on_progress is not None:
-                    on_progress(len(done), emitted)
+            while waiting or open_ids:
+                while waiting and self.core.num_running + self.core.num_waiting < self._batch_size:
+                    request = waiting.popleft()
+                    open_ids.append(request.request_id)
+                    self._inboxes[request.request_id] = deque()
+                    running[request.request_id] = _Running.of(request)
+                    self.core.add(request, time.monotonic())
+                if not any(self._inboxes[request_id] for request_id in open_ids):
+                    self._run_round(on_round)
+                for request_id in list(open_ids):
+                    yield from self._take(request_id, open_ids)
         finally:
-            self._abandon([*running, *(request.request_id for request in requests)])
-        return [done[request_id] for request_id in order]
+            self._abandon(open_ids)
+
+    def _take(self, request_id: str, open_ids: list[str]) -> Iterator[TokenChunk]:
+        inbox = self._inboxes[request_id]
+        while inbox:
+            event = inbox.popleft()
+            is_last = isinstance(event, RequestFailed) or event.finish_reason is not None
+            if is_last:
+                open_ids.remove(request_id)
+                del self._inboxes[request_id]
+            if isinstance(event, RequestFailed):
+                raise event.error
+            yield event
 
     def _abandon(self, request_ids: Sequence[str]) -> None:
-        """End what is left of requests when a caller stops early, so that the next call starts clean."""
+        """End what is left of requests when a caller stops early, so that nothing of them is held any more."""
         for request_id in request_ids:
+            del self._inboxes[request_id]
             self.core.cancel(request_id)
-        while self.core.has_work:
+        if self._is_in_round:
+            return  # a generator that is collected as garbage: whoever runs this round runs the next one too
+        if request_ids and self.core.has_work:
+            self._run_round()
+        while self.core.has_work and not self._inboxes:
             self._run_round()
 
-    def _events(self, requests: deque[GenerationRequest], running: dict[str, _Running]) -> Iterator[RouterEvent]:
-        while requests or self.core.has_work:
-            while requests and self.core.num_running + self.core.num_waiting < self._batch_size:
-                request = requests.popleft()
-                running[request.request_id] = _Running(request.prompt_token_ids.tolist(), time.perf_counter())
-                self.core.add(request, time.monotonic())
-            yield from self._run_round()
-
-    def _run_round(self) -> list[RouterEvent]:
-        """Draft, verify, commit: one round of all running sequences."""
-        round, events = self.core.plan_round(time.monotonic())
-        if round is None:
-            return events
+    def _run_round(self, on_round: OnRound | None = None) -> None:
+        """Draft, verify, commit: one round of all running sequences. What it emits goes to the inboxes."""
+        started = time.perf_counter()
+        self._is_in_round = True
+        trace = None
         try:
+            round, events = self.core.plan_round(time.monotonic())
+            self._deliver(events)
+            if round is None:
+                return
             results = {worker_id: self._ask_draft_model(batch) for worker_id, batch in round.draft_batches.items()}
             self.core.draft_locally(round)
-            result = self._target.verify(self.core.assemble(round, results))
-            return [*events, *self.core.commit(round, result, time.monotonic())]
+            batch = self.core.assemble(round, results)
+            drafted = time.perf_counter()
+            result = self._target.verify(batch)
+            verified = time.perf_counter()
+            events = self.core.commit(round, result, time.monotonic())
+            self._deliver(events)
+            if on_round is not None:
+                draft_s, verify_s = drafted - started, verified - drafted
+                trace = trace_round(round, result, events, self._source_names, draft_s, verify_s)
         except BaseException:
             # Stopped half-way, perhaps by Ctrl-C: no KV can be trusted, and the next round begins from the tokens.
             self._target.clear()
             self.core.target_lost()
             raise
+        finally:
+            self._is_in_round = False
+        if on_round is not None and trace is not None:
+            on_round(trace)
+
+    def _deliver(self, events: Sequence[RouterEvent]) -> None:
+        for event in events:
+            if event.request_id in self._inboxes:  # else it was abandoned
+                self._inboxes[event.request_id].append(event)
 
     def _ask_draft_model(self, batch: DraftBatch) -> DraftResult | None:
         """Its drafts; None where it fails, which costs nothing but speed."""
@@ -270,12 +417,22 @@ class LocalEngine:
         if isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
-            token_ids = self.tokenizer.apply_chat_template(
-                list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            token_ids = self._encode_conversation(list(cast(Sequence[Mapping[str, str]], prompt)), field)
         else:
             token_ids = list(cast(Sequence[int], prompt))
             check_token_ids(field, token_ids, self._target.vocab_size)
+        return list(token_ids)
+
+    def _encode_conversation(self, messages: list[Mapping[str, str]], field: str) -> list[int]:
+        shown = f"{len(messages)} messages"
+        if not self.tokenizer.chat_template:
+            raise InvalidRequest(field, shown, f"model {self.info.name!r} has no chat template; give a text instead")
+        try:
+            token_ids: Any = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(field, shown, f"the model's chat template refuses them: {error}") from None
         return list(token_ids)
 
     def _finish(self, running: _Running, last: TokenChunk) -> Generation:

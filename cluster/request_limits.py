@@ -38,6 +38,7 @@ class LocalFields(SamplingFields):
     """What `LocalEngine.generate` takes besides prompts."""
 
     max_new_tokens: NumNewTokens | None = None
+    max_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
 
 
 def check_local_fields(fields: Mapping[str, object]) -> None:

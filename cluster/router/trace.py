@@ -1,0 +1,89 @@
+"""What one round did, for people to look at: who proposed how much, what was verified, what of it was accepted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from actors.drafters.registry import DRAFT_MODEL
+from actors.messages import TokenChunk, VerifyResult
+from cluster.router.round import Round, RoundEntry, RouterEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrace:
+    """One round of all its sequences. The counts are by source; a node of several counts as proposed for each, and as
+    verified and accepted for the one that was most sure of it."""
+
+    round_id: int
+    num_sequences: int
+    rows: int  # computed by the target: prompt, last tokens and draft nodes
+    proposed: dict[str, int]
+    verified: dict[str, int]
+    accepted: dict[str, int]  # and emitted: none after a stop token
+    num_emitted: int
+    rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
+    draft_s: float  # drafting, merging and choosing
+    verify_s: float
+
+
+def trace_round(
+    round: Round,
+    result: VerifyResult,
+    events: Iterable[RouterEvent],
+    source_names: SequenceOf[str],
+    draft_s: float,
+    verify_s: float,
+) -> RoundTrace:
+    """source_names: the CPU drafters in their order, then the draft model. events: those of the round's commit."""
+    proposed: Counter[str] = Counter()
+    verified: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    rejected: list[int] = []
+    paths = {verdict.seq_id: set(verdict.path.tolist()) for verdict in result.verdicts}
+    for entry in round.entries:
+        for source, tree in entry.proposals:
+            proposed[source_names[source]] += len(tree)
+        verified.update(_sources_of_nodes(round, entry, source_names))
+        path = paths.get(entry.seq_id, set())
+        rejected.extend(token for node, token in enumerate(entry.token_ids.tolist()) if node not in path)
+    num_emitted = 0
+    for event in events:
+        if isinstance(event, TokenChunk):
+            num_emitted += len(event.token_ids)
+            accepted.update(source for source in event.sources if source in source_names)
+    return RoundTrace(
+        round.round_id,
+        len(round),
+        result.rows,
+        dict(proposed),
+        dict(verified),
+        dict(accepted),
+        num_emitted,
+        tuple(rejected),
+        draft_s,
+        verify_s,
+    )
+
+
+def format_trace(trace: RoundTrace, number: int) -> str:
+    """One line; `number` is what to call the round."""
+    parts = [f"round {number}", f"{trace.rows} rows"]
+    if trace.num_sequences != 1:
+        parts.append(f"{trace.num_sequences} sequences")
+    for what, counts in (("proposed", trace.proposed), ("verified", trace.verified), ("accepted", trace.accepted)):
+        listed = ", ".join(f"{source} {count}" for source, count in counts.items() if count)
+        parts.append(f"{what} {listed or 0}")
+    parts.append(f"emitted {trace.num_emitted}")
+    parts.append(f"drafting {trace.draft_s * 1000:.1f} ms, verifying {trace.verify_s * 1000:.1f} ms")
+    return " | ".join(parts)
+
+
+def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[str]) -> list[str]:
+    if entry.num_chain:
+        return [DRAFT_MODEL] * entry.num_chain
+    if round.forest is None:
+        return []
+    return [source_names[source] for source in round.forest.best_source[entry.node_start : entry.node_end].tolist()]
