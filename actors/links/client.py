@@ -141,11 +141,16 @@ class AsyncLink:
             raise LinkError(f"no connection to {self.address.endpoint} within {timeout_s:g} s") from None
 
     def _send(self, frame: bytes) -> None:
-        if (
-            not int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT
-        ):  # asking also makes the socket notice room made meanwhile
+        # Asking makes the socket notice room made meanwhile. It may notice a lost connection only when it sends.
+        has_room = bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT)
+        try:
+            if has_room:
+                self._socket.send(frame, zmq.DONTWAIT)
+        except zmq.Again:
+            has_room = False
+        if not has_room:
+            self._read_answers()  # asking may have used up the wake-up of an answer that has arrived
             self._refuse_full()
-        self._socket.send(frame, zmq.DONTWAIT)
         self.stats.sent += 1
         self.stats.sent_bytes += len(frame)
 

@@ -469,6 +469,25 @@ async def test_a_killed_worker_is_noticed_at_once_and_fails_the_calls_in_flight(
         assert not link.is_alive
 
 
+async def test_a_worker_that_dies_between_the_look_for_room_and_the_sending_is_a_link_error(monkeypatch) -> None:
+    with worker_process() as (process, address), linked(address) as link:
+        await link.call(Hello(), PATIENCE_S)
+        look = link._socket.get
+
+        def look_and_lose_the_worker(option: int) -> int:
+            seen = look(option)
+            if option == zmq.EVENTS:
+                process.kill()
+                process.wait()
+                time.sleep(1.0)  # the connection's own thread takes it down meanwhile
+            return seen
+
+        monkeypatch.setattr(link._socket, "get", look_and_lose_the_worker)
+        with pytest.raises(LinkError, match="takes no more requests"):
+            await link.call(DraftBatch(1, []), PATIENCE_S)
+        assert link.in_flight == 0
+
+
 async def test_a_worker_that_freezes_is_noticed_within_two_seconds_and_found_again() -> None:
     with worker_process() as (process, address), linked(address) as link:
         await link.call(Hello(), PATIENCE_S)
