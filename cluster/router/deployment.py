@@ -137,7 +137,7 @@ def router_application(
         num_replicas=1,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0.1},
-        health_check_period_s=2.0,
+        health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     return deployment.bind(config, speculation, draft, directory_name, target_id, *upstream)

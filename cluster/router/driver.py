@@ -40,6 +40,8 @@ class RouterDriver:
         self._draining = False
         self._task = asyncio.create_task(self._run(), name="router rounds")
         self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
+        for task in (self._task, self._timekeeper):
+            task.add_done_callback(self._end_broken_streams)
 
     @property
     def has_target(self) -> bool:
@@ -102,7 +104,7 @@ class RouterDriver:
         self._draining = True
         self._task.cancel()
         self._timekeeper.cancel()
-        self._deliver([RequestFailed(request_id, Unavailable("the router stops")) for request_id in self._streams])
+        self._end_streams("the router stops")
 
     async def _run(self) -> None:
         while True:
@@ -198,6 +200,15 @@ class RouterDriver:
             logger.error("round %d: the target failed with %s", batch.round_id, answer.reason)
         assert isinstance(answer, VerifyResult | Failure)
         return answer
+
+    def _end_broken_streams(self, task: asyncio.Task[None]) -> None:
+        """Without rounds nothing more would come: another router may go on, and this one has nothing to drain."""
+        if not task.cancelled():
+            logger.error("%s have stopped", task.get_name(), exc_info=task.exception())
+            self._end_streams("the router runs no rounds any more")
+
+    def _end_streams(self, reason: str) -> None:
+        self._deliver([RequestFailed(request_id, Unavailable(reason)) for request_id in self._streams])
 
     def _deliver(self, events: list[RouterEvent]) -> None:
         for event in events:
