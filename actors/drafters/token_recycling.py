@@ -1,0 +1,254 @@
+"""Token recycling: the tokens that the target last thought likely after a token are drafted when it comes again.
+
+After Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
+(2024), which fills one fixed tree of ranks. Here the chance of each rank is measured while serving, so that trees can
+also be drawn best first, and every node has a confidence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
+from actors.errors import InvalidRequest
+
+_SUCCESSORS = 8
+_MAX_NAMESPACES = 64  # at 4 bytes a successor and 150,000 tokens, 5 MB each
+
+# Chance of each rank before any has been measured; counts as so many rows.
+_PRIOR = np.array([0.40, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01])
+_PRIOR_ROWS = 200.0
+_MEMORY_ROWS = 20_000.0  # older rows count half, and so on
+
+# Dynamic trees leave out what is less likely than this, even where rows are nearly free.
+_FLOOR = 0.02
+
+# Nodes by depth of the trees in the paper's code and in SAM-Decoding's port of it.
+_STATIC_LEVELS = {"static-80": (8, 21, 25, 15, 8, 3), "static-60": (7, 20, 21, 8, 4)}
+
+
+class _Namespace:
+    """Successors of each token, most probable first, and how often the target's choice was at each rank."""
+
+    __slots__ = ("hits", "successors")
+
+    def __init__(self) -> None:
+        self.successors = np.full((0, _SUCCESSORS), -1, np.int32)
+        self.hits = np.append(_PRIOR, 1.0 - _PRIOR.sum()) * _PRIOR_ROWS  # float64 [successors + 1]: the last, none
+
+    @property
+    def rank_chances(self) -> npt.NDArray[np.float64]:
+        chances: npt.NDArray[np.float64] = self.hits[:-1] / self.hits.sum()
+        return chances
+
+    def make_room(self, num_tokens: int) -> None:
+        if num_tokens > len(self.successors):
+            grown = np.full((max(num_tokens, 2 * len(self.successors)), _SUCCESSORS), -1, np.int32)
+            grown[: len(self.successors)] = self.successors
+            self.successors = grown
+
+
+class TokenRecyclingDrafter:
+    """Trees over a map from each token to its likely successors, learnt from every row; one map a namespace."""
+
+    name = "token_recycling"
+    num_successors = _SUCCESSORS
+
+    def __init__(self, *, tree: str = "dynamic", floor: float = _FLOOR, max_namespaces: int = _MAX_NAMESPACES) -> None:
+        """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file of paths, [[0], [0, 0], [1], ...],
+        each a list of ranks. floor: least confidence of a node of a dynamic tree. Raises InvalidRequest."""
+        if max_namespaces < 1:
+            raise InvalidRequest("max_namespaces", max_namespaces, "it must be at least 1")
+        self._shape = None if tree == "dynamic" else _static_tree(tree)
+        self._floor = floor
+        self._max_namespaces = max_namespaces
+        self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()  # least recently used first
+        self._warm_up()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        return [self._propose_one(context) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing: what counts is what the target thought, and `learn` is told that."""
+
+    def forget(self, seq_id: int) -> None:
+        """Nothing is kept by sequence."""
+
+    def memory_bytes(self) -> int:
+        return sum(one.successors.nbytes + one.hits.nbytes for one in self._namespaces.values())
+
+    def learn(self, rows: VerifiedRows) -> None:
+        if not len(rows.contexts):
+            return
+        known = self._namespace(rows.namespace)
+        tokens = rows.contexts[:, -1]
+        known.make_room(int(tokens.max()) + 1)
+        _learn(known.successors, known.hits, np.ascontiguousarray(tokens), rows.token_ids, rows.probs)
+        if known.hits.sum() > _MEMORY_ROWS:
+            known.hits *= 0.5
+
+    def _namespace(self, name: str) -> _Namespace:
+        known = self._namespaces.get(name)
+        if known is None:
+            known = self._namespaces[name] = _Namespace()
+            if len(self._namespaces) > self._max_namespaces:
+                self._namespaces.popitem(last=False)
+        self._namespaces.move_to_end(name)
+        return known
+
+    def _propose_one(self, context: DraftContext) -> DraftTree:
+        known = self._namespaces.get(context.namespace)
+        root = int(context.tokens[-1])
+        if known is None or root >= len(known.successors) or context.max_nodes < 1:
+            return DraftTree.empty()
+        chances = known.rank_chances
+        if self._shape is None:
+            found = _draw(known.successors, chances, root, context.max_nodes, self._floor)
+        else:
+            found = _fill(known.successors, chances, root, context.max_nodes, *self._shape)
+        return DraftTree(*found) if len(found[0]) else DraftTree.empty()
+
+    def _warm_up(self) -> None:
+        table, hits = np.full((2, _SUCCESSORS), -1, np.int32), np.ones(_SUCCESSORS + 1)
+        ids, probs = np.ones((1, 2), np.int32), np.ones((1, 2), np.float32)
+        _learn(table, hits, np.ones(1, np.int32), ids, probs)
+        _draw(table, _PRIOR, 1, 2, self._floor)
+        _fill(table, _PRIOR, 1, 2, np.zeros(1, np.int32), np.full(1, -1, np.int32))
+
+
+def create_drafter(
+    *, tree: str = "dynamic", floor: float = _FLOOR, max_namespaces: int = _MAX_NAMESPACES
+) -> TokenRecyclingDrafter:
+    return TokenRecyclingDrafter(tree=tree, floor=floor, max_namespaces=max_namespaces)
+
+
+def _static_tree(spec: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Rank and parent of every node, parents first. Raises InvalidRequest."""
+    paths = _likely_paths(_STATIC_LEVELS[spec]) if spec in _STATIC_LEVELS else _read_paths(Path(spec))
+    index = {path: node for node, path in enumerate(paths)}
+    ranks = np.array([path[-1] for path in paths], np.int32)
+    return ranks, np.array([index[path[:-1]] if len(path) > 1 else -1 for path in paths], np.int32)
+
+
+def _likely_paths(levels: Sequence[int]) -> list[tuple[int, ...]]:
+    """The paths of ranks with the greatest product of prior chances, so many of each length."""
+    paths: list[tuple[int, ...]] = []
+    above: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
+    for count in levels:
+        level = [(chance * float(_PRIOR[rank]), (*path, rank)) for chance, path in above for rank in range(_SUCCESSORS)]
+        above = sorted(level, key=lambda node: (-node[0], node[1]))[:count]
+        paths += sorted(path for _, path in above)
+    return paths
+
+
+def _read_paths(file: Path) -> list[tuple[int, ...]]:
+    limit = f"a JSON list of paths, each a list of ranks 0 to {_SUCCESSORS - 1}, every path's beginning a path too"
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        paths = {tuple(row) for row in rows}
+        is_right = all(
+            path and all(type(rank) is int and 0 <= rank < _SUCCESSORS for rank in path)
+            and (len(path) == 1 or path[:-1] in paths)
+            for path in paths
+        )  # fmt: skip
+    except OSError as error:
+        raise InvalidRequest("tree", str(file), f"dynamic, {', '.join(_STATIC_LEVELS)} or {limit}") from error
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest("tree", str(file), limit) from error
+    if not paths or not is_right:
+        raise InvalidRequest("tree", str(file), limit)
+    return sorted(paths, key=lambda path: (len(path), path))
+
+
+@njit(cache=True, nogil=True)
+def _learn(successors, hits, tokens, token_ids, probs):  # type: ignore[no-untyped-def]
+    width = successors.shape[1]
+    for row in range(len(tokens)):
+        known = successors[tokens[row]]
+        best = token_ids[row, 0]
+        rank = 0
+        while rank < width and known[rank] != best:
+            rank += 1
+        if known[0] >= 0:
+            hits[rank] += 1.0
+        if token_ids.shape[1] > 1 and probs[row, 1] > 0.0:
+            for column in range(width):
+                known[column] = token_ids[row, column] if column < token_ids.shape[1] else -1
+        else:  # one observed token: it goes to the front
+            for column in range(min(rank, width - 1), 0, -1):
+                known[column] = known[column - 1]
+            known[0] = best
+
+
+@njit(cache=True, nogil=True)
+def _draw(successors, chances, root, max_nodes, floor):  # type: ignore[no-untyped-def]
+    """Best first: (token ids int32, parents int32, confidence float32). A node's next sibling and its first child are
+    candidates once it is drawn."""
+    tokens = np.empty(max_nodes, np.int32)
+    parents = np.empty(max_nodes, np.int32)
+    confidence = np.empty(max_nodes, np.float32)
+    open_parent = np.empty(2 * max_nodes + 1, np.int32)
+    open_rank = np.empty(2 * max_nodes + 1, np.int32)
+    open_chance = np.empty(2 * max_nodes + 1, np.float64)
+    open_parent[0], open_rank[0], open_chance[0] = -1, 0, chances[0]
+    num_open, count = 1, 0
+    while num_open and count < max_nodes:
+        best = 0
+        for i in range(1, num_open):
+            if open_chance[i] > open_chance[best]:
+                best = i
+        parent, rank, chance = open_parent[best], open_rank[best], open_chance[best]
+        num_open -= 1
+        open_parent[best], open_rank[best] = open_parent[num_open], open_rank[num_open]
+        open_chance[best] = open_chance[num_open]
+        if chance < floor:
+            break
+        of = root if parent < 0 else tokens[parent]
+        token = successors[of, rank] if of < len(successors) else -1
+        if token < 0:
+            continue
+        tokens[count], parents[count], confidence[count] = token, parent, chance
+        if rank + 1 < len(chances):
+            whole = 1.0 if parent < 0 else np.float64(confidence[parent])
+            open_parent[num_open], open_rank[num_open] = parent, rank + 1
+            open_chance[num_open] = min(chance, whole * chances[rank + 1])
+            num_open += 1
+        open_parent[num_open], open_rank[num_open], open_chance[num_open] = count, 0, chance * chances[0]
+        num_open += 1
+        count += 1
+    return tokens[:count].copy(), parents[:count].copy(), confidence[:count].copy()
+
+
+@njit(cache=True, nogil=True)
+def _fill(successors, chances, root, max_nodes, ranks, shape):  # type: ignore[no-untyped-def]
+    """The nodes of a fixed tree (`ranks` below the parents `shape`) whose tokens are known."""
+    tokens = np.empty(max_nodes, np.int32)
+    parents = np.empty(max_nodes, np.int32)
+    confidence = np.empty(max_nodes, np.float32)
+    node_of = np.full(len(ranks), -1, np.int32)
+    count = 0
+    for i in range(len(ranks)):
+        if count == max_nodes:
+            break
+        parent = -1
+        if shape[i] >= 0:
+            parent = node_of[shape[i]]
+            if parent < 0:
+                continue
+        of = root if parent < 0 else tokens[parent]
+        token = successors[of, ranks[i]] if of < len(successors) else -1
+        if token < 0:
+            continue
+        tokens[count], parents[count] = token, parent
+        confidence[count] = chances[ranks[i]] * (1.0 if parent < 0 else confidence[parent])
+        node_of[i] = count
+        count += 1
+    return tokens[:count].copy(), parents[:count].copy(), confidence[:count].copy()
