@@ -87,16 +87,20 @@ class TargetEngine:
         )
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
-        """Rows of this round. A tree is left out when it does not belong behind the last token or has no room."""
+        """Rows of this round. A tree is left out when it does not belong behind the last token; of one that has no room
+        its first nodes stay, whatever their tokens: under rejection, which nodes are judged must not depend on those."""
         pending = sequence.num_pending
         count = min(pending, max(1, item.max_rows))
         tree = DraftTree(item.token_ids, item.parents, np.zeros(len(item.token_ids), dtype=np.float32))
         wanted = count == pending and len(tree) > 0 and tree.is_valid(self.vocab_size)
         if item.probs is not None and sequence.sampling.params.acceptance == "rejection":
             wanted = wanted and _fits_chain(item.probs, tree)
-        if wanted and sequence.reserve(sequence.length + len(tree)):
-            return SequenceRows(sequence, count, tree.token_ids, tree.parents)
-        return SequenceRows(sequence, count, no_tokens(), no_tokens())
+        if not wanted:
+            return SequenceRows(sequence, count, no_tokens(), no_tokens())
+        room = (len(sequence.blocks) + self.pool.num_free) * self.pool.block_size - sequence.length
+        kept = min(len(tree), room)
+        sequence.reserve(sequence.length + kept)
+        return SequenceRows(sequence, count, tree.token_ids[:kept], tree.parents[:kept])
 
     def _run_round(self, parts: Sequences[_Part], num_successors: int) -> tuple[list[Verdict], Successors | None]:
         packed = pack([part.rows for part in parts])
@@ -150,8 +154,10 @@ class TargetEngine:
 
     def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
         assert part.item.probs is not None
-        tokens = part.rows.tree_tokens
-        accepted, next_token = verify_rejection(logits, _row_sampling([part]), tokens, part.item.probs)
+        tokens, probs = part.rows.tree_tokens, part.item.probs
+        count = len(tokens) * probs.k
+        probs = TopProbs(probs.token_ids[:count], probs.probs[:count], probs.k)
+        accepted, next_token = verify_rejection(logits, _row_sampling([part]), tokens, probs)
         return next_token, np.arange(accepted, dtype=np.int32)
 
     def answer(self, batch: VerifyBatch) -> VerifyResult:

@@ -182,7 +182,7 @@ class ToyTarget:
         sequence.tree, sequence.parents = item.token_ids.tolist(), item.parents.tolist()
         path, token = self._walk(tokens, sequence.tree, sequence.parents)
         return Verdict(
-            delta.seq_id, sequence.computed, rows + nodes, token, np.array(path, np.int32), num_cached=num_cached
+            delta.seq_id, sequence.computed, rows + nodes, token, np.array(path, np.int32), num_cached, nodes
         )
 
     def _walk(self, tokens: list[int], tree: list[int], parents: list[int]) -> tuple[list[int], int]:

@@ -300,6 +300,7 @@ class RouterCore:
                 self.counters.invalid_verdicts += 1
                 self._restart(sequence, now)
                 continue
+            entry.num_verified = verdict.num_nodes
             self._note_rows(entry, verdict)
             if verdict.next_token < 0:
                 self._note_progress(entry, verdict, now)
@@ -449,8 +450,10 @@ class RouterCore:
         path: list[int] = verdict.path.tolist()
         if verdict.next_token < 0:
             return None if path or not 0 <= verdict.num_computed < entry.num_tokens else path
+        if not 0 <= verdict.num_nodes <= len(entry.token_ids):
+            return None
         if path:
-            parents = entry.parents.tolist()
+            parents = entry.parents[: verdict.num_nodes].tolist()
             previous = -1
             for node in path:
                 if not previous < node < len(parents) or parents[node] != previous:
@@ -502,13 +505,12 @@ class RouterCore:
         sequence.most_computed = max(sequence.most_computed, sequence.num_computed)
         sequence.num_setbacks = sequence.num_failed_rounds = 0
         stats.rounds += 1
-        num_nodes = len(entry.token_ids)
-        stats.draft_tokens += num_nodes
+        stats.draft_tokens += entry.num_verified
         for source in sources:
             if source is not TARGET:
                 stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
                 self.counters.accepted_tokens[source] += 1
-        self.counters.draft_tokens += num_nodes
+        self.counters.draft_tokens += entry.num_verified
         self.counters.emitted_tokens += len(tokens)
         self._events.append(
             TokenChunk(

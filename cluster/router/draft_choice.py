@@ -102,7 +102,7 @@ class DraftChoice:
             was_accepted = np.zeros(len(forest), np.bool_)
             for index, _, path in emitted:
                 entry = round.entries[index]
-                was_verified[entry.node_start : entry.node_end] = True
+                was_verified[entry.node_start : entry.node_start + entry.num_verified] = True
                 if path and not entry.num_chain:
                     was_accepted[entry.node_start : entry.node_end][path] = True
             credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
@@ -115,12 +115,12 @@ class DraftChoice:
             entry = round.entries[index]
             num_tokens += entry.sequence.num_tokens - first
             if entry.num_chain:
-                outcome = np.zeros(entry.num_chain, np.bool_)
+                outcome = np.zeros(entry.num_verified, np.bool_)
                 outcome[: len(path)] = True
-                confidence = parent_confidence(entry.proposals[0][1])[: entry.num_chain]
+                confidence = parent_confidence(entry.proposals[0][1])[: entry.num_verified]
                 self._calibration.observe(self._draft_model + 1, confidence, outcome)
                 num_gained += len(path)
-                self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_chain
+                self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
             elif path and round.asked_draft_model and forest is not None:
                 masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
                 only = 1 << self._draft_model

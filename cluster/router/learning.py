@@ -44,8 +44,6 @@ def rows_of_round(
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for entry in emitting:
         row, num_nodes = first_row[entry.seq_id]
-        if num_nodes not in (0, len(entry.token_ids)):
-            continue
         before = np.full(MAX_CONTEXT, -1, np.int32)
         known = entry.sequence.tokens()[max(0, entry.num_tokens - MAX_CONTEXT) : entry.num_tokens]
         before[MAX_CONTEXT - len(known) :] = known

@@ -46,6 +46,7 @@ class RoundEntry:
     num_chain: int = 0  # nodes of a rejection chain, which the forest does not hold
     token_ids: np.ndarray = field(default_factory=no_tokens)  # int32 [n]: the nodes sent to the target
     parents: np.ndarray = field(default_factory=no_tokens)
+    num_verified: int = 0  # of these nodes, as the target says
 
 
 @dataclass(slots=True)

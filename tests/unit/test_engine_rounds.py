@@ -118,6 +118,20 @@ def test_a_draft_that_cannot_be_judged_is_an_empty_one(draft, temperature):
     assert (drafted.rows, drafted.path.tolist(), drafted.next_token) == (20, [], plain.next_token)
 
 
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+@pytest.mark.parametrize("sure", [True, False])
+def test_of_a_chain_without_room_its_first_nodes_are_verified_whatever_they_are(acceptance, sure):
+    sampling = SamplingParams(seed=1, temperature=0.0, acceptance=acceptance)
+    right = verify(target(), item(1, 0, PROMPT)).verdicts[0].next_token
+    chain = np.array([right if sure else (right + 1) % 61, *range(5)], np.int32)
+    probs = TopProbs(chain, np.ones(6, np.float32), 1) if acceptance == "rejection" else None
+    engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(6, 4))  # room for 4 nodes
+    draft = {"token_ids": chain, "parents": np.arange(-1, 5, dtype=np.int32), "probs": probs}
+    verdict = verify(engine, item(1, 0, PROMPT, sampling=sampling, **draft)).verdicts[0]
+    assert (verdict.rows, verdict.num_nodes) == (24, 4)
+    assert verdict.path.tolist()[:1] == ([0] if sure else [])
+
+
 def test_arrays_from_the_wire_may_be_read_only_and_unaligned():
     def of_wire(values, dtype):
         data = b"\0" + np.array(values, dtype).tobytes()

@@ -534,18 +534,21 @@ def test_a_result_of_another_round_is_an_error_and_changes_nothing():
 @pytest.mark.parametrize(
     "verdict",
     [
-        (VOCAB_SIZE, []),
-        (-2, []),
-        (2, [1]),
-        (2, [0, 0]),
-        (2, [0, 2]),
-        (2, [3]),
-        (2, [-1]),
-        (-1, [0]),
+        (VOCAB_SIZE, [], 3),
+        (-2, [], 3),
+        (2, [1], 3),
+        (2, [0, 0], 3),
+        (2, [0, 2], 3),
+        (2, [3], 3),
+        (2, [-1], 3),
+        (-1, [0], 3),
+        (2, [0, 1], 1),
+        (2, [], 4),
+        (2, [], -1),
     ],
 )
 def test_a_verdict_that_cannot_be_true_is_not_believed(verdict):
-    token, path = verdict
+    token, path, nodes = verdict
     target = Scripted(list(range(2, 40)))
     core = make_core({"chain": Chain(lambda tokens, _: [2, 3, 4])})
     core.add(request(), 0.0)
@@ -556,7 +559,7 @@ def test_a_verdict_that_cannot_be_true_is_not_believed(verdict):
     seq_id = batch.items[0].delta.seq_id
     target.verify(batch)
     events = core.commit(
-        round, VerifyResult(round.round_id, [Verdict(seq_id, 1, 4, token, np.array(path, np.int32))]), 0.0
+        round, VerifyResult(round.round_id, [Verdict(seq_id, 1, 4, token, np.array(path, np.int32), 0, nodes)]), 0.0
     )
     assert not events
     assert core.counters.invalid_verdicts == 1

@@ -241,6 +241,8 @@ class Life:
                 Verdict(good.seq_id, good.num_computed, 1, -7),
                 Verdict(good.seq_id, good.num_computed, 1, 2, np.array([0, 0], np.int32)),
                 Verdict(good.seq_id, good.num_computed, 1, 2, np.array([99], np.int32)),
+                Verdict(good.seq_id, good.num_computed, 1, 2, np.array([0], np.int32), num_nodes=0),
+                Verdict(good.seq_id, good.num_computed, 1, 2, num_nodes=999),
                 Verdict(good.seq_id, good.num_computed, 1, 2, np.array([-1], np.int32)),
                 Verdict(good.seq_id, 10_000, 1, -1),
                 Verdict(12345, good.num_computed, 1, 2),
