@@ -1,0 +1,72 @@
+"""Writes a conversation: answers to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from cluster.chat.sources import REJECTED_STYLE, Span, legend, printable, style_of
+from cluster.router.trace import RoundTrace, format_trace
+
+
+def make_console(file: TextIO) -> Console:
+    """Without colour in a pipe and under NO_COLOR: no escape codes at all, not even bold ones."""
+    if os.environ.get("NO_COLOR"):
+        return Console(file=file, color_system=None, highlight=False, soft_wrap=True)
+    return Console(file=file, highlight=False, soft_wrap=True)
+
+
+class View:
+    def __init__(self, out: Console, err: Console) -> None:
+        self._out = out
+        self._err = err
+        self._is_mid_line = False
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._out.is_terminal
+
+    def answer(self, spans: Iterable[Span]) -> None:
+        """Text of an answer as it comes, every token in the colour of who proposed it."""
+        for span in spans:
+            if self._out.is_terminal:
+                self._out.out(printable(span.text), style=style_of(span.source), end="", highlight=False)
+            else:
+                self._out.file.write(span.text)
+            self._is_mid_line = not span.text.endswith("\n")
+        self._out.file.flush()
+
+    def end_answer(self) -> None:
+        """The next thing begins on a line of its own."""
+        if self._is_mid_line:
+            self._out.file.write("\n") if not self._out.is_terminal else self._out.out("")
+            self._out.file.flush()
+        self._is_mid_line = False
+
+    def note(self, text: str | Text) -> None:
+        self.end_answer()
+        self._err.print(Text(text, "dim") if isinstance(text, str) else text)
+
+    def error(self, text: str) -> None:
+        self.end_answer()
+        self._err.print(Text(text, "red"))
+
+    def legend(self, sources: Iterable[str]) -> None:
+        if self._out.color_system is not None:
+            self._err.print(legend(sources))
+
+    def round(self, trace: RoundTrace, number: int, spans: Sequence[Span], text_of: Callable[[int], str]) -> None:
+        """One round of the step trace: what was emitted in the colours of its sources, then what was rejected."""
+        line = Text()
+        for span in spans:
+            line.append(repr(span.text), style_of(span.source)).append(f" {span.source}  ")
+        for token_id in trace.rejected:
+            line.append(f"not {text_of(token_id)!r}", REJECTED_STYLE).append("  ")
+        self._err.print(line.append(f"| {format_trace(trace, number)}", "dim"))
+
+    def clear(self) -> None:
+        self._out.clear()

@@ -1,0 +1,127 @@
+"""`paceline chat`: a conversation that shows who proposed every token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from actors.errors import InvalidRequest
+from cluster.chat.backend import Backend
+from cluster.chat.commands import COMMANDS
+from cluster.chat.conversation import Conversation
+from cluster.chat.lines import is_interactive, read_lines
+from cluster.chat.session import ChatSession
+from cluster.chat.settings import ChatSettings, checked
+from cluster.chat.view import View, make_console
+from cluster.cli.generate import Dtype, Exact
+from cluster.cli.progress import progress_bars
+from cluster.config import paceline_home
+
+# Of the engine in this process; a server has its own.
+_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "device", "exact", "threads")
+
+
+def chat(
+    context: typer.Context,
+    url: str = typer.Option(None, help="Talk to the server at http://host:port; by default a model in this process."),
+    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
+    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    drafter: str = typer.Option("auto", help="Names, comma-separated, as in `paceline generate`."),
+    system: str = typer.Option(None, help="What the model is told before all turns."),
+    max_new_tokens: int = typer.Option(
+        None, help="Of an answer, at least 1; by default 256, or what the model has room for.", show_default=False
+    ),
+    temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
+    top_p: float = typer.Option(1.0, help="Above 0, up to 1; 1: off."),
+    top_k: int = typer.Option(0, help="0: off."),
+    seed: int = typer.Option(None, help="By default drawn for every turn.", show_default=False),
+    compare: bool = typer.Option(False, "--compare", help="Decode every turn again without drafts."),
+    debug: bool = typer.Option(False, "--debug", help="A line for every round."),
+    load: Path = typer.Option(None, help="Go on with a conversation that /save has written."),
+    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    dtype: Dtype = typer.Option(Dtype.float32),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
+    exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
+    threads: int = typer.Option(None, min=1, help="Torch threads; by default as many as there are cores."),
+) -> None:
+    """Talk with a model; every token has the colour of who proposed it. /help lists the commands.
+
+    Lines from a pipe are a scripted conversation: answers alone go to standard output, and the exit status is 1 if a
+    line could not be carried out.
+    """
+    settings = ChatSettings(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        compare=compare,
+        debug=debug,
+    )
+    try:
+        checked(settings)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
+    if url is not None:
+        for name in _ENGINE_OPTIONS:
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidRequest(option, context.params[name], "the server at --url has its own; leave it out")
+        if debug:
+            raise InvalidRequest("--debug", True, "a server tells only its totals; leave it out with --url")
+        from cluster.chat.server_backend import ServerBackend
+
+        backend: Backend = ServerBackend(url)
+    else:
+        backend = _local_backend(model, draft_model, drafter, gamma, dtype, device, exact, threads)
+    view = View(make_console(sys.stdout), make_console(sys.stderr))
+    session = ChatSession(backend, settings, Conversation(system), view)
+    try:
+        if load is not None:
+            session.load(load)
+        if is_interactive():
+            drafters = ", ".join(backend.sources) or ("" if url else "none")
+            view.note(f"{backend.model_name}{f', drafters {drafters}' if drafters else f' at {url}'}")
+            view.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends")
+            if backend.tells_rounds:
+                view.legend(backend.sources)
+        session.run(read_lines(paceline_home() / "chat_history", [f"/{name}" for name in COMMANDS]))
+    finally:
+        backend.close()
+    if session.num_failures and not is_interactive():
+        raise typer.Exit(1)
+
+
+def _local_backend(
+    model: str,
+    draft_model: str,
+    drafter: str,
+    gamma: int,
+    dtype: Dtype,
+    device: str,
+    exact: Exact,
+    threads: int | None,
+) -> Backend:
+    import torch
+
+    from cluster.chat.local_backend import LocalBackend
+    from cluster.local import LocalEngine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with progress_bars() as progress:
+        engine = LocalEngine(
+            model,
+            draft_model=draft_model,
+            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
+            gamma=gamma,
+            batch_size=1,
+            dtype=dtype.value,
+            device=device,
+            exact=exact.value,
+            progress=progress,
+        )
+    return LocalBackend(engine)
