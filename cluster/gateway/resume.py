@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from actors.errors import Unavailable
+from actors.errors import Overloaded, Unavailable
 from actors.messages import GenerationRequest, TokenChunk
 from cluster.gateway.errors import RouterLost
 from cluster.gateway.router_client import RouterClient
@@ -32,14 +32,15 @@ async def generate_unbroken(
     """Chunks of `request`, numbered 0, 1, 2, ..., no token twice. Statistics cover the last router's part only.
 
     A router that was lost, or says `Unavailable` after its first chunk, is replaced; one that refuses at the start is
-    not, so the caller hears of it at once. The caller enforces the deadline; each router is told what is left of it.
+    not, so the caller hears of it at once. `Overloaded` likewise: once a token was delivered it is waited out, however
+    often it is said. The caller enforces the deadline; each router is told what is left of it.
     """
     started = time.monotonic()
     delivered: list[int] = []
     index = 0
     attempts = 0
     rest = request
-    resumed = 0
+    tries = 0
     while True:
         try:
             async with aclosing(router.generate(rest)) as chunks:
@@ -57,17 +58,23 @@ async def generate_unbroken(
             may_go_on = index > 0 or isinstance(error, RouterLost)
             if not may_go_on or attempts == len(_PAUSES_S):
                 raise
+            pause_s = _PAUSES_S[attempts]
+            attempts += 1
+            on_resume()
+            logger.warning("%s: router lost after %d tokens", request.request_id, len(delivered))
+        except Overloaded as error:
+            if not delivered:
+                raise
+            pause_s = error.retry_after_s
         if (reason := _already_over(request, delivered)) is not None:  # only the word of it was lost
             yield TokenChunk(request_id=request.request_id, index=index, token_ids=(), finish_reason=reason)
             return
-        logger.warning("%s: router lost after %d tokens, resuming", request.request_id, len(delivered))
-        on_resume()
-        await asyncio.sleep(_PAUSES_S[attempts])
-        attempts += 1
-        resumed += 1
+        elapsed_s = time.monotonic() - started
+        await asyncio.sleep(pause_s if request.timeout_s is None else min(pause_s, request.timeout_s - elapsed_s))
+        tries += 1
         # A new id: the router may be the same one, still busy with the part whose stream was cut off.
         rest = msgspec.structs.replace(
-            _rest_of(request, delivered, time.monotonic() - started), request_id=f"{request.request_id}+{resumed}"
+            _rest_of(request, delivered, time.monotonic() - started), request_id=f"{request.request_id}+{tries}"
         )
 
 

@@ -117,7 +117,7 @@ class RouterCore:
 
     def add(self, request: GenerationRequest, now: float) -> None:
         """Accept a request. Raises InvalidRequest if its prompt leaves no room for a token or its id is in use,
-        Overloaded when the waiting queue is full."""
+        Overloaded when the waiting queue is full and nothing of the request has been delivered yet."""
         if request.request_id in self._by_request:
             raise InvalidRequest("request_id", request.request_id, "a request with this id is still running")
         num_prompt = len(request.prompt_token_ids)

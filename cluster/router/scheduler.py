@@ -51,7 +51,14 @@ class Scheduler:
         self._credits = 0  # sequences that ended under pressure: each makes room for one
 
     def enqueue(self, sequence: Sequence, now: float) -> None:
-        """Raises Overloaded when max_waiting sequences wait beyond those that the next round admits."""
+        """Raises Overloaded when max_waiting sequences wait beyond those that the next round admits.
+
+        A stream that another router has begun is taken whatever the bound, and is the next to run: its client has
+        been promised the rest. Such streams are as few as that router had places.
+        """
+        if sequence.request.num_output_in_prompt > 0:
+            self._put_first(sequence)
+            return
         free_places = max(0, self._config.max_running - len(self.running))
         if len(self.waiting) - free_places >= self._config.max_waiting:
             raise Overloaded(
@@ -105,8 +112,7 @@ class Scheduler:
     def preempt_youngest(self) -> Sequence:
         """Send the youngest running sequence back to the head of the queue, whatever the queue's bound."""
         victim = self.running.pop()
-        self.waiting[victim.request_id] = victim
-        self.waiting.move_to_end(victim.request_id, last=False)
+        self._put_first(victim)
         return victim
 
     def feel_pressure(self) -> None:
@@ -114,6 +120,10 @@ class Scheduler:
         if not self._pressure:
             self._credits = 0
         self._pressure = _PRESSURE_ROUNDS
+
+    def _put_first(self, sequence: Sequence) -> None:
+        self.waiting[sequence.request_id] = sequence
+        self.waiting.move_to_end(sequence.request_id, last=False)
 
     def sequences(self) -> Iterable[Sequence]:
         yield from self.running

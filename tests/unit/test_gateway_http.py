@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import DeadlineExceeded, LinkError, Unavailable
+from actors.errors import DeadlineExceeded, LinkError, Overloaded, Unavailable
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.echo_router import EchoRouter
@@ -281,6 +281,24 @@ async def test_a_stop_string_ends_the_routers_stream(client, router):
     assert router.num_cancelled == 1
 
 
+@pytest.mark.parametrize("chunk_tokens", [2, 3, 5])
+async def test_an_answer_that_a_stop_string_ends_has_the_statistics_of_what_was_computed(client, router, chunk_tokens):
+    router.chunk_tokens = chunk_tokens
+    fields = {"prompt": f"{FOX} {FOX}", "max_tokens": 60, "stop": "x the", "speculation": {"stats": True}}
+    answer = (await complete(client, **fields)).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    num_tokens = answer["usage"]["completion_tokens"]
+    rounds = -(-num_tokens // chunk_tokens)
+    assert answer["speculation"] == {
+        "rounds": rounds,
+        "target_rows": answer["usage"]["prompt_tokens"] + rounds * chunk_tokens,
+        "draft_tokens": rounds * (chunk_tokens - 1),
+        "accepted_tokens": {"echo": num_tokens - num_tokens // chunk_tokens},  # none of those behind the stop string
+    }
+    chunks = events(await complete(client, stream=True, **fields))
+    assert chunks[-1]["speculation"] == answer["speculation"]
+
+
 async def test_text_held_back_is_shown_at_the_end(client):
     count = len(tokens(FOX))
     answer = (await complete(client, stop=FOX[-3:] + " never", max_tokens=count)).json()
@@ -377,6 +395,29 @@ async def test_a_bad_value_is_refused_naming_field_and_limit(client, router, fie
 )
 async def test_what_is_not_supported_in_a_chat_is_named(client, router, fields, param):
     assert error_of(await chat(client, **fields), 400)["param"] == param
+    assert router.requests == []
+
+
+@pytest.mark.parametrize("content", ["say it", [{"type": "text", "text": "say "}, {"type": "text", "text": "it"}]])
+async def test_a_prediction_reaches_the_router_as_tokens(client, router, content):
+    response = await chat(client, prediction={"type": "content", "content": content}, max_tokens=3)
+    assert response.status_code == 200, response.text
+    assert bytes(router.requests[-1].prediction_token_ids.tolist()) == b"say it"
+    assert (await complete(client, max_tokens=3)).status_code == 200
+    assert len(router.requests[-1].prediction_token_ids) == 0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "tokens", "content": "x"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ("x", "prediction"),
+    ],
+)
+async def test_a_prediction_of_another_shape_is_a_400(client, router, prediction, param):
+    assert error_of(await chat(client, prediction=prediction), 400)["param"] == param
     assert router.requests == []
 
 
@@ -532,6 +573,21 @@ async def test_a_stream_survives_the_loss_of_its_router(client, router, stream):
     assert [part.num_output_in_prompt for part in parts] == [0, 6, 15]
     assert [part.max_new_tokens for part in parts] == [40, 34, 25]
     assert len({part.request_id for part in parts}) == 3  # a router that is not dead may still run the part before
+
+
+async def test_a_stream_waits_when_the_router_that_is_to_carry_it_on_is_full(client, router):
+    whole = (await complete(client, max_tokens=40)).json()["choices"][0]["text"]
+    router.failures += [(6, Unavailable("lost"))] + [(0, Overloaded("full", 0.01))] * 6
+    response = await complete(client, max_tokens=40, stream=True)
+    assert "".join(event["choices"][0]["text"] for event in events(response)) == whole
+    assert [part.num_output_in_prompt for part in router.requests[1:]] == [0] + [6] * 7
+
+
+async def test_a_stream_waits_for_a_place_no_longer_than_until_its_deadline(client, router):
+    router.failures += [(6, Unavailable("lost")), (0, Overloaded("full", 60.0))]
+    request = {"prompt": FOX, "max_tokens": 40}
+    response = await client.post("/v1/completions", json=request, headers={"x-request-timeout-seconds": "0.4"})
+    assert error_of(response, 504)["code"] == "deadline_exceeded"
 
 
 async def test_a_stream_whose_routers_keep_failing_ends_with_its_error(client, router):

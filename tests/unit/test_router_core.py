@@ -201,6 +201,21 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
     assert core.counters.refused == 2
 
 
+def test_a_stream_that_another_router_began_is_taken_beyond_a_full_queue_and_runs_next():
+    target = Scripted(list(range(2, 40)))
+    core = make_core(max_running=2, max_waiting=1)
+    for name in ("runs", "too", "waits"):
+        core.add(request(name, max_new_tokens=2 if name == "runs" else 8), 0.0)
+    one_round(core, target)
+    with pytest.raises(Overloaded):
+        core.add(request("late"), 0.0)
+    core.add(request("begun", prompt=[1, 2], num_output_in_prompt=1), 0.0)
+    assert core.num_waiting == 2
+    one_round(core, target)  # the last one of "runs"
+    assert [event.request_id for event in one_round(core, target)[0]] == ["too", "begun"]
+    assert core.num_waiting == 1
+
+
 def test_a_queue_of_no_length_still_lets_requests_run():
     core = make_core(max_running=2, max_waiting=0)
     core.add(request("a"), 0.0)
@@ -295,6 +310,15 @@ def test_chunks_carry_sources_and_the_last_one_the_statistics():
     assert stats.rounds == 2
     assert stats.target_rows == 2 + stats.draft_tokens
     assert sum(stats.accepted_tokens.values()) == 4
+
+
+def test_every_chunk_has_the_statistics_so_far_where_the_request_wants_them():
+    target = Scripted([5, 6, 7, 8, 9, 10])
+    core = make_core({"chain": Chain(right(target, 2))})
+    core.add(request(max_new_tokens=6, wants_stats=True), 0.0)
+    chunks = one_round(core, target)[0] + one_round(core, target)[0]
+    assert [chunk.stats.rounds for chunk in chunks] == [1, 2]
+    assert [chunk.stats.accepted_tokens for chunk in chunks] == [{"chain": 2}, {"chain": 4}]
 
 
 def test_the_first_chunk_tells_how_much_of_the_prompt_was_cached():
