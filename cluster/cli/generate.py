@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +18,9 @@ from rich.progress import Progress, TextColumn
 from actors.errors import InvalidRequest
 from cluster.cli.progress import progress_bars
 from cluster.request_limits import check_local_fields
+
+if TYPE_CHECKING:
+    from cluster.router.trace import RoundTrace
 
 
 class Dtype(StrEnum):
@@ -58,6 +63,7 @@ def generate(
     threads: int = typer.Option(None, min=1, help="Torch threads; by default as many as there are cores."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end of sequence."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a prompt."),
+    trace: bool = typer.Option(False, "--trace", help="A line on stderr a round: who proposed what, and times."),
 ) -> None:
     """Generate text for a prompt or a file of prompts."""
     sampling: dict[str, Any] = {
@@ -88,13 +94,16 @@ def generate(
             acceptance=acceptance.value,
             progress=progress,
         )
+    on_round = _trace_writer() if trace else None
+    shows_bar = sys.stderr.isatty() and not trace
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shows_bar, transient=True) as bar:
         task = bar.add_task("generating", total=len(prompts), tokens=0)
         generations = engine.generate(
             prompts,
             ignore_eos=ignore_eos,
             on_progress=lambda done, tokens: bar.update(task, completed=done, tokens=tokens),
+            on_round=on_round,
             **sampling,
         )
     for generation in generations:
@@ -102,6 +111,13 @@ def generate(
             typer.echo(json.dumps(asdict(generation), ensure_ascii=False))
         else:
             typer.echo(generation.text)
+
+
+def _trace_writer() -> Callable[[RoundTrace], None]:
+    from cluster.router.trace import format_trace
+
+    number = itertools.count(1)
+    return lambda trace: typer.echo(format_trace(trace, next(number)), err=True)
 
 
 def _check_options(sampling: dict[str, Any]) -> None:
