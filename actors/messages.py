@@ -54,8 +54,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless the caller ignores them
     namespace: str = ""  # prefix blocks and learnt tokens are shared inside one namespace only
     timeout_s: float | None = None  # None: no deadline
+    wants_stats: bool = False  # in every chunk, for a caller that may stop listening before the last one
     drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation
     max_draft_tokens: int | None = None  # None: the planner's own limit
+    prediction_token_ids: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32: the output the caller expects
 
 
 class SpeculationStats(msgspec.Struct, kw_only=True):
@@ -76,7 +78,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length", "cancelled"] | None = None
     sources: tuple[str, ...] = ()  # who proposed each token; "target" for recovered and bonus tokens
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first chunk)
-    stats: SpeculationStats | None = None  # in the last chunk
+    stats: SpeculationStats | None = None  # so far: in the last chunk, and in all where the request wants them
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -161,7 +163,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     next_token: int  # recovered or bonus token, or -1
     path: np.ndarray = msgspec.field(default_factory=no_tokens)  # accepted node indices, in order
     num_cached: int = 0  # tokens found in the prefix cache when the sequence was (re)started
-    num_nodes: int = 0  # draft nodes computed: all that were sent, or 0
+    num_nodes: int = 0  # draft nodes computed: the first ones of those sent, as far as there was room
 
 
 class Successors(msgspec.Struct, frozen=True, array_like=True):
@@ -186,7 +188,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Asks a worker what it is; the answer is a `WorkerInfo`. Also used as heartbeat."""
+    """Asks a worker what it is; the answer is a `WorkerInfo`."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):

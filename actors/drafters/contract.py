@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.messages import SamplingParams
+from actors.messages import SamplingParams, no_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class DraftContext:
     max_nodes: int
     sampling: SamplingParams
     namespace: str = ""
+    prediction: np.ndarray = field(default_factory=no_tokens)  # int32: what the caller thinks will be the output
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class TargetEngine:
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
         """Rows of this round. A tree is left out when it does not belong behind the last token; of one that has no room
-        its first nodes stay, whatever their tokens: under rejection, which nodes are judged must not depend on those."""
+        the first nodes stay, whatever their tokens: under rejection, which are judged must not depend on those."""
         pending = sequence.num_pending
         count = min(pending, max(1, item.max_rows))
         tree = DraftTree(item.token_ids, item.parents, np.zeros(len(item.token_ids), dtype=np.float32))

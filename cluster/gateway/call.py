@@ -43,6 +43,7 @@ class GenerationCall:
     drafters: tuple[str, ...] | None = None  # None: the cluster's own; (): no speculation
     max_draft_tokens: int | None = None
     wants_stats: bool = False
+    prediction: str = ""  # what the caller thinks will come out
     timeout_s: float | None = None
 
 

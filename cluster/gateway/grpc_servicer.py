@@ -154,6 +154,8 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
     fields["stop_token_ids"] = list(request.stop_token_ids)
     fields["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
     fields["user"] = request.user
+    if request.prediction:
+        fields["prediction"] = {"type": "content", "content": request.prediction}
     if request.HasField("speculation"):
         fields["speculation"] = _speculation(request.speculation)
     kind = request.WhichOneof("input")

@@ -31,7 +31,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (...,),
-    "prediction": (),
     "prompt_cache_key": (...,),
     "prompt_cache_options": (),
     "prompt_cache_retention": (...,),
@@ -63,6 +62,18 @@ class SpeculationFields(StrictFields):
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
 
 
+class TextPart(StrictFields):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(StrictFields):
+    """What the caller thinks will come out, as when known text is edited. It changes speed only."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
 class GenerationFields(SamplingFields):
     """Fields that both endpoints have. Null means the default."""
 
@@ -86,6 +97,7 @@ class GenerationFields(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields | None = None
+    prediction: Prediction | None = None
 
     @property
     def wants_stream(self) -> bool:
@@ -100,11 +112,6 @@ class CompletionBody(GenerationFields):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-
-
-class TextPart(StrictFields):
-    type: Literal["text"]
-    text: str
 
 
 class Message(StrictFields):
@@ -149,7 +156,7 @@ def completion_call(body: CompletionBody, timeout_s: float | None) -> Generation
 
 
 def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
-    conversation = tuple(ChatMessage(_role(message), _content(message)) for message in body.messages)
+    conversation = tuple(ChatMessage(_role(message), _text(message.content)) for message in body.messages)
     max_tokens, field = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         max_tokens, field = body.max_completion_tokens, "max_completion_tokens"
@@ -188,6 +195,7 @@ def _call(
         drafters=drafters if speculation.enabled else (),
         max_draft_tokens=speculation.max_draft_tokens,
         wants_stats=speculation.stats,
+        prediction=_text(body.prediction.content) if body.prediction else "",
         timeout_s=timeout_s,
     )
 
@@ -206,10 +214,10 @@ def _role(message: Message) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def _content(message: Message) -> str:
-    if isinstance(message.content, list):
-        return "".join(part.text for part in message.content)
-    return message.content or ""
+def _text(content: str | list[TextPart] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
@@ -259,6 +267,9 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     if top == "stop":
         limit = f"it must be a string or up to 4 strings, of 1 to {MAX_STOP_CHARS} characters each"
         return InvalidRequest("stop", shown(problem["input"]), limit)
+    if top == "prediction" and "content" in problem["loc"]:
+        limit = "it must be a string or a list of text parts"
+        return InvalidRequest("prediction.content", type(problem["input"]).__name__, limit)
     if top == "messages" and "content" in problem["loc"]:
         limit = "content must be a string or a list of text parts"
         return InvalidRequest(field_path(problem["loc"][:3]), type(problem["input"]).__name__, limit)

@@ -37,6 +37,10 @@ class TextCodec:
             return await self._off_loop_when_long(length, self._encode_conversation, prompt, field)
         return np.asarray(prompt, dtype=np.int32)
 
+    async def encode_text(self, text: str) -> np.ndarray:
+        """int32 [n], no special tokens added."""
+        return await self._off_loop_when_long(len(text), self._encode, text, False)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens without special ones; U+FFFD where bytes are no character."""
         if self._rust is not None:

@@ -186,6 +186,7 @@ class Drafting:
                     entry.max_nodes,
                     sequence.begin.sampling,
                     sequence.begin.namespace,
+                    sequence.request.prediction_token_ids,
                 )
             )
         try:

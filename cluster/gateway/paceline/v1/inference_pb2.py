@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+cluster/gateway/paceline/v1/inference.proto\x12\x0bpaceline.v1\"\x9b\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x31\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x31\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x19.paceline.v1.ConversationH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12?\n\nlogit_bias\x18\x0e \x03(\x0b\x32+.paceline.v1.GenerateRequest.LogitBiasEntry\x12\x0c\n\x04stop\x18\x0f \x03(\t\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\x03\x12\x12\n\nignore_eos\x18\x11 \x01(\x08\x12-\n\x0bspeculation\x18\x12 \x01(\x0b\x32\x18.paceline.v1.Speculation\x12\x16\n\ttimeout_s\x18\x13 \x01(\x01H\n\x88\x01\x01\x12\x0c\n\x04user\x18\x14 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0c\n\n_timeout_s\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"6\n\x0c\x43onversation\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x84\x01\n\x0bSpeculation\x12\r\n\x05stats\x18\x01 \x01(\x08\x12\x14\n\x07\x65nabled\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08\x64rafters\x18\x03 \x03(\t\x12\x1d\n\x10max_draft_tokens\x18\x04 \x01(\x03H\x01\x88\x01\x01\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokens\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x03\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x03\x12\x15\n\rcached_tokens\x18\x04 \x01(\x03\"\xd0\x01\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\x03\x12\x13\n\x0btarget_rows\x18\x02 \x01(\x03\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x03\x12J\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x03(\x0b\x32\x31.paceline.v1.SpeculationStats.AcceptedTokensEntry\x1a\x35\n\x13\x41\x63\x63\x65ptedTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xc4\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x32\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1d.paceline.v1.SpeculationStats\"\xda\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x32\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1d.paceline.v1.SpeculationStats\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Model\";\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf1\x01\n\tInference\x12G\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse\x12L\n\x0eGenerateStream\x12\x1c.paceline.v1.GenerateRequest\x1a\x1a.paceline.v1.GenerateChunk0\x01\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+cluster/gateway/paceline/v1/inference.proto\x12\x0bpaceline.v1\"\xaf\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x31\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x31\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x19.paceline.v1.ConversationH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12?\n\nlogit_bias\x18\x0e \x03(\x0b\x32+.paceline.v1.GenerateRequest.LogitBiasEntry\x12\x0c\n\x04stop\x18\x0f \x03(\t\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\x03\x12\x12\n\nignore_eos\x18\x11 \x01(\x08\x12-\n\x0bspeculation\x18\x12 \x01(\x0b\x32\x18.paceline.v1.Speculation\x12\x16\n\ttimeout_s\x18\x13 \x01(\x01H\n\x88\x01\x01\x12\x0c\n\x04user\x18\x14 \x01(\t\x12\x12\n\nprediction\x18\x15 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0c\n\n_timeout_s\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"6\n\x0c\x43onversation\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x84\x01\n\x0bSpeculation\x12\r\n\x05stats\x18\x01 \x01(\x08\x12\x14\n\x07\x65nabled\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08\x64rafters\x18\x03 \x03(\t\x12\x1d\n\x10max_draft_tokens\x18\x04 \x01(\x03H\x01\x88\x01\x01\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokens\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x03\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x03\x12\x15\n\rcached_tokens\x18\x04 \x01(\x03\"\xd0\x01\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\x03\x12\x13\n\x0btarget_rows\x18\x02 \x01(\x03\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x03\x12J\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x03(\x0b\x32\x31.paceline.v1.SpeculationStats.AcceptedTokensEntry\x1a\x35\n\x13\x41\x63\x63\x65ptedTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xc4\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x32\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1d.paceline.v1.SpeculationStats\"\xda\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12\x32\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1d.paceline.v1.SpeculationStats\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Model\";\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf1\x01\n\tInference\x12G\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse\x12L\n\x0eGenerateStream\x12\x1c.paceline.v1.GenerateRequest\x1a\x1a.paceline.v1.GenerateChunk0\x01\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,36 +35,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SPECULATIONSTATS_ACCEPTEDTOKENSENTRY']._loaded_options = None
   _globals['_SPECULATIONSTATS_ACCEPTEDTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1991
-  _globals['_FINISHREASON']._serialized_end=2086
+  _globals['_FINISHREASON']._serialized_start=2011
+  _globals['_FINISHREASON']._serialized_end=2106
   _globals['_GENERATEREQUEST']._serialized_start=61
-  _globals['_GENERATEREQUEST']._serialized_end=856
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=649
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=697
-  _globals['_TOKENIDS']._serialized_start=858
-  _globals['_TOKENIDS']._serialized_end=881
-  _globals['_CONVERSATION']._serialized_start=883
-  _globals['_CONVERSATION']._serialized_end=937
-  _globals['_MESSAGE']._serialized_start=939
-  _globals['_MESSAGE']._serialized_end=979
-  _globals['_SPECULATION']._serialized_start=982
-  _globals['_SPECULATION']._serialized_end=1114
-  _globals['_USAGE']._serialized_start=1116
-  _globals['_USAGE']._serialized_end=1218
-  _globals['_SPECULATIONSTATS']._serialized_start=1221
-  _globals['_SPECULATIONSTATS']._serialized_end=1429
-  _globals['_SPECULATIONSTATS_ACCEPTEDTOKENSENTRY']._serialized_start=1376
-  _globals['_SPECULATIONSTATS_ACCEPTEDTOKENSENTRY']._serialized_end=1429
-  _globals['_GENERATERESPONSE']._serialized_start=1432
-  _globals['_GENERATERESPONSE']._serialized_end=1628
-  _globals['_GENERATECHUNK']._serialized_start=1631
-  _globals['_GENERATECHUNK']._serialized_end=1849
-  _globals['_LISTMODELSREQUEST']._serialized_start=1851
-  _globals['_LISTMODELSREQUEST']._serialized_end=1870
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1872
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1928
-  _globals['_MODEL']._serialized_start=1930
-  _globals['_MODEL']._serialized_end=1989
-  _globals['_INFERENCE']._serialized_start=2089
-  _globals['_INFERENCE']._serialized_end=2330
+  _globals['_GENERATEREQUEST']._serialized_end=876
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=669
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=717
+  _globals['_TOKENIDS']._serialized_start=878
+  _globals['_TOKENIDS']._serialized_end=901
+  _globals['_CONVERSATION']._serialized_start=903
+  _globals['_CONVERSATION']._serialized_end=957
+  _globals['_MESSAGE']._serialized_start=959
+  _globals['_MESSAGE']._serialized_end=999
+  _globals['_SPECULATION']._serialized_start=1002
+  _globals['_SPECULATION']._serialized_end=1134
+  _globals['_USAGE']._serialized_start=1136
+  _globals['_USAGE']._serialized_end=1238
+  _globals['_SPECULATIONSTATS']._serialized_start=1241
+  _globals['_SPECULATIONSTATS']._serialized_end=1449
+  _globals['_SPECULATIONSTATS_ACCEPTEDTOKENSENTRY']._serialized_start=1396
+  _globals['_SPECULATIONSTATS_ACCEPTEDTOKENSENTRY']._serialized_end=1449
+  _globals['_GENERATERESPONSE']._serialized_start=1452
+  _globals['_GENERATERESPONSE']._serialized_end=1648
+  _globals['_GENERATECHUNK']._serialized_start=1651
+  _globals['_GENERATECHUNK']._serialized_end=1869
+  _globals['_LISTMODELSREQUEST']._serialized_start=1871
+  _globals['_LISTMODELSREQUEST']._serialized_end=1890
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1892
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1948
+  _globals['_MODEL']._serialized_start=1950
+  _globals['_MODEL']._serialized_end=2009
+  _globals['_INFERENCE']._serialized_start=2109
+  _globals['_INFERENCE']._serialized_end=2350
 # @@protoc_insertion_point(module_scope)
