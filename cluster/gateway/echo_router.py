@@ -50,7 +50,10 @@ class EchoRouter:
                     token_ids=token_ids,
                     finish_reason=None if not finished else "stop" if stopped else "length",
                     num_cached_tokens=num_prompt // 2 if rounds == 1 else 0,
-                    stats=_stats(rounds, num_prompt, len(answer)) if finished else None,
+                    sources=("echo",) * (len(token_ids) - 1) + ("target",),
+                    stats=_stats(rounds, num_prompt, start + len(token_ids))
+                    if finished or request.wants_stats
+                    else None,
                 )
         finally:
             self.running.discard(request.request_id)

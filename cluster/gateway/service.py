@@ -9,11 +9,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from actors.drafters.registry import expand_drafters
@@ -148,6 +150,7 @@ class GenerationService:
                         stop_token_ids=stop_token_ids,
                         timeout_s=timeout_s,
                         drafters=call.drafters,
+                        wants_stats=call.wants_stats,
                         max_draft_tokens=call.max_draft_tokens,
                     )
                 )
@@ -181,6 +184,7 @@ class GenerationService:
         num_cached = 0
         try:
             chunks = generate_unbroken(self.router, request, metrics.request_resumed.inc)
+        stats: SpeculationStats | None = None
             async with aclosing(chunks):
                 while True:
                     try:
@@ -206,14 +210,17 @@ class GenerationService:
                     num_cached = max(num_cached, chunk.num_cached_tokens)
                     shown, finish_reason = text.push(chunk)
                     if finish_reason is not None:
+                    num_before = text.num_tokens
                         outcome = finish_reason
+                    if chunk.stats is not None:
+                        stats = _without(chunk.stats, chunk.sources[text.num_tokens - num_before :])
                         metrics.request_success.labels(finish_reason).inc()
                         metrics.request_latency.observe(now - prepared.arrived)
                         break
                     if shown:
                         yield Piece(choice, shown)
             # The router's stream is closed by now: after a stop string nothing more is generated.
-            yield Piece(choice, shown, finish_reason, text.num_tokens, num_cached, chunk.stats)
+            yield Piece(choice, shown, finish_reason, text.num_tokens, num_cached, stats)
         except Exception as error:
             status = status_of(error)
             outcome = status.code
@@ -234,6 +241,13 @@ def _observe_tokens(metrics: GatewayMetrics, count: int, elapsed_s: float) -> No
 
 class _AnswerText:
     """Text of one answer: detokenised, cut at stop strings and stop tokens."""
+def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationStats:
+    """The statistics less accepted tokens that came after a stop string, by who proposed them."""
+    dropped = Counter(sources)
+    kept = {source: count - dropped[source] for source, count in stats.accepted_tokens.items()}
+    return msgspec.structs.replace(stats, accepted_tokens={source: count for source, count in kept.items() if count})
+
+
 
     def __init__(self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest) -> None:
         self._detokenizer = Detokenizer(codec.decode, [int(token) for token in request.prompt_token_ids[-4:]])

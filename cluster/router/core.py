@@ -30,6 +30,7 @@ from actors.messages import (
     DraftResult,
     GenerationRequest,
     SequenceDelta,
+    SpeculationStats,
     TokenChunk,
     TopProbs,
     Verdict,
@@ -520,7 +521,7 @@ class RouterCore:
                 finish_reason=finish,
                 sources=tuple(sources),
                 num_cached_tokens=sequence.num_cached if sequence.chunk_index == 0 else 0,
-                stats=stats if finish else None,
+                stats=_snapshot(stats) if finish or sequence.request.wants_stats else None,
             )
         )
         sequence.chunk_index += 1
@@ -636,3 +637,7 @@ class RouterCore:
     def _take_events(self) -> list[RouterEvent]:
         events, self._events = self._events, []
         return events
+
+
+def _snapshot(stats: SpeculationStats) -> SpeculationStats:
+    return msgspec.structs.replace(stats, accepted_tokens=dict(stats.accepted_tokens))

@@ -291,8 +291,13 @@ def test_conversations_token_ids_and_stop_strings_work_over_grpc(stub, router):
     answer = stub.Generate(request)
     assert (answer.text, answer.finish_reason) == ("user\nhello", inference_pb2.FINISH_REASON_STOP)
     ids = inference_pb2.TokenIds(ids=TOKENIZER.backend_tokenizer.encode(FOX).ids)
-    request = inference_pb2.GenerateRequest(prompt_token_ids=ids, temperature=0, stop=["brown"])
-    assert stub.Generate(request).text == "the quick "
+    stats = inference_pb2.Speculation(stats=True)
+    request = inference_pb2.GenerateRequest(prompt_token_ids=ids, temperature=0, stop=["brown"], speculation=stats)
+    answer = stub.Generate(request)
+    assert answer.text == "the quick "
+    num_tokens = answer.usage.completion_tokens
+    assert answer.speculation.rounds == -(-num_tokens // 3)
+    assert answer.speculation.accepted_tokens["echo"] == num_tokens - num_tokens // 3
 
 
 def test_models_are_listed_over_grpc(stub, router):
