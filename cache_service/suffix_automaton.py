@@ -188,6 +188,26 @@ class SuffixAutomaton:
         stops = np.flatnonzero(following < 0)
         return following[: stops[0]].copy() if len(stops) else following.copy()
 
+    def states(self) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
+        """Copies of the text with the separator before it, the links of its prefixes from state 0 on, and the links and
+        lengths of the clones by row. The link of state 0 is that state."""
+        size, rows = int(self._counts[_TOKENS]), int(self._counts[_CLONES])
+        links = self._links[: size + 1].copy()
+        links[0] = 0
+        return self._text[:size].copy(), links, self._clones[:rows, _LINK].copy(), self._clones[:rows, _LENGTH].copy()
+
+    def transitions(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Sources, tokens and targets of the transitions of clones and state 0, int32, in no order."""
+        sources = ~np.arange(int(self._counts[_CLONES]), dtype=np.int32)
+        inline = self._clones[: len(sources), _TOKEN] >= 0  # a separator is kept there too, and is no transition
+        sources, clones = sources[inline], self._clones[: len(sources)][inline]
+        slots = self._table[self._table[:, _SLOT_TARGET] != 0]
+        return (
+            np.concatenate([sources, slots[:, _SLOT_SOURCE]]),
+            np.concatenate([clones[:, _TOKEN], slots[:, _SLOT_TOKEN]]),
+            np.concatenate([clones[:, _NEXT], slots[:, _SLOT_TARGET]]),
+        )
+
     def check_integrity(self) -> str | None:
         """What is wrong with the structure, in words, or None. O(n)."""
         code, where = _check(self._text, self._links, self._clones, self._table, self._counts)
