@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CARD_FILE = "drafter.json"
+_FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
 _VOCAB_SIZE = 6144
 _HELD_OUT_PROMPTS = 32  # asked for greedy answers, none of which is trained on
 _SAMPLED_TEMPERATURE = 0.8  # of every other training answer: contexts that greedy text never visits
@@ -69,8 +70,12 @@ class DrafterCard:
 
 
 def default_drafter_dir(home: Path, source: ModelSource) -> Path:
-    """Where a target's drafter is looked for; a directory there is complete."""
-    return home / "drafters" / source.name.replace("/", "--")
+    """Where the drafter of these very weights is looked for; a directory there is complete.
+
+    Other weights of the same name, be it another directory or a model saved anew, have another one.
+    """
+    fingerprint = source.weights_fingerprint()[:_FINGERPRINT_DIGITS]
+    return home / "drafters" / f"{source.name.replace('/', '--')}-{fingerprint}"
 
 
 def build_drafter(

@@ -10,12 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.errors import ModelError
+from actors.models.catalog import resolve_model
 from actors.models.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, default_drafter_dir
 from actors.models.loader import load_draft_model, load_model, load_tokenizer
 from actors.models.source import ModelSource
 from actors.models.target_text import encode_prompts, write_answers
 from actors.models.toy import TINY_KINDS, save_tiny_model
 from cluster.cli import drafter as command
+from cluster.config import ClusterConfig
+from cluster.local import LocalEngine
+from cluster.serve import plan_cluster
 
 QUICK = DrafterRecipe(layers=1, vocab_size=120, text_tokens=600, answer_tokens=24, write_rows=16, epochs=1)
 
@@ -161,9 +165,30 @@ def test_one_prompt_is_too_few_to_hold_one_out(targets, tmp_path):
         build_drafter(targets["llama"], tmp_path / "d", QUICK, prompts=["same", "same"])
 
 
-def test_hub_ids_make_one_directory_name(tmp_path):
-    source = ModelSource("a/b", "a/b", tmp_path)
-    assert default_drafter_dir(tmp_path, source) == tmp_path / "drafters" / "a--b"
+def test_hub_ids_make_one_directory_name(targets, tmp_path):
+    source = ModelSource("a/b", "a/b", targets["llama"].path)
+    name = f"a--b-{source.weights_fingerprint()[:8]}"
+    assert default_drafter_dir(tmp_path, source) == tmp_path / "drafters" / name
+
+
+def test_a_drafter_is_found_for_the_weights_it_was_made_from_and_no_others_of_their_name(tmp_path):
+    mine, yours = (
+        resolve_model(str(save_tiny_model(tmp_path / owner / "model", seed=seed, layers=1)), tmp_path)
+        for seed, owner in enumerate(("mine", "yours"))
+    )
+    assert mine.name == yours.name
+    made = default_drafter_dir(tmp_path, mine)
+    save_tiny_model(made, seed=2, layers=1)
+    options = {"drafters": ("draft_model",), "device": "cpu", "kv_cache_tokens": 512, "home": tmp_path}
+    LocalEngine(str(mine.path), **options)
+    with pytest.raises(ModelError, match="needs a draft model"):
+        LocalEngine(str(yours.path), **options)
+    plans = [plan_cluster(ClusterConfig(target={"model": str(one.path)}), tmp_path) for one in (mine, yours)]
+    assert [plan.builds_drafter for plan in plans] == [False, True]
+    assert [plan.draft.path == made for plan in plans] == [True, False]
+    save_tiny_model(mine.path, seed=3, layers=1)
+    with pytest.raises(ModelError, match="needs a draft model"):
+        LocalEngine(str(mine.path), **options)
 
 
 def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, tmp_path, capfd):
