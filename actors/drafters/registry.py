@@ -16,6 +16,7 @@ from actors.errors import InvalidRequest
 AUTO = "auto"
 NONE = "none"
 DRAFT_MODEL = "draft_model"
+RETRIEVAL = "retrieval"
 
 _NOT_CPU_DRAFTERS = frozenset({"contract", "registry", DRAFT_MODEL})
 

@@ -1,0 +1,39 @@
+"""What drafters that continue a match have in common: how long a match must be, and how much it may draft."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MatchOptions:
+    """The knobs of SAM-Decoding (Hu et al. 2024), with its names. Raises ValueError for values out of range."""
+
+    len_threshold: int = 1  # a match shorter than this drafts nothing
+    len_bias: int = 0  # taken off the length of every match
+    n_predicts: int | None = None  # nodes of a draft at most; None: as many as are asked for
+    alpha: float | None = None  # 1 + floor(alpha * match length) nodes at most; None: no such limit
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("len_threshold", self.len_threshold, 1),
+            ("len_bias", self.len_bias, 0),
+            ("n_predicts", self.n_predicts, 1),
+            ("alpha", self.alpha, 0),
+        ):
+            if value is not None and not value >= least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
+
+    def room(self, max_nodes: int) -> int:
+        """Nodes that a draft of any match may have."""
+        room = max(max_nodes, 0)
+        return room if self.n_predicts is None else min(room, self.n_predicts)
+
+    def room_for(self, length: int, max_nodes: int) -> int:
+        """Nodes that the draft of a match of that length may have."""
+        trusted = length - self.len_bias
+        if trusted < self.len_threshold:
+            return 0
+        room = self.room(max_nodes)
+        return room if self.alpha is None else min(room, 1 + math.floor(self.alpha * trusted))
