@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from cluster.config import paceline_home
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# The package of helpers, for tests and for the Ray workers that they start.
+_support = str(Path(__file__).resolve().parent / "support")
+sys.path.insert(0, _support)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_support, os.environ.get("PYTHONPATH")]))
 
 _given_home = paceline_home()
 _own_home = pytest.StashKey[Path]()

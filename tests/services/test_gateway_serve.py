@@ -21,10 +21,10 @@ from actors.errors import LinkError, Overloaded, Unavailable
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application, start_proxies
-from cluster.gateway.echo_router import EchoRouter
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
-from cluster.gateway.toy_tokenizer import toy_tokenizer
 from cluster.ray_environment import prepare_own_ray
+from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from actors.errors import DeadlineExceeded, LinkError, Overloaded, Unavailable
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
-from cluster.gateway.echo_router import EchoRouter
 from cluster.gateway.http_app import create_app
 from cluster.gateway.router_client import RouterStatus
 from cluster.gateway.schema import ChatBody, CompletionBody
 from cluster.gateway.service import GenerationService
-from cluster.gateway.toy_tokenizer import toy_tokenizer
+from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")

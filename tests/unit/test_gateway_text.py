@@ -15,7 +15,7 @@ from cluster.gateway.call import ChatMessage
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.stop_strings import StopStrings
 from cluster.gateway.text_codec import TextCodec
-from cluster.gateway.toy_tokenizer import toy_tokenizer
+from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 CODEC = TextCodec(TOKENIZER, "toy")

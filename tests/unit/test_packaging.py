@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import re
@@ -57,6 +58,29 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel):
     assert shipped == {name for name in sources if (ROOT / name).is_file()}
 
 
+def test_every_module_is_used_by_another_or_found_by_its_name():
+    """What only tests use lives beside them."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in source_files()}
+    named = {"cluster.cli.main", "cluster.gateway.proxy_errors"}  # by the wheel's entry point, and to Ray
+    toys = {"actors.models.toy", "actors.models.toy_target"}
+    drafters = {name for name in modules if name.startswith("actors.drafters.")}
+    imported = {name for path in modules.values() for name in imports_of(path)}
+    assert {name for name in modules if not name.endswith("__init__")} - named - toys - drafters <= imported
+
+
+def source_files():
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def test_the_wheel_holds_type_markers_the_protocol_configurations_and_the_licence(wheel):
     names = set(wheel.namelist())
     stem = f"paceline-{PROJECT['project']['version']}"
@@ -93,8 +117,7 @@ def test_the_command_is_an_entry_point_of_the_wheel(wheel):
 def test_the_version_is_written_in_one_place():
     version = PROJECT["project"]["version"]
     assert importlib.metadata.version("paceline") == version, "the installed version is old: run `make setup`"
-    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    assert not [str(path) for path in sources if f'"{version}"' in path.read_text(encoding="utf-8")]
+    assert not [str(path) for path in source_files() if f'"{version}"' in path.read_text(encoding="utf-8")]
 
 
 def test_every_shipped_configuration_is_valid():

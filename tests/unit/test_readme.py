@@ -20,12 +20,12 @@ import yaml
 from cluster.cli.app import app
 from cluster.config import ClusterConfig, GatewayConfig
 from cluster.gateway.call import ServedModel
-from cluster.gateway.echo_router import EchoRouter
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from cluster.gateway.service import GenerationService
-from cluster.gateway.toy_tokenizer import toy_tokenizer
+from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_tokenizer import toy_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

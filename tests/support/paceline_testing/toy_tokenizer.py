@@ -1,4 +1,4 @@
-"""A small byte-level tokenizer with a chat template, for tests and demonstrations that want no model files."""
+"""A small byte-level tokenizer with a chat template, for tests that want no model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router without a model, for tests and for measuring the gateway alone: it answers with the prompt's own tokens.
+"""A router without a model, for the gateway alone: it answers with the prompt's own tokens.
 
 Token i of the answer is `prompt[(i + seed) % len(prompt)]` (greedy: seed 0): a function of seed and position, as with
 a real router, so a stream that was lost can be carried on.
