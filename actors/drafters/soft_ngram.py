@@ -1,0 +1,161 @@
+"""Drafts what the target has found probable after the same last tokens before, in any sequence of the namespace.
+
+Learns from every row that the target computes, drafted in vain or not, so it gets better with traffic even where no
+text repeats; `cache_service.soft_ngram` tells how. One table a namespace: none sees what another one's text was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from cache_service.soft_ngram import MAX_SUCCESSORS, MIN_BYTES, SoftNgramTable, warm_up
+
+# A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
+_FLOOR = 0.002
+
+# A prompt's token was written by somebody else, and says less than a row of the target's own probabilities: in replays
+# of Spec-Bench 0.05 drafts best, 1 is worse than no prompts at all.
+_PROMPT_WEIGHT = 0.05
+
+
+class _Asked(NamedTuple):
+    """A sequence when it was last drafted for."""
+
+    namespace: str
+    last_tokens: np.ndarray  # int32, at most `order`
+
+
+class SoftNgramDrafter:
+    """Best-first trees from a mixture of what followed the last tokens, at most `order` of them, before."""
+
+    name = "soft_ngram"
+
+    def __init__(
+        self,
+        *,
+        order: int = 3,
+        successors: int = MAX_SUCCESSORS,
+        budget_bytes: int = 256 << 20,
+        max_namespaces: int = 8,
+        delta_bytes: int = 0,
+        floor: float = _FLOOR,
+        prompt_weight: float = _PROMPT_WEIGHT,
+    ) -> None:
+        """order: tokens of the longest context; successors: next tokens of each row to learn; budget_bytes: of all
+        tables together, each gets as much; max_namespaces: tables, of which the longest unused makes room;
+        delta_bytes: of each table, for what was learnt since the last `export_delta`; floor: the least confidence of a
+        node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where a target's row is 1.
+
+        Raises ValueError.
+        """
+        if not 1 <= order <= MAX_CONTEXT:
+            raise ValueError(f"order is {order}; it must be in [1, {MAX_CONTEXT}]")
+        if not 1 <= successors <= MAX_SUCCESSORS:
+            raise ValueError(f"successors is {successors}; it must be in [1, {MAX_SUCCESSORS}]")
+        if max_namespaces < 1:
+            raise ValueError(f"max_namespaces is {max_namespaces}; it must be at least 1")
+        least = max_namespaces * (delta_bytes + MIN_BYTES)
+        if delta_bytes < 0 or budget_bytes < least:
+            raise ValueError(
+                f"budget_bytes is {budget_bytes}; {max_namespaces} namespaces with {delta_bytes} delta_bytes"
+                f" take at least {least}"
+            )
+        if not 0.0 <= floor <= 1.0:
+            raise ValueError(f"floor is {floor}; it must be in [0, 1]")
+        if not 0.0 <= prompt_weight <= 1.0:
+            raise ValueError(f"prompt_weight is {prompt_weight}; it must be in [0, 1]")
+        self.num_successors = successors
+        self._order = order
+        self._table_bytes = budget_bytes // max_namespaces
+        self._max_namespaces = max_namespaces
+        self._delta_bytes = delta_bytes
+        self._floor = floor
+        self._prompt_weight = prompt_weight
+        self._tables: dict[str, SoftNgramTable] = {}  # longest unused first
+        self._asked: dict[int, _Asked] = {}
+        warm_up()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        return [self._propose_one(context) for context in contexts]
+
+    def learn(self, rows: VerifiedRows) -> None:
+        token_ids, probs = rows.token_ids[:, : self.num_successors], rows.probs[:, : self.num_successors]
+        is_prompt = bool((probs[:, :1] == 1.0).all() and not probs[:, 1:].any())
+        weight = self._prompt_weight if is_prompt else 1.0
+        if weight > 0.0:
+            self._table(rows.namespace).learn(rows.contexts, token_ids, probs, weight)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Credit the contexts whose drafts were accepted: they are the last to make room for others."""
+        for outcome in outcomes:
+            asked = self._asked.get(outcome.seq_id)
+            table = self._tables.get(asked.namespace) if asked is not None else None
+            if asked is not None and table is not None and outcome.num_accepted > 0:
+                accepted = outcome.emitted[: outcome.num_accepted]
+                table.credit(np.concatenate([asked.last_tokens, accepted]), len(accepted))
+
+    def forget(self, seq_id: int) -> None:
+        self._asked.pop(seq_id, None)
+
+    def memory_bytes(self) -> int:
+        """Allocated for tables; the operating system backs only what was touched."""
+        return sum(table.memory_bytes for table in self._tables.values())
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Those with a table, the longest unused first."""
+        return list(self._tables)
+
+    def export_delta(self, namespace: str) -> bytes:
+        """What was learnt of a namespace since the last export, for `merge_delta` of another replica."""
+        return self._table(namespace).export_delta()
+
+    def merge_delta(self, namespace: str, data: bytes) -> None:
+        """Take in what another replica learnt. Raises ValueError for bytes that are no such delta."""
+        self._table(namespace).merge(data)
+
+    def _propose_one(self, context: DraftContext) -> DraftTree:
+        if context.namespace not in self._tables:
+            return DraftTree.empty()
+        last = np.array(context.tokens[-self._order :], np.int32)
+        token_ids, parents, confidence = self._table(context.namespace).draft(last, context.max_nodes, self._floor)
+        if not len(token_ids):
+            return DraftTree.empty()
+        self._asked[context.seq_id] = _Asked(context.namespace, last)
+        return DraftTree(token_ids, parents, confidence)
+
+    def _table(self, namespace: str) -> SoftNgramTable:
+        """The namespace's table, from now on the one used last."""
+        table = self._tables.pop(namespace, None)
+        if table is None:
+            while len(self._tables) >= self._max_namespaces:
+                del self._tables[next(iter(self._tables))]
+            table = SoftNgramTable(self._table_bytes, self._order, delta_bytes=self._delta_bytes)
+        self._tables[namespace] = table
+        return table
+
+
+def create_drafter(
+    *,
+    order: int = 3,
+    successors: int = MAX_SUCCESSORS,
+    budget_bytes: int = 256 << 20,
+    max_namespaces: int = 8,
+    delta_bytes: int = 0,
+    floor: float = _FLOOR,
+    prompt_weight: float = _PROMPT_WEIGHT,
+) -> SoftNgramDrafter:
+    return SoftNgramDrafter(
+        order=order,
+        successors=successors,
+        budget_bytes=budget_bytes,
+        max_namespaces=max_namespaces,
+        delta_bytes=delta_bytes,
+        floor=floor,
+        prompt_weight=prompt_weight,
+    )

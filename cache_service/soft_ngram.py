@@ -1,0 +1,628 @@
+"""A memory of what a target model thought would come next, by the last 0 to 4 tokens, compiled with numba.
+
+Every row that a target computes says how probable the next tokens are: far more than the one token that was emitted.
+The table adds these probabilities up by context, and predicts from a mixture of all contexts known, the longest first
+(interpolation as in Jelinek and Mercer, "Interpolated estimation of Markov source parameters from sparse data", 1980).
+Plain n-gram counts are the case of rows that are sure.
+
+Layout. Flat arrays, 64 bytes in all for a context: a 64-bit hash of its tokens, up to 8 successors with summed
+probability, how many rows were added, how many drafted tokens were accepted there, and when it was last of use.
+Buckets of 8 slots: a context lives in the bucket that its hash names, so a lookup reads one cache line of keys and
+never probes on; where the bucket is full, the context of least use makes room. So the size is fixed, nothing is ever
+moved, and there are no tombstones. A context that saturates is halved: old rows fade.
+
+A context of two tokens or more is stored only where the one a token shorter was known before: until the shorter one
+recurs both would say the same, and most never do. On greedy answers this halves the contexts and costs no draft.
+
+Tables merge by addition, so replicas may exchange what they learnt in any order: what `export_delta` returns is what
+`merge` takes, and a file holds the same. Where no context names more than 8 successors, saturates or is evicted, the
+order makes no difference at all.
+
+Not thread-safe: one writer, and no reader while it writes. The kernels release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+MAX_ORDER = 4
+"""Tokens of the longest context."""
+
+MAX_SUCCESSORS = 8
+"""Successors of one context."""
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+_SLOT_BYTES = 64
+_BUCKET = 8  # slots: their keys fill one cache line
+_UNIT = 512  # probability 1, and one row, in masses and counts
+_MOST = 65_535  # what a mass or count can hold: 127 rows
+
+_NO_TOKENS = np.uint64(0x2545F4914F6CDD1D)  # hash of the context of no tokens
+
+MIN_BYTES = _BUCKET * _SLOT_BYTES
+"""The least a table can be told to hold."""
+
+MAX_BYTES = 2**32 * MIN_BYTES
+"""The most: 32 bits of the hash name the bucket."""
+
+# Columns of a slot's use.
+_COUNT, _EARNED, _SEEN = 0, 1, 2
+_USE_COLUMNS = 4  # the last one is spare: it makes a slot 64 bytes
+
+# An accepted token says more about a context's worth than a row that merely passed there.
+_EARNED_WEIGHT = 4
+
+# Entries of the counters.
+_CONTEXTS, _CLOCK, _SINCE_TICK, _EVICTED, _ROWS = 0, 1, 2, 3, 4
+_COUNTERS = 5
+# _CLOCK: ticks whenever a quarter of the slots was newly filled; a context's worth halves with every tick it sits idle.
+
+# A context of k tokens and n rows gets n / (n + hesitation[k]) of what longer ones have left over. Tuned on a replay of
+# greedy answers of SmolLM2-135M-Instruct to Spec-Bench prompts, where anything from half to twice this does as well: a
+# row is soft, so one is already half the truth. The context of no tokens says least, but something: a tenth of a token
+# a round.
+_HESITATION = np.array([16.0, 1.0, 1.0, 1.0, 1.0], dtype=np.float32)
+
+_MAGIC = b"PACENGRM"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQI")  # magic, version, order, entries, CRC-32 of what follows
+_ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
+
+
+class SoftNgramStats(NamedTuple):
+    """What a table holds and what became of it."""
+
+    contexts: int
+    slots: int
+    evicted: int  # contexts that had to make room
+    rows: int  # rows learnt
+
+
+class Entries(NamedTuple):
+    """Contexts taken out of a table: what deltas and files are made of."""
+
+    keys: npt.NDArray[np.uint64]  # [n]
+    tokens: Int32Array  # [n, 8]
+    masses: npt.NDArray[np.uint16]  # [n, 8]; 0: no successor here
+    use: npt.NDArray[np.uint16]  # [n, 2]: rows in 1/512, earned tokens
+
+
+class SoftNgramTable:
+    """Soft n-gram counts in a fixed number of bytes. Tokens are int32, >= 0."""
+
+    __slots__ = ("_counters", "_delta", "_keys", "_masses", "_order", "_tokens", "_use")
+
+    def __init__(self, budget_bytes: int, order: int = 3, *, delta_bytes: int = 0) -> None:
+        """budget_bytes: for all contexts, of which delta_bytes keep what was learnt since the last export (0: nothing
+        is exported); order: tokens of the longest context. Raises ValueError."""
+        if not 1 <= order <= MAX_ORDER:
+            raise ValueError(f"order is {order}; it must be in [1, {MAX_ORDER}]")
+        if delta_bytes != 0 and delta_bytes < MIN_BYTES:
+            raise ValueError(f"delta_bytes is {delta_bytes}; it must be 0 or at least {MIN_BYTES}")
+        if not MIN_BYTES <= budget_bytes - delta_bytes <= MAX_BYTES:
+            raise ValueError(
+                f"budget_bytes is {budget_bytes}; less {delta_bytes} delta_bytes it must be in"
+                f" [{MIN_BYTES}, {MAX_BYTES}]"
+            )
+        slots = (budget_bytes - delta_bytes) // MIN_BYTES * _BUCKET
+        self._order = order
+        self._keys = np.zeros(slots, np.uint64)
+        self._tokens = np.zeros((slots, MAX_SUCCESSORS), np.int32)
+        self._masses = np.zeros((slots, MAX_SUCCESSORS), np.uint16)
+        self._use = np.zeros((slots, _USE_COLUMNS), np.uint16)
+        self._counters = np.zeros(_COUNTERS, np.int64)
+        self._delta = SoftNgramTable(delta_bytes, order) if delta_bytes else None
+
+    def __len__(self) -> int:
+        """Contexts held."""
+        return int(self._counters[_CONTEXTS])
+
+    @property
+    def order(self) -> int:
+        return self._order
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes allocated; the operating system backs those that were touched."""
+        own = sum(array.nbytes for array in (self._keys, self._tokens, self._masses, self._use, self._counters))
+        return own + (self._delta.memory_bytes if self._delta is not None else 0)
+
+    @property
+    def stats(self) -> SoftNgramStats:
+        counters = self._counters
+        return SoftNgramStats(len(self), len(self._keys), int(counters[_EVICTED]), int(counters[_ROWS]))
+
+    def learn(
+        self,
+        contexts: npt.NDArray[np.integer],
+        token_ids: npt.NDArray[np.integer],
+        probs: npt.NDArray[np.floating],
+        weight: float = 1.0,
+    ) -> None:
+        """Add rows: contexts int [rows, width], the last tokens oldest first, -1 where there are none; token_ids and
+        probs [rows, k]: successors, most probable first; a row's probabilities count up to 1 in all, and ids below 0
+        do not. weight: in (0, 1], how many rows each counts for. Raises ValueError."""
+        shapes = contexts.shape, token_ids.shape, probs.shape
+        if [len(shape) for shape in shapes] != [2, 2, 2] or shapes[1] != shapes[2] or shapes[0][0] != shapes[1][0]:
+            raise ValueError(f"contexts, token_ids and probs are {shapes}; they must be (n, w), (n, k) and (n, k)")
+        if not 0.0 < weight <= 1.0:
+            raise ValueError(f"weight is {weight}; it must be in (0, 1]")
+        # Fresh copies: numba would compile another version for other layouts and read-only arrays.
+        rows = np.array(contexts, np.int32, order="C"), np.array(token_ids, np.int32, order="C")
+        mass = np.array(probs, np.float32, order="C")
+        units = max(1, round(_UNIT * weight))
+        orders = np.full(len(contexts), -1, np.int64)
+        _learn(*self._arrays, *rows, mass, units, self._order, orders)
+        if self._delta is not None:
+            _learn(*self._delta._arrays, *rows, mass, units, self._order, orders)
+
+    def draft(
+        self, last_tokens: npt.NDArray[np.integer], max_nodes: int, floor: float = 0.0
+    ) -> tuple[Int32Array, Int32Array, Float32Array]:
+        """The most probable continuations of last_tokens (ints [n], at least `order` of them where there are so many)
+        as a tree, most probable node first. floor: nodes less probable are left out.
+
+        Returns token ids int32 [k], parents int32 [k] (-1: root) and confidence float32 [k], k <= max_nodes.
+        """
+        room = max(max_nodes, 0)
+        token_ids = np.empty(room, np.int32)
+        parents = np.empty(room, np.int32)
+        confidence = np.empty(room, np.float32)
+        count = _draft(
+            self._keys, self._tokens, self._masses, self._use, _HESITATION, self._last(last_tokens),
+            float(floor), token_ids, parents, confidence,
+        )  # fmt: skip
+        return token_ids[:count], parents[:count], confidence[:count]
+
+    def credit(self, tokens: npt.NDArray[np.integer], num_accepted: int) -> None:
+        """The last num_accepted of tokens (ints [n]) were drafted from here and accepted: the contexts that named
+        them have earned their place. Tokens before them are context."""
+        accepted = max(0, min(num_accepted, len(tokens)))
+        text = np.array(tokens[max(0, len(tokens) - accepted - self._order) :], np.int32)
+        _credit(*self._arrays, text, accepted, self._order)
+
+    def export_delta(self) -> bytes:
+        """What was learnt here (not merged) since the last export, for `merge` elsewhere. What did not fit into
+        delta_bytes is left out, least used first."""
+        if self._delta is None:
+            return _packed(self._order, _no_entries())
+        data = _packed(self._order, self._delta._entries())
+        for array in self._delta._arrays:
+            array[...] = 0
+        return data
+
+    def merge(self, data: bytes) -> int:
+        """Add what another table exported or saved; returns its contexts. Raises ValueError for bytes that are not
+        such an export, whole and of this order, and then changes nothing."""
+        entries = _unpacked(data, self._order, "delta")
+        _merge(*self._arrays, *entries)
+        return len(entries.keys)
+
+    def save(self, path: Path) -> None:
+        """Write all contexts to a file; it appears whole or not at all."""
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                file.write(_packed(self._order, self._entries()))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, budget_bytes: int, order: int = 3, *, delta_bytes: int = 0) -> SoftNgramTable:
+        """A table with what `save` wrote; of contexts that do not fit, those of least use are left out. Raises
+        ValueError for files that are not such a table, whole and of this order, OSError for unreadable ones."""
+        table = cls(budget_bytes, order, delta_bytes=delta_bytes)
+        _merge(*table._arrays, *_unpacked(path.read_bytes(), order, str(path)))
+        return table
+
+    def check_integrity(self) -> str | None:
+        """What is wrong with the structure, in words, or None."""
+        filled = self._keys != 0
+        if int(filled.sum()) != len(self):
+            return f"{int(filled.sum())} slots are filled, {len(self)} counted"
+        if len(np.unique(self._keys[filled])) != len(self):
+            return "a context is held twice"
+        slots = np.flatnonzero(filled)
+        if (_buckets_of(self._keys[filled], len(self._keys) // _BUCKET) != slots // _BUCKET).any():
+            return "a context is in a bucket that its hash does not name"
+        entries = self._entries()
+        return _fault_of(entries)
+
+    @property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return self._keys, self._tokens, self._masses, self._use, self._counters
+
+    def _last(self, tokens: npt.NDArray[np.integer]) -> Int32Array:
+        """The last tokens, oldest first, int32 [order]; -1 where there are none."""
+        last = np.full(self._order, -1, np.int32)
+        known = tokens[-self._order :]
+        last[self._order - len(known) :] = known
+        return last
+
+    def _entries(self) -> Entries:
+        slots = np.flatnonzero(self._keys)
+        return Entries(self._keys[slots], self._tokens[slots], self._masses[slots], self._use[slots, :2])
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from numba's cache, so that no request pays for it."""
+    table = SoftNgramTable(2 * MIN_BYTES, 2, delta_bytes=MIN_BYTES)
+    tokens = np.array([[1, 2], [2, 1]], np.int32)
+    table.learn(tokens, tokens, np.full((2, 2), 0.5, np.float32))
+    table.draft(tokens[0], 4)
+    table.credit(tokens[0], 1)
+    table.merge(table.export_delta())
+
+
+def _no_entries() -> Entries:
+    shape = (0, MAX_SUCCESSORS)
+    return Entries(
+        np.empty(0, np.uint64), np.empty(shape, np.int32), np.empty(shape, np.uint16), np.empty((0, 2), np.uint16)
+    )
+
+
+def _packed(order: int, entries: Entries) -> bytes:
+    body = b"".join(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes() for array in entries)
+    return _HEADER.pack(_MAGIC, _VERSION, order, len(entries.keys), zlib.crc32(body)) + body
+
+
+def _unpacked(data: bytes, order: int, name: str) -> Entries:
+    """The entries in the bytes, or ValueError naming what is wrong with them."""
+    if len(data) < _HEADER.size:
+        raise ValueError(f"{name}: {len(data)} bytes; the header alone has {_HEADER.size}")
+    magic, version, found, count, checksum = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise ValueError(f"{name}: begins with {magic!r}; a table of soft n-grams begins with {_MAGIC!r}")
+    if version != _VERSION:
+        raise ValueError(f"{name}: version is {version}; this program reads version {_VERSION}")
+    if found != order:
+        raise ValueError(f"{name}: order is {found}; this table's is {order}")
+    if len(data) - _HEADER.size != count * _ENTRY_BYTES:
+        raise ValueError(f"{name}: {len(data)} bytes; {count} contexts take {_HEADER.size + count * _ENTRY_BYTES}")
+    if zlib.crc32(memoryview(data)[_HEADER.size :]) != checksum:
+        raise ValueError(f"{name}: the checksum differs; the bytes were damaged")
+    arrays = []
+    offset = _HEADER.size
+    for dtype, columns in (("<u8", 1), ("<i4", MAX_SUCCESSORS), ("<u2", MAX_SUCCESSORS), ("<u2", 2)):
+        array = np.frombuffer(data, dtype, count * columns, offset).astype(np.dtype(dtype).newbyteorder("="))
+        arrays.append(array if columns == 1 else array.reshape(count, columns))
+        offset += count * columns * np.dtype(dtype).itemsize
+    entries = Entries(*arrays)
+    fault = _fault_of(entries)
+    if fault is not None:
+        raise ValueError(f"{name}: {fault}")
+    return entries
+
+
+def _fault_of(entries: Entries) -> str | None:
+    """What no table ever holds, in words, or None."""
+    named = entries.masses > 0
+    if not entries.keys.all():
+        return "a context has no hash"
+    if (entries.tokens[named] < 0).any():
+        return "a successor is below 0"
+    if (entries.use[:, _COUNT] == 0).any():
+        return "a context was never learnt"
+    if (entries.masses > entries.use[:, :1]).any():
+        return "a successor has more than all of its context's probability"
+    ordered = np.sort(np.where(named, entries.tokens, -1 - np.arange(MAX_SUCCESSORS, dtype=np.int32)), axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        return "a context names a successor twice"
+    return None
+
+
+def _buckets_of(keys: npt.NDArray[np.uint64], num_buckets: int) -> npt.NDArray[np.int64]:
+    return ((keys >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32)).astype(np.int64)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _lengthened(key, token):  # type: ignore[no-untyped-def]
+    """Hash of a context with one more token before it; never 0, which marks free slots."""
+    key = (key ^ np.uint64(np.uint32(token))) + np.uint64(0x9E3779B97F4A7C15)
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    key ^= key >> np.uint64(31)
+    return key if key != 0 else np.uint64(1)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _find(keys, key):  # type: ignore[no-untyped-def]
+    """Slot of a context, or ~(first slot of its bucket)."""
+    first = np.int64(((key >> np.uint64(32)) * np.uint64(len(keys) // _BUCKET)) >> np.uint64(32)) * _BUCKET
+    for slot in range(first, first + _BUCKET):
+        if keys[slot] == key:
+            return slot
+    return ~first
+
+
+@njit(cache=True, nogil=True)
+def _claim(keys, masses, use, counters, key, first, newcomer):  # type: ignore[no-untyped-def]
+    """An emptied slot of the bucket for a new context: a free one, or that of the context of least use. -1 if every
+    one there is of more use than the newcomer."""
+    clock = np.uint16(counters[_CLOCK] & 0xFFFF)
+    best = first
+    least = np.int64(2**62)
+    start = np.int64(key & np.uint64(_BUCKET - 1))  # so that equals do not always give way at the same place
+    for step in range(_BUCKET):
+        slot = first + ((start + step) & (_BUCKET - 1))
+        if keys[slot] == 0:
+            best = slot
+            break
+        idle = min(np.int64(np.uint16(clock - use[slot, _SEEN])), np.int64(40))
+        worth = _worth(np.int64(use[slot, _COUNT]), np.int64(use[slot, _EARNED])) >> idle
+        if worth < least:
+            least = worth
+            best = slot
+    if keys[best] == 0:
+        counters[_CONTEXTS] += 1
+    else:
+        if newcomer < least:
+            return np.int64(-1)
+        counters[_EVICTED] += 1
+    counters[_SINCE_TICK] += 1
+    if counters[_SINCE_TICK] * 4 > len(keys):
+        counters[_SINCE_TICK] = 0
+        counters[_CLOCK] += 1
+    keys[best] = key
+    masses[best, :] = 0
+    use[best, _COUNT] = 0
+    use[best, _EARNED] = 0
+    use[best, _SEEN] = clock
+    return best
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _worth(count, earned):  # type: ignore[no-untyped-def]
+    return count + _EARNED_WEIGHT * _UNIT * earned
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _halve(masses, use, slot):  # type: ignore[no-untyped-def]
+    use[slot, _COUNT] >>= np.uint16(1)
+    for i in range(MAX_SUCCESSORS):
+        masses[slot, i] >>= np.uint16(1)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _rank(mass, token):  # type: ignore[no-untyped-def]
+    """Orders successors by mass, equal ones by token, so that merging does not depend on who merges whom."""
+    return (np.int64(mass) << 32) | (np.int64(0x7FFFFFFF) - np.int64(token))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _add_known(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
+    """Add mass to a successor that the context names already; returns whether it does."""
+    for i in range(MAX_SUCCESSORS):
+        if tokens[slot, i] == token and masses[slot, i] > 0:
+            masses[slot, i] += np.uint16(mass)
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _add_new(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
+    """A successor that the context does not name takes a free place, or that of the least if it has more."""
+    place = 0
+    for i in range(1, MAX_SUCCESSORS):
+        if _rank(masses[slot, i], tokens[slot, i]) < _rank(masses[slot, place], tokens[slot, place]):
+            place = i
+    if _rank(mass, token) > _rank(masses[slot, place], tokens[slot, place]):
+        tokens[slot, place] = token
+        masses[slot, place] = np.uint16(mass)
+
+
+@njit(cache=True, nogil=True)
+def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, units, order, orders):  # type: ignore[no-untyped-def]
+    """Add rows of weight `units`. orders: int64 [rows], the longest context that each row is added to; -1: as long as
+    shorter ones are known, and becomes that."""
+    width = contexts.shape[1]
+    row_mass = np.zeros(token_ids.shape[1], np.int64)
+    counters[_ROWS] += len(contexts)
+    for row in range(len(contexts)):
+        left = units
+        for i in range(len(row_mass)):
+            row_mass[i] = 0
+            if token_ids[row, i] >= 0 and probs[row, i] > 0.0:
+                row_mass[i] = min(np.int64(min(probs[row, i], np.float32(1.0)) * units + 0.5), left)
+                left -= row_mass[i]
+        is_told = orders[row] >= 0
+        longest = orders[row] if is_told else min(order, width)
+        key = _NO_TOKENS
+        for k in range(longest + 1):
+            if k > 0:
+                if contexts[row, width - k] < 0:
+                    break
+                key = _lengthened(key, contexts[row, width - k])
+            slot = _find(keys, key)
+            is_new = slot < 0
+            if is_new:
+                slot = _claim(keys, masses, use, counters, key, ~slot, np.int64(2**62))
+            if np.int64(use[slot, _COUNT]) + units > _MOST:
+                _halve(masses, use, slot)
+            use[slot, _COUNT] += np.uint16(units)
+            use[slot, _SEEN] = np.uint16(counters[_CLOCK] & 0xFFFF)
+            for i in range(len(row_mass)):
+                if row_mass[i] > 0 and not _add_known(tokens, masses, slot, token_ids[row, i], row_mass[i]):
+                    _add_new(tokens, masses, slot, token_ids[row, i], row_mass[i])
+            orders[row] = k
+            if is_new and k > 0 and not is_told:
+                break
+
+
+@njit(cache=True, nogil=True)
+def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses, new_use):  # type: ignore[no-untyped-def]
+    for entry in range(len(new_keys)):
+        count, earned = np.int64(new_use[entry, _COUNT]), np.int64(new_use[entry, _EARNED])
+        slot = _find(keys, new_keys[entry])
+        if slot < 0:
+            slot = _claim(keys, masses, use, counters, new_keys[entry], ~slot, _worth(count, earned))
+            if slot < 0:
+                continue
+        # Both sides are halved alike, so that their rows go on weighing the same.
+        shift = np.uint16(np.int64(use[slot, _COUNT]) + count > _MOST)
+        if shift:
+            _halve(masses, use, slot)
+        use[slot, _COUNT] += new_use[entry, _COUNT] >> shift
+        use[slot, _EARNED] = np.uint16(min(np.int64(use[slot, _EARNED]) + earned, np.int64(_MOST)))
+        use[slot, _SEEN] = np.uint16(counters[_CLOCK] & 0xFFFF)
+        # What both know comes first, so that nothing makes room for less than it has in all.
+        is_added = np.zeros(MAX_SUCCESSORS, np.bool_)
+        for i in range(MAX_SUCCESSORS):
+            mass = new_masses[entry, i] >> shift
+            is_added[i] = mass == 0 or _add_known(tokens, masses, slot, new_tokens[entry, i], mass)
+        for i in range(MAX_SUCCESSORS):
+            if not is_added[i]:
+                _add_new(tokens, masses, slot, new_tokens[entry, i], new_masses[entry, i] >> shift)
+
+
+@njit(cache=True, nogil=True)
+def _credit(keys, tokens, masses, use, counters, text, num_accepted, order):  # type: ignore[no-untyped-def]
+    for at in range(len(text) - num_accepted, len(text)):
+        key = _NO_TOKENS
+        for k in range(min(order, at) + 1):
+            if k > 0:
+                if text[at - k] < 0:
+                    break
+                key = _lengthened(key, text[at - k])
+            slot = _find(keys, key)
+            if slot < 0:
+                continue
+            for i in range(MAX_SUCCESSORS):
+                if tokens[slot, i] == text[at] and masses[slot, i] > 0:
+                    use[slot, _EARNED] = np.uint16(min(np.int64(use[slot, _EARNED]) + 1, np.int64(_MOST)))
+                    use[slot, _SEEN] = np.uint16(counters[_CLOCK] & 0xFFFF)
+
+
+@njit(cache=True, nogil=True)
+def _predict(keys, tokens, masses, use, hesitation, context, length, ids, chances):  # type: ignore[no-untyped-def]
+    """The mixture of all known contexts that end `context` (newest token first, `length` of them) into ids and
+    chances; returns how many successors it has."""
+    slots = np.empty(MAX_ORDER + 1, np.int64)
+    key = _NO_TOKENS
+    slots[0] = _find(keys, key)
+    for k in range(length):
+        key = _lengthened(key, context[k])
+        slots[k + 1] = _find(keys, key)
+    count = 0
+    left = np.float32(1.0)
+    for k in range(length, -1, -1):
+        slot = slots[k]
+        if slot < 0:
+            continue
+        rows = np.float32(use[slot, _COUNT])
+        share = left / (rows + hesitation[k] * _UNIT)  # of one unit of mass
+        left -= share * rows
+        for i in range(MAX_SUCCESSORS):
+            if masses[slot, i] == 0:
+                continue
+            place = count
+            for j in range(count):
+                if ids[j] == tokens[slot, i]:
+                    place = j
+                    break
+            if place == count:
+                ids[count] = tokens[slot, i]
+                chances[count] = 0.0
+                count += 1
+            chances[place] += share * np.float32(masses[slot, i])
+    return count
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _push(heap_chance, heap_token, heap_parent, size, chance, token, parent):  # type: ignore[no-untyped-def]
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap_chance[above] >= chance:
+            break
+        heap_chance[at] = heap_chance[above]
+        heap_token[at] = heap_token[above]
+        heap_parent[at] = heap_parent[above]
+        at = above
+    heap_chance[at] = chance
+    heap_token[at] = token
+    heap_parent[at] = parent
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _drop_top(heap_chance, heap_token, heap_parent, size):  # type: ignore[no-untyped-def]
+    """Remove the top of a heap that has `size` items without it; the item at `size` finds its place."""
+    chance, token, parent = heap_chance[size], heap_token[size], heap_parent[size]
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size and heap_chance[below + 1] > heap_chance[below]:
+            below += 1
+        if chance >= heap_chance[below]:
+            break
+        heap_chance[at] = heap_chance[below]
+        heap_token[at] = heap_token[below]
+        heap_parent[at] = heap_parent[below]
+        at = below
+    heap_chance[at] = chance
+    heap_token[at] = token
+    heap_parent[at] = parent
+
+
+@njit(cache=True, nogil=True)
+def _draft(  # type: ignore[no-untyped-def]
+    keys, tokens, masses, use, hesitation, last, floor, token_ids, parents, confidence
+):
+    """Best-first: the most probable node not yet in the tree joins it, and its successors become candidates."""
+    room = len(token_ids)
+    order = len(last)
+    most = MAX_SUCCESSORS * (order + 1)
+    heap_chance = np.empty(room * most, np.float32)
+    heap_token = np.empty(room * most, np.int32)
+    heap_parent = np.empty(room * most, np.int32)
+    size = 0
+    context = np.empty(MAX_ORDER, np.int32)
+    ids = np.empty(most, np.int32)
+    chances = np.empty(most, np.float32)
+    node = -1
+    count = 0
+    chance = np.float32(1.0)
+    while count < room:
+        # The last tokens of this node, newest first: up the tree, then back from its root.
+        length = 0
+        at = node
+        while at >= 0 and length < order:
+            context[length] = token_ids[at]
+            length += 1
+            at = parents[at]
+        back = order - 1
+        while length < order and back >= 0 and last[back] >= 0:
+            context[length] = last[back]
+            length += 1
+            back -= 1
+        for i in range(_predict(keys, tokens, masses, use, hesitation, context, length, ids, chances)):
+            child = min(chance * chances[i], chance)
+            if child >= floor and child > 0.0:
+                _push(heap_chance, heap_token, heap_parent, size, child, ids[i], node)
+                size += 1
+        if size == 0:
+            break
+        chance = heap_chance[0]
+        token_ids[count] = heap_token[0]
+        parents[count] = heap_parent[0]
+        confidence[count] = chance
+        node = count
+        count += 1
+        size -= 1
+        _drop_top(heap_chance, heap_token, heap_parent, size)
+    return count
