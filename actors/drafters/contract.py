@@ -40,6 +40,10 @@ class Outcome:
     emitted: np.ndarray  # int32: all tokens of the round, accepted ones and the target's own last one
 
 
+def no_sequences() -> np.ndarray:
+    return np.empty(0, np.int64)
+
+
 # Tokens of context that come with each verified row; no drafter learns contexts longer than that.
 MAX_CONTEXT = 4
 
@@ -56,6 +60,7 @@ class VerifiedRows:
     contexts: np.ndarray  # int32 [rows, MAX_CONTEXT]: the last tokens up to the row's own, oldest first; -1: before 0
     token_ids: np.ndarray  # int32 [rows, k]: the most probable next tokens by the raw logits, most probable first
     probs: np.ndarray  # float32 [rows, k]: their probabilities at temperature 1, over the whole vocabulary
+    sequences: np.ndarray = field(default_factory=no_sequences)  # int64 [rows]: whose rows they are
 
 
 class Drafter(Protocol):

@@ -538,7 +538,7 @@ class RouterCore:
             if not sequence.is_taught:
                 sequence.is_taught = True
                 prompt = sequence.tokens()[: sequence.num_prompt]
-                self._drafting.teach(rows_of_prompt(sequence.begin.namespace, prompt, count))
+                self._drafting.teach(rows_of_prompt(sequence.begin.namespace, sequence.seq_id, prompt, count))
         successors = successors_of(result, self._vocab_size)
         if successors is None:
             self.counters.invalid_successors += result.successors is not None

@@ -41,7 +41,7 @@ def rows_of_round(
         if verdict.next_token >= 0:
             first_row[verdict.seq_id] = row, verdict.num_nodes
             row += 1 + verdict.num_nodes
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     for entry in emitting:
         row, num_nodes = first_row[entry.seq_id]
         before = np.full(MAX_CONTEXT, -1, np.int32)
@@ -49,14 +49,13 @@ def rows_of_round(
         before[MAX_CONTEXT - len(known) :] = known
         contexts = _tree_contexts(before, entry.token_ids[:num_nodes], entry.parents[:num_nodes])
         rows = np.arange(row, row + 1 + num_nodes)
-        parts.setdefault(entry.sequence.begin.namespace, []).append((contexts, rows))
+        parts.setdefault(entry.sequence.begin.namespace, []).append((contexts, rows, np.full(len(rows), entry.seq_id)))
     for namespace, found in parts.items():
-        rows = np.concatenate([rows for _, rows in found])
-        contexts = np.concatenate([contexts for contexts, _ in found])
-        yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows])
+        contexts, rows, sequences = (np.concatenate(column) for column in zip(*found, strict=True))
+        yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows], sequences)
 
 
-def rows_of_prompt(namespace: str, token_ids: np.ndarray, num_successors: int) -> VerifiedRows:
+def rows_of_prompt(namespace: str, seq_id: int, token_ids: np.ndarray, num_successors: int) -> VerifiedRows:
     """Every token of a prompt (int32 [n]) but the last, as a context of the one that follows it."""
     count = max(0, len(token_ids) - 1)
     padded = np.concatenate([np.full(MAX_CONTEXT, -1, np.int32), token_ids[:count]])
@@ -65,7 +64,7 @@ def rows_of_prompt(namespace: str, token_ids: np.ndarray, num_successors: int) -
     probs = np.zeros((count, num_successors), np.float32)
     successors[:, 0] = token_ids[1:]
     probs[:, 0] = 1.0
-    return VerifiedRows(namespace, np.ascontiguousarray(contexts), successors, probs)
+    return VerifiedRows(namespace, np.ascontiguousarray(contexts), successors, probs, np.full(count, seq_id))
 
 
 @njit(cache=True, nogil=True)

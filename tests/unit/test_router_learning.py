@@ -76,11 +76,11 @@ def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> G
 
 
 def test_every_prompt_token_is_a_context_of_the_next():
-    rows = rows_of_prompt("a", np.array([7, 8, 9, 10, 11, 12], np.int32), 3)
+    rows = rows_of_prompt("a", 1, np.array([7, 8, 9, 10, 11, 12], np.int32), 3)
     assert rows.contexts.tolist() == [[-1, -1, -1, 7], [-1, -1, 7, 8], [-1, 7, 8, 9], [7, 8, 9, 10], [8, 9, 10, 11]]
     assert rows.token_ids[:, 0].tolist() == [8, 9, 10, 11, 12]
     assert rows.probs.tolist() == [[1.0, 0.0, 0.0]] * 5
-    assert rows_of_prompt("a", np.array([7], np.int32), 3).contexts.shape == (0, MAX_CONTEXT)
+    assert rows_of_prompt("a", 1, np.array([7], np.int32), 3).contexts.shape == (0, MAX_CONTEXT)
 
 
 def round_of(core: RouterCore, next_token: int, path: list[int], make) -> None:
@@ -112,6 +112,7 @@ def test_rows_of_a_tree_have_the_path_to_them_as_context():
     assert rows.namespace == "a"
     assert rows.contexts.tolist() == [[2, 3, 4, 5], [3, 4, 5, 21], [4, 5, 21, 22], [4, 5, 21, 23]]
     assert rows.token_ids.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert rows.sequences.tolist() == [prompt.sequences[0]] * 4
     round_of(core, 31, [], numbered)
     assert len(pupil.taught) == 3  # a prompt is taught once
     assert pupil.taught[2].contexts[0].tolist() == [5, 21, 23, 30]

@@ -1,0 +1,292 @@
+"""N-gram counts: after the last tokens, the token that followed them most often is drafted, and so on.
+
+Compare Ou et al., "Lossless Acceleration of Large Language Model via Adaptive N-gram Parallel Decoding" (2024). Counts
+come from the prompt, from what was emitted, and from what the target thought likely at every row it computed, taken or
+not. One level looks at contexts of one length only; several levels try the longest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numba import njit
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from actors.errors import InvalidRequest
+
+_FLOOR = 0.03
+_MAX_NGRAMS = 1 << 18  # a table; about 24 bytes each
+_MAX_TABLES = 256
+_FIRST_SLOTS = 1 << 10
+
+
+class _Table:
+    """Counts by context and by context and token, both open addressing; a context's best token beside its count."""
+
+    __slots__ = ("best", "best_count", "contexts", "ngrams", "num_ngrams", "occurrences", "totals")
+
+    def __init__(self, slots: int = _FIRST_SLOTS) -> None:
+        self.clear(slots)
+
+    def clear(self, slots: int = _FIRST_SLOTS) -> None:
+        self.contexts = np.zeros(slots, np.uint64)  # hash; 0: free
+        self.best = np.zeros(slots, np.int32)
+        self.best_count = np.zeros(slots, np.int32)
+        self.totals = np.zeros(slots, np.int32)
+        self.ngrams = np.zeros(slots, np.uint64)
+        self.occurrences = np.zeros(slots, np.int32)
+        self.num_ngrams = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        arrays = (self.contexts, self.best, self.best_count, self.totals, self.ngrams, self.occurrences)
+        return sum(array.nbytes for array in arrays)
+
+    def count(self, contexts: np.ndarray, token_ids: np.ndarray, shortest: int, longest: int, most: int) -> None:
+        """Count token_ids (int32 [n]) after contexts (int32 [n, MAX_CONTEXT]). A table of `most` n-grams starts over:
+        what is said now matters more than what was said long ago."""
+        added = len(token_ids) * (longest - shortest + 1)
+        if self.num_ngrams + added > most:
+            self.clear()
+        if 2 * (self.num_ngrams + added) > len(self.ngrams):
+            self._grow(1 << (2 * (self.num_ngrams + added)).bit_length())
+        self.num_ngrams += _count(
+            contexts, token_ids, shortest, longest,
+            self.contexts, self.best, self.best_count, self.totals, self.ngrams, self.occurrences,
+        )  # fmt: skip
+
+    def _grow(self, slots: int) -> None:
+        grown = _Table(slots)
+        _copy(self.contexts, grown.contexts, (self.best, self.best_count, self.totals),
+              (grown.best, grown.best_count, grown.totals))  # fmt: skip
+        _copy(self.ngrams, grown.ngrams, (self.occurrences,), (grown.occurrences,))
+        self.contexts, self.best, self.best_count = grown.contexts, grown.best, grown.best_count
+        self.totals, self.ngrams, self.occurrences = grown.totals, grown.ngrams, grown.occurrences
+
+
+class NgramTableDrafter:
+    """Chains of most frequent successors, from a table of the sequence alone or of everything in its namespace."""
+
+    name = "ngram_table"
+
+    def __init__(
+        self,
+        *,
+        n: int = 4,
+        levels: Literal["one", "many"] = "many",
+        filler_top_k: int = 3,
+        keep: Literal["request", "namespace"] = "namespace",
+        unknown: Literal["stop", "random"] = "stop",
+        max_ngrams: int = _MAX_NGRAMS,
+        floor: float = _FLOOR,
+    ) -> None:
+        """n: tokens of an n-gram, 2 to MAX_CONTEXT + 1. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
+        filler_top_k: likeliest tokens of every row that are counted too; 1: only what was emitted. keep: counts of one
+        request or of all in its namespace. unknown: what comes after a context never seen. Raises InvalidRequest."""
+        limits = {
+            "n": (n, 2, MAX_CONTEXT + 1),
+            "filler_top_k": (filler_top_k, 1, 64),
+            "max_ngrams": (max_ngrams, 64, 1 << 28),
+        }
+        for field, (value, least, most) in limits.items():
+            if not least <= value <= most:
+                raise InvalidRequest(field, value, f"it must be {least} to {most}")
+        choices = {
+            "levels": (levels, ("one", "many")),
+            "keep": (keep, ("request", "namespace")),
+            "unknown": (unknown, ("stop", "random")),
+        }
+        for field, (choice, known) in choices.items():
+            if choice not in known:
+                raise InvalidRequest(field, choice, f"it must be {' or '.join(known)}")
+        self.num_successors = filler_top_k
+        self._longest = n - 1
+        self._shortest = n - 1 if levels == "one" else 1
+        self._by_request = keep == "request"
+        self._is_random = unknown == "random"
+        self._max_ngrams = max_ngrams
+        self._floor = floor
+        self._tables: OrderedDict[int | str, _Table] = OrderedDict()  # least recently used first
+        self._num_seen: dict[int, int] = {}
+        self._warm_up()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        return [self._propose_one(context) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn: the next proposal brings the emitted tokens."""
+
+    def forget(self, seq_id: int) -> None:
+        self._num_seen.pop(seq_id, None)
+        if self._by_request:
+            self._tables.pop(seq_id, None)
+
+    def memory_bytes(self) -> int:
+        return sum(table.memory_bytes for table in self._tables.values())
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Count the likeliest tokens of rows with soft labels; observed tokens come with the proposals."""
+        top = min(self.num_successors, rows.token_ids.shape[1])
+        if top < 2:
+            return
+        is_soft = rows.probs[:, 1] > 0.0
+        if self._by_request:
+            for seq_id in np.unique(rows.sequences[is_soft]).tolist():
+                self._count_fillers(seq_id, rows, is_soft & (rows.sequences == seq_id), top)
+        elif is_soft.any():
+            self._count_fillers(rows.namespace, rows, is_soft, top)
+
+    def _count_fillers(self, key: int | str, rows: VerifiedRows, chosen: np.ndarray, top: int) -> None:
+        contexts = np.repeat(rows.contexts[chosen], top, axis=0)
+        self._table(key).count(
+            contexts, np.ascontiguousarray(rows.token_ids[chosen, :top]).reshape(-1),
+            self._shortest, self._longest, self._max_ngrams,
+        )  # fmt: skip
+
+    def _table(self, key: int | str) -> _Table:
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = _Table()
+            if len(self._tables) > _MAX_TABLES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(key)
+        return table
+
+    def _propose_one(self, context: DraftContext) -> DraftTree:
+        table = self._table(context.seq_id if self._by_request else context.namespace)
+        tokens = context.tokens
+        seen = self._num_seen.get(context.seq_id, 0) if context.start else 0
+        if self._by_request and not context.start:
+            table.clear()
+        if len(tokens) > max(seen, 1):
+            padded = np.concatenate([np.full(MAX_CONTEXT, -1, np.int32), tokens])
+            windows = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)
+            first = max(seen, 1)
+            followed = np.ascontiguousarray(windows[first : len(tokens)])
+            table.count(followed, np.ascontiguousarray(tokens[first:]), self._shortest, self._longest, self._max_ngrams)
+        self._num_seen[context.seq_id] = len(tokens)
+        if context.max_nodes < 1:
+            return DraftTree.empty()
+        last = np.full(MAX_CONTEXT, -1, np.int32)
+        known = tokens[-MAX_CONTEXT:]
+        last[MAX_CONTEXT - len(known) :] = known
+        drafted, confidence = _draft(
+            last, context.max_nodes, self._shortest, self._longest, self._is_random, self._floor,
+            table.contexts, table.best, table.best_count, table.totals,
+        )  # fmt: skip
+        return DraftTree.chain(drafted, confidence) if len(drafted) else DraftTree.empty()
+
+    def _warm_up(self) -> None:
+        table = _Table(64)
+        contexts = np.zeros((1, MAX_CONTEXT), np.int32)
+        table.count(contexts, np.ones(1, np.int32), self._shortest, self._longest, self._max_ngrams)
+        table._grow(128)
+        _draft(contexts[0].copy(), 1, self._shortest, self._longest, False, 0.0, table.contexts, table.best,
+               table.best_count, table.totals)  # fmt: skip
+
+
+def create_drafter(**options: object) -> NgramTableDrafter:
+    return NgramTableDrafter(**options)  # type: ignore[arg-type]
+
+
+@njit(cache=True, nogil=True)
+def _hash(context, length):  # type: ignore[no-untyped-def]
+    """Never 0."""
+    key = np.uint64(length) * np.uint64(0xD6E8FEB86659FD93)
+    for position in range(len(context) - length, len(context)):
+        key = (key ^ np.uint64(np.uint32(context[position]))) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key | np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def _slot(table, key):  # type: ignore[no-untyped-def]
+    """The key's slot, or the free one where it belongs."""
+    mask = np.uint64(len(table) - 1)
+    slot = (key >> np.uint64(20)) & mask
+    while table[slot] != 0 and table[slot] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def _count(  # type: ignore[no-untyped-def]
+    contexts, token_ids, shortest, longest, known, best, best_count, totals, ngrams, occurrences
+):
+    """Returns how many n-grams are new."""
+    added = 0
+    width = contexts.shape[1]
+    for row in range(len(token_ids)):
+        token = token_ids[row]
+        for length in range(shortest, longest + 1):
+            if contexts[row, width - length] < 0:
+                break
+            key = _hash(contexts[row], length)
+            pair = ((key ^ np.uint64(np.uint32(token))) * np.uint64(0xD6E8FEB86659FD93)) | np.uint64(1)
+            slot = _slot(ngrams, pair)
+            if ngrams[slot] == 0:
+                ngrams[slot] = pair
+                added += 1
+            occurrences[slot] += 1
+            at = _slot(known, key)
+            known[at] = key
+            totals[at] += 1
+            if occurrences[slot] >= best_count[at]:  # of equal ones the latest
+                best[at] = token
+                best_count[at] = occurrences[slot]
+    return added
+
+
+@njit(cache=True, nogil=True)
+def _copy(keys, new_keys, columns, new_columns):  # type: ignore[no-untyped-def]
+    for old in range(len(keys)):
+        if keys[old] != 0:
+            slot = _slot(new_keys, keys[old])
+            new_keys[slot] = keys[old]
+            for column, new_column in zip(columns, new_columns):  # noqa: B905
+                new_column[slot] = column[old]
+
+
+@njit(cache=True, nogil=True)
+def _draft(  # type: ignore[no-untyped-def]
+    last, max_nodes, shortest, longest, is_random, floor, known, best, best_count, totals
+):
+    token_ids = np.empty(max_nodes, np.int32)
+    confidence = np.empty(max_nodes, np.float32)
+    sure = np.float32(1)
+    count = 0
+    while count < max_nodes:
+        token = np.int32(-1)
+        for length in range(longest, shortest - 1, -1):
+            if last[len(last) - length] < 0:
+                continue
+            at = _slot(known, _hash(last, length))
+            if known[at] != 0:
+                token = best[at]
+                # A context seen once or twice is not to be trusted.
+                sure *= np.float32(best_count[at]) / np.float32(totals[at] + 1)
+                break
+        if token < 0:
+            if not is_random:
+                break
+            # Any token of the table will do: as good a guess as another, and one the model can say.
+            at = (_hash(last, 1) >> np.uint64(7)) % np.uint64(len(known))
+            tried = 0
+            while known[at] == 0 and tried < len(known):
+                at = (at + np.uint64(1)) % np.uint64(len(known))
+                tried += 1
+            if known[at] == 0:
+                break
+            token = best[at]
+            sure *= np.float32(0.01)
+        elif sure < floor:
+            break
+        token_ids[count], confidence[count] = token, sure
+        count += 1
+        last[:-1] = last[1:]
+        last[-1] = token
+    return token_ids[:count].copy(), confidence[:count].copy()

@@ -1,0 +1,150 @@
+"""The n-gram table against plain dictionaries, in each of its modes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import MAX_CONTEXT, DraftContext, VerifiedRows
+from actors.drafters.ngram_table import NgramTableDrafter, create_drafter
+from actors.errors import InvalidRequest
+from actors.messages import SamplingParams
+
+
+def propose(
+    drafter: NgramTableDrafter,
+    tokens: list[int],
+    start: int = 0,
+    seq_id: int = 1,
+    max_nodes: int = 8,
+    namespace: str = "",
+) -> DraftTree:
+    array = np.array(tokens, np.int32)
+    array.flags.writeable = False
+    context = DraftContext(seq_id, array, start, len(tokens), max_nodes, SamplingParams(seed=0), namespace)
+    (tree,) = drafter.propose([context])
+    assert tree.is_valid(2**31 - 1)
+    assert len(tree) <= max_nodes
+    assert np.all(np.diff(tree.confidence) <= 0)
+    return tree
+
+
+def soft(context: list[int], successors: list[int], seq_id: int = 1, namespace: str = "") -> VerifiedRows:
+    padded = np.full((1, MAX_CONTEXT), -1, np.int32)
+    padded[0, MAX_CONTEXT - len(context) :] = context
+    probs = np.linspace(0.5, 0.1, len(successors), dtype=np.float32)[None]
+    return VerifiedRows(namespace, padded, np.array([successors], np.int32), probs, np.array([seq_id]))
+
+
+def most_frequent(text: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """What a table of dictionaries drafts after `text`."""
+    tables: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    best: dict[tuple[int, ...], int] = {}
+    for end in range(1, len(text)):
+        for length in range(shortest, min(longest, end) + 1):
+            key = tuple(text[end - length : end])
+            tables[key][text[end]] += 1
+            if tables[key][text[end]] >= tables[key][best.get(key, text[end])]:
+                best[key] = text[end]
+    drafted = list(text)
+    while len(drafted) < len(text) + count:
+        keys = [tuple(drafted[-length:]) for length in range(longest, shortest - 1, -1) if length <= len(drafted)]
+        token = next((best[key] for key in keys if key in best), None)
+        if token is None:
+            break
+        drafted.append(token)
+    return drafted[len(text) :]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.integers(0, 4) | st.just(151_000), min_size=1, max_size=60),
+    st.sampled_from(["one", "many"]),
+    st.integers(2, MAX_CONTEXT + 1),
+    st.lists(st.integers(1, 12), max_size=4),
+)
+def test_drafts_are_the_most_frequent_successors_however_the_text_came(text, levels, n, cuts):
+    drafter = create_drafter(n=n, levels=levels, floor=0.0)
+    start = 0
+    for cut in cuts:
+        if start + cut < len(text):
+            propose(drafter, text[: start + cut], start)
+            start += cut
+    tree = propose(drafter, text, start)
+    assert tree.token_ids.tolist() == most_frequent(text, n - 1 if levels == "one" else 1, n - 1, 8)
+
+
+def test_what_the_target_thought_likely_is_drafted_though_it_was_not_emitted():
+    fillers, plain = create_drafter(filler_top_k=3), create_drafter(filler_top_k=1)
+    for drafter in (fillers, plain):
+        propose(drafter, [1, 2, 3])
+        drafter.learn(soft([1, 2, 3], [9, 8, 7]))
+    assert propose(plain, [1, 2, 3], 3).token_ids.tolist() == []
+    assert propose(fillers, [1, 2, 3], 3).token_ids.tolist()[0] in (7, 8, 9)
+
+
+def test_observed_tokens_are_not_counted_twice():
+    drafter = create_drafter()
+    prompt = soft([1, 2, 3], [4, 0, 0])
+    prompt.probs[:] = [1.0, 0.0, 0.0]
+    drafter.learn(prompt)
+    assert len(propose(drafter, [1, 2, 3])) == 0
+
+
+def test_counts_of_a_request_end_with_it():
+    drafter = create_drafter(keep="request", filler_top_k=2)
+    text = [1, 2, 3, 1, 2]
+    assert propose(drafter, text, seq_id=1).token_ids.tolist()[0] == 3
+    assert len(propose(drafter, [1, 2], seq_id=2)) == 0
+    drafter.learn(soft([2], [5, 6], seq_id=2))
+    assert propose(drafter, [1, 2], 2, seq_id=2).token_ids.tolist()[0] in (5, 6)
+    assert propose(drafter, text, 5, seq_id=1).token_ids.tolist()[0] == 3
+    assert len(propose(drafter, [1, 2], 0, seq_id=1)) == 0  # it starts over
+    for seq_id in (1, 2):
+        drafter.forget(seq_id)
+    assert drafter.memory_bytes() == 0
+
+
+def test_counts_of_a_namespace_outlive_its_requests_and_stay_inside():
+    drafter = create_drafter()
+    propose(drafter, [1, 2, 3], seq_id=1, namespace="a")
+    drafter.forget(1)
+    assert propose(drafter, [1, 2], seq_id=2, namespace="a").token_ids.tolist()[0] == 3
+    assert len(propose(drafter, [1, 2], seq_id=3, namespace="b")) == 0
+
+
+def test_an_unknown_context_ends_the_draft_or_is_filled_with_known_tokens():
+    text = [1, 2, 3, 4]
+    assert len(propose(create_drafter(unknown="stop"), text)) == 0
+    tree = propose(create_drafter(unknown="random"), text)
+    assert len(tree) == 8
+    assert set(tree.token_ids.tolist()) <= {2, 3, 4}
+    assert tree.confidence[0] < 0.05
+
+
+def test_memory_is_bounded():
+    drafter = create_drafter(max_ngrams=1 << 12)
+    rng = np.random.default_rng(0)
+    sizes = []
+    for seq_id in range(60):
+        propose(drafter, rng.integers(0, 50_000, 500).tolist(), seq_id=seq_id)
+        drafter.forget(seq_id)
+        sizes.append(drafter.memory_bytes())
+    assert max(sizes) <= 48 * (1 << 13)
+    for seq_id in range(600):
+        propose(drafter, [1, 2, 3], seq_id=seq_id, namespace=str(seq_id))
+    assert len(drafter._tables) <= 256
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n": 1}, {"n": 9}, {"levels": "two"}, {"keep": "ever"}, {"unknown": "?"}, {"filler_top_k": 0}, {"max_ngrams": 1}],
+)
+def test_options_out_of_range_are_named(options):
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        create_drafter(**options)
