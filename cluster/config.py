@@ -57,6 +57,7 @@ class SpeculationConfig(_Section):
     """How drafts are made, merged and accepted."""
 
     drafters: tuple[str, ...] = ("auto",)  # auto, none, draft_model, prompt_lookup, suffix
+    corpora: tuple[Path, ...] = ()  # directories of `paceline corpus build`, for the drafter retrieval
     acceptance: Literal["coupled", "rejection"] = "coupled"
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16  # tree nodes a sequence and round
     max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on drafts, all sequences

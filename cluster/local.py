@@ -19,7 +19,7 @@ import jinja2
 import numpy as np
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import AUTO, DRAFT_MODEL, create_drafter, expand_drafters
+from actors.drafters.registry import AUTO, DRAFT_MODEL, RETRIEVAL, create_drafter, expand_drafters
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
@@ -125,6 +125,7 @@ class LocalEngine:
         *,
         draft_model: str = "auto",
         drafters: Sequence[str] = ("auto",),
+        corpora: Sequence[str | Path] = (),
         gamma: int = 4,
         batch_size: int = 8,
         dtype: str = "float32",
@@ -138,7 +139,8 @@ class LocalEngine:
         progress: Progress = silent,
     ) -> None:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
-        "auto" (the drafter built for the target, if there is one) or "none". Raises ModelError or InvalidRequest."""
+        "auto" (the drafter built for the target, if there is one) or "none". corpora: directories of `paceline corpus
+        build`, for the drafter retrieval. Raises ModelError or InvalidRequest."""
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
@@ -148,13 +150,20 @@ class LocalEngine:
         names = expand_drafters(list(drafters), has_draft_model=draft_source is not None)
         if DRAFT_MODEL in names and draft_source is None:
             raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
+        if corpora and RETRIEVAL not in names:
+            raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")
+        drafter_options: dict[str, dict[str, object]] = {
+            RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": self.info.tokenizer_fingerprint}
+        }
+        local: dict[str, Drafter] = {
+            name: create_drafter(name, **drafter_options.get(name, {})) for name in names if name != DRAFT_MODEL
+        }
         self._target = build_target_engine(source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact)
         self._draft: DraftEngine | None = None
         if DRAFT_MODEL in names and draft_source is not None:
             self._draft = build_draft_engine(
                 draft_source, draft_dtype or dtype, device, kv_cache_tokens=kv_cache_tokens
             )
-        local: dict[str, Drafter] = {name: create_drafter(name) for name in names if name not in (DRAFT_MODEL, "none")}
         self.drafter_names = names
         self._acceptance = acceptance
         options = self._target.options

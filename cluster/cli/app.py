@@ -6,7 +6,7 @@ from importlib import metadata
 
 import typer
 
-from cluster.cli import bench, chat, drafter, generate, model, serve
+from cluster.cli import bench, chat, corpus, drafter, generate, model, serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.add_typer(model.app, name="model")
 app.add_typer(drafter.app, name="drafter")
+app.add_typer(corpus.app, name="corpus")
 app.add_typer(bench.app, name="bench")
 
 

@@ -43,6 +43,7 @@ def generate(
     model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
     draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
     drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, prompt_lookup, suffix."),
+    corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
         None, help='JSONL with {"prompt": ...}, {"messages": ...} or {"prompt_token_ids": ...} a row.'
@@ -86,6 +87,7 @@ def generate(
             model,
             draft_model=draft_model,
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
+            corpora=corpus,
             gamma=gamma,
             batch_size=batch_size,
             dtype=dtype.value,

@@ -15,7 +15,7 @@ from actors.models.toy import save_tiny_model
 from cluster.cli import app as commands
 from cluster.cli import main as cli
 
-COMMANDS = ["serve", "generate", "model", "drafter", "bench", "version"]
+COMMANDS = ["serve", "generate", "model", "drafter", "corpus", "bench", "version"]
 
 
 @pytest.fixture

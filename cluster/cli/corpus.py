@@ -1,0 +1,109 @@
+"""`paceline corpus`: indexes of text that the drafter `retrieval` drafts from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import typer
+
+from actors.errors import InvalidRequest
+from actors.models.catalog import Progress, resolve_model
+from actors.models.loader import load_tokenizer, read_model_info
+from cache_service.corpus_index import CorpusIndex, open_index
+from cache_service.errors import CorpusError
+from cluster.cli.progress import progress_bars
+from cluster.config import paceline_home
+from cluster.corpus import PROMPT_KEYS, Tokens, build_corpus, read_documents, read_rows
+from cluster.errors import ConfigError
+from cluster.request_limits import check_local_fields
+
+app = typer.Typer(no_args_is_help=True, help="Index text to draft from.")
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def build(
+    files: list[Path] = typer.Argument(
+        None,
+        help="Text files, a document each; or JSON lines (.jsonl) with text, prompt, messages, prompt_token_ids or "
+        "token_ids, a document a row.",
+        show_default=False,
+    ),
+    out: Path = typer.Option(..., help="Directory to write; an index that is there is replaced."),
+    target: str = typer.Option("smollm2", help="The model to draft for: name, directory, .gguf file or hub id."),
+    from_responses: Path = typer.Option(
+        None,
+        help="JSON lines with prompt, messages or prompt_token_ids: the target answers them, and prompts with "
+        "answers are indexed.",
+    ),
+    max_new_tokens: int = typer.Option(256, help="Of an answer."),
+    temperature: float = typer.Option(0.0, help="Of answers, 0 to 2; 0: the likeliest token."),
+    top_p: float = typer.Option(1.0, help="Of answers, above 0, up to 1; 1: off."),
+    seed: int = typer.Option(0, help="Answer i is sampled with seed + i."),
+    batch_size: int = typer.Option(8, min=1, max=1024, help="Prompts answered together."),
+    device: str = typer.Option("auto", help="Where answers are computed: auto, cpu, cuda, cuda:N."),
+) -> None:
+    """Index documents, in the target's tokens, and print the directory. No match crosses a document's border."""
+    if not files and from_responses is None:
+        raise ConfigError("give files to index, or --from-responses")
+    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    try:
+        check_local_fields(sampling)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
+    prompts = [value for _, _, value in read_rows(from_responses, PROMPT_KEYS)] if from_responses is not None else []
+    if from_responses is not None and not prompts:
+        raise ConfigError(f"--from-responses {from_responses}: it must have at least one row")
+    begin = time.monotonic()
+    with progress_bars() as progress:
+        source = resolve_model(target, paceline_home(), progress)
+        info = read_model_info(source)
+        documents = read_documents(files or [], load_tokenizer(source), info.vocab_size, progress)
+        if prompts:
+            documents = chain(documents, _responses(target, prompts, sampling, batch_size, device, progress))
+        index = build_corpus(documents, info, out, progress)
+    typer.echo(f"{_described(index)}, {time.monotonic() - begin:.0f} s", err=True)
+    typer.echo(out)
+
+
+@app.command()
+def info(directory: Path = typer.Argument(help="Directory that `paceline corpus build` has written.")) -> None:
+    """Check an index and print what it holds, one line."""
+    try:
+        index = open_index(directory)
+    except CorpusError as error:
+        raise ConfigError(str(error)) from None
+    typer.echo(f"{_described(index)}; target {index.header.target}, tokenizer {index.header.tokenizer_fingerprint}")
+
+
+def _described(index: CorpusIndex) -> str:
+    header, size = index.header, index.automaton.memory_bytes
+    return (
+        f"{header.num_documents} documents, {header.num_tokens} tokens, {size / 2**20:.1f} MiB "
+        f"({size / header.num_tokens:.1f} bytes a token)"
+    )
+
+
+def _responses(
+    target: str, prompts: list[object], sampling: dict[str, float], batch_size: int, device: str, progress: Progress
+) -> Iterator[tuple[Tokens, bool]]:
+    """What the target answers, a document a prompt with its answer."""
+    import numpy as np
+
+    from cluster.local import LocalEngine
+
+    engine = LocalEngine(target, batch_size=batch_size, device=device, progress=progress)
+    generations = engine.generate(
+        prompts,  # type: ignore[arg-type]  # rows have been checked
+        on_progress=lambda done, tokens: progress("answering", done, len(prompts)),
+        **sampling,  # type: ignore[arg-type]
+    )
+    for generation in generations:
+        yield np.array([*generation.prompt_token_ids, *generation.token_ids], np.int32), True
