@@ -24,6 +24,13 @@ class _Load:
         self.pause = _FIRST_PAUSE
         self.burst = 0  # rounds left of a try
 
+    def begin_like(self, other: _Load) -> None:
+        """Take over what another load has shown, with the weight of the first rounds."""
+        share = _FIRST_ROUNDS / other.rounds
+        self.rounds = _FIRST_ROUNDS
+        self.tokens, self.gained = other.tokens * share, other.gained * share
+        self.wait_s, self.verify_s = other.wait_s * share, other.verify_s * share
+
     def scale(self, factor: float) -> None:
         self.rounds *= factor
         self.tokens *= factor
@@ -38,7 +45,9 @@ class DraftWait:
     waiting. Paired within a round, so the text being easy or hard does not disturb the comparison.
 
     Kept apart by load (powers of two of the sequences that emit): waiting delays everyone, so what pays for one
-    sequence may not for sixteen. Where it does not pay, it is tried again after 64 rounds, then ever more seldom.
+    sequence may not for sixteen. A load that is new is taken to be like the nearest one known: a first try makes the
+    draft models compute every context, which is dear. Where it does not pay, it is tried again after 64 rounds, then
+    ever more seldom.
     """
 
     def __init__(self) -> None:
@@ -57,7 +66,7 @@ class DraftWait:
 
     def pays(self, num_emitting: int) -> bool:
         """Whether to ask in a round with this many emitting sequences. Counts the call as a round."""
-        load = self._loads.setdefault(num_emitting.bit_length(), _Load())
+        load = self._load(num_emitting)
         if load.rounds < _FIRST_ROUNDS:
             return True
         if load.burst > 0:
@@ -86,10 +95,21 @@ class DraftWait:
             self._overhead_s += (outside_s - self._overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True
             return
-        load = self._loads.setdefault(num_emitting.bit_length(), _Load())
+        load = self._load(num_emitting)
         load.scale(_DECAY)
         load.rounds += 1.0
         load.tokens += tokens
         load.gained += gained
         load.wait_s += max(0.0, outside_s - self._overhead_s)
         load.verify_s += verify_s + min(outside_s, self._overhead_s)
+
+    def _load(self, num_emitting: int) -> _Load:
+        size = num_emitting.bit_length()
+        load = self._loads.get(size)
+        if load is None:
+            load = _Load()
+            known = [other for other in self._loads if self._loads[other].rounds >= _FIRST_ROUNDS / 2]
+            if known:
+                load.begin_like(self._loads[min(known, key=lambda other: abs(other - size))])
+            self._loads[size] = load
+        return load

@@ -161,4 +161,14 @@ def test_a_draft_model_that_has_become_better_is_asked_again():
 def test_what_does_not_pay_for_many_sequences_may_pay_for_one():
     wait = DraftWait()
     run(wait, 100, gain=0, wait_s=0.1, num_emitting=16)
+    run(wait, 200, gain=2, wait_s=0.01, num_emitting=1)
     assert run(wait, 100, gain=2, wait_s=0.01, num_emitting=1) == 100
+
+
+def test_a_new_load_is_first_taken_to_be_like_the_nearest_known_one():
+    bad, good = DraftWait(), DraftWait()
+    run(bad, 50, gain=0, wait_s=0.1, num_emitting=16)
+    assert run(bad, 60, gain=0, wait_s=0.1, num_emitting=4) == 0
+    run(good, 50, gain=2, wait_s=0.01, num_emitting=4)
+    run(good, 50, gain=0, wait_s=0.1, num_emitting=64)
+    assert run(good, 20, gain=2, wait_s=0.01, num_emitting=8) == 20
