@@ -13,6 +13,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from actors.errors import InvalidRequest
 from cache_service.soft_ngram import MAX_SUCCESSORS, MIN_BYTES, SoftNgramTable, warm_up
 
 # A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
@@ -51,24 +52,30 @@ class SoftNgramDrafter:
         delta_bytes: of each table, for what was learnt since the last `export_delta`; floor: the least confidence of a
         node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where a target's row is 1.
 
-        Raises ValueError.
+        Raises InvalidRequest.
         """
-        if not 1 <= order <= MAX_CONTEXT:
-            raise ValueError(f"order is {order}; it must be in [1, {MAX_CONTEXT}]")
-        if not 1 <= successors <= MAX_SUCCESSORS:
-            raise ValueError(f"successors is {successors}; it must be in [1, {MAX_SUCCESSORS}]")
-        if max_namespaces < 1:
-            raise ValueError(f"max_namespaces is {max_namespaces}; it must be at least 1")
-        least = max_namespaces * (delta_bytes + MIN_BYTES)
-        if delta_bytes < 0 or budget_bytes < least:
-            raise ValueError(
-                f"budget_bytes is {budget_bytes}; {max_namespaces} namespaces with {delta_bytes} delta_bytes"
-                f" take at least {least}"
-            )
-        if not 0.0 <= floor <= 1.0:
-            raise ValueError(f"floor is {floor}; it must be in [0, 1]")
-        if not 0.0 <= prompt_weight <= 1.0:
-            raise ValueError(f"prompt_weight is {prompt_weight}; it must be in [0, 1]")
+        least = max_namespaces * (max(delta_bytes, 0) + MIN_BYTES)
+        for name, value, is_right, limit in (
+            ("order", order, 1 <= order <= MAX_CONTEXT, f"it must be in [1, {MAX_CONTEXT}]"),
+            ("successors", successors, 1 <= successors <= MAX_SUCCESSORS, f"it must be in [1, {MAX_SUCCESSORS}]"),
+            ("max_namespaces", max_namespaces, max_namespaces >= 1, "it must be at least 1"),
+            (
+                "delta_bytes",
+                delta_bytes,
+                delta_bytes == 0 or delta_bytes >= MIN_BYTES,
+                f"it must be 0 or at least {MIN_BYTES}",
+            ),
+            (
+                "budget_bytes",
+                budget_bytes,
+                budget_bytes >= least,
+                f"the tables of all namespaces take at least {least}",
+            ),
+            ("floor", floor, 0.0 <= floor <= 1.0, "it must be in [0, 1]"),
+            ("prompt_weight", prompt_weight, 0.0 <= prompt_weight <= 1.0, "it must be in [0, 1]"),
+        ):
+            if not is_right:
+                raise InvalidRequest(name, value, limit)
         self.num_successors = successors
         self._order = order
         self._table_bytes = budget_bytes // max_namespaces

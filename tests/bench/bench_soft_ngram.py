@@ -1,0 +1,297 @@
+"""What the soft n-gram memory drafts in a replay of greedy answers, and what it costs.
+
+    python tests/bench/bench_soft_ngram.py [--answers answers.npz [--write] [--train 60] [--plot plot.png]]
+
+--write lets the target answer Spec-Bench prompts (../shared/data/spec_bench beside the checkout), 24 to test and others
+to learn from, and keeps the answers with the target's most probable tokens at every row; a run that was interrupted, or
+is asked for more, goes on where the file ends. Every replayed answer is drafted as if it came next after N others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, VerifiedRows
+from actors.drafters.registry import create_drafter
+from actors.messages import SamplingParams
+from cache_service.soft_ngram import SoftNgramTable
+from cluster.router.calibration import Calibration
+from cluster.router.planner import Proposal, SequenceLimits, choose_nodes, merge_trees, tally_nodes
+
+QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench"
+TESTS_PER_TASK = 4
+NUM_TESTS = 24  # every other one was used to tune the smoothing; figures are of the others
+SUCCESSORS = 8
+VOCAB_SIZE = 1 << 20  # more than any
+TABLE = 16 << 20  # bytes: enough for all these answers
+SAMPLING = SamplingParams(seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt, the target's greedy answer, and what it thought at each of its tokens."""
+
+    task: str
+    prompt: np.ndarray  # int32 [p]
+    token_ids: np.ndarray  # int32 [n]
+    top_ids: np.ndarray  # int32 [n, k]: what could have stood there, most probable first
+    top_probs: np.ndarray  # float32 [n, k]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.concatenate([self.prompt, self.token_ids])
+
+
+def load_answers(file: Path) -> list[Answer]:
+    with np.load(file, allow_pickle=False) as data:
+        prompts = np.split(data["prompts"], np.cumsum(data["prompt_sizes"])[:-1])
+        ends = np.cumsum(data["answer_sizes"])[:-1]
+        columns = (np.split(data[name], ends) for name in ("token_ids", "top_ids", "top_probs"))
+        return [Answer(str(task), *row) for task, *row in zip(data["tasks"], prompts, *columns, strict=True)]
+
+
+def save_answers(file: Path, answers: list[Answer]) -> None:
+    part = file.with_suffix(".part.npz")
+    np.savez(
+        part,
+        tasks=np.array([answer.task for answer in answers]),
+        prompt_sizes=np.array([len(answer.prompt) for answer in answers]),
+        answer_sizes=np.array([len(answer.token_ids) for answer in answers]),
+        prompts=np.concatenate([answer.prompt for answer in answers]),
+        token_ids=np.concatenate([answer.token_ids for answer in answers]),
+        top_ids=np.concatenate([answer.top_ids for answer in answers]),
+        top_probs=np.concatenate([answer.top_probs for answer in answers]),
+    )
+    os.replace(part, file)
+
+
+def write_file(file: Path, num_train: int, new_tokens: int, dtype: str, batch_size: int = 12) -> None:
+    """Add to the file the answers it lacks: those to test with first."""
+    import torch
+
+    from actors.models.catalog import resolve_model
+    from actors.models.loader import load_model, load_tokenizer, read_model_info
+    from actors.models.target_text import encode_prompts, write_answers
+    from cluster.bench.prompts import make_blocks, pick_rows, read_spec_bench
+    from cluster.config import paceline_home
+
+    answers = load_answers(file) if file.exists() else []
+    tests, others = pick_rows(read_spec_bench(QUESTIONS), TESTS_PER_TASK)
+    others = [row for block in make_blocks(others, 2) for row in block]
+    rows = [*tests, *others[:num_train]][len(answers) :]
+    if not rows:
+        return
+    source = resolve_model("smollm2", paceline_home())
+    tokenizer, model = load_tokenizer(source), load_model(source, dtype)
+    head = model.get_output_embeddings()
+    for begin in range(0, len(rows), batch_size):
+        batch = rows[begin : begin + batch_size]
+        prompts = encode_prompts(tokenizer, [row.messages[0]["content"] for row in batch], 1024)
+        # Prompts of like length answer together: the shorter ones are padded.
+        order = sorted(range(len(batch)), key=lambda i: len(prompts[i]))
+        ready: dict[int, Answer] = {}
+        for half in (order[: len(order) // 2], order[len(order) // 2 :]):
+            if not half:
+                continue
+            written = write_answers(
+                model,
+                [prompts[i] for i in half],
+                [0.0] * len(half),
+                new_tokens,
+                read_model_info(source).eos_token_ids,
+                0,
+            )
+            for i, answer in zip(half, written, strict=True):
+                with torch.inference_mode():
+                    top = torch.softmax(head(answer.hidden).float(), -1).topk(SUCCESSORS, -1)
+                ready[i] = Answer(
+                    batch[i].task,
+                    np.array(prompts[i], np.int32),
+                    answer.token_ids[answer.num_prompt_tokens :].numpy().astype(np.int32),
+                    top.indices.numpy().astype(np.int32),
+                    top.values.numpy().astype(np.float32),
+                )
+        answers += [ready[i] for i in range(len(batch))]
+        save_answers(file, answers)
+        print(f"{time.strftime('%X')} {len(answers)} answers written", flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay took; answers of many rounds weigh more."""
+
+    tokens: int
+    rounds: int
+    nodes: int
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens / self.rounds
+
+
+def contexts_of(tokens: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """The contexts of what follows tokens[begin:end], int32 [end - begin, MAX_CONTEXT]."""
+    padded = np.concatenate([np.full(MAX_CONTEXT - 1, -1, np.int32), tokens])
+    return np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)[begin:end]
+
+
+def teach_prompt(learners: Sequence[LearningDrafter], prompt: np.ndarray) -> None:
+    count = len(prompt) - 1
+    token_ids, probs = np.zeros((count, SUCCESSORS), np.int32), np.zeros((count, SUCCESSORS), np.float32)
+    token_ids[:, 0], probs[:, 0] = prompt[1:], 1.0
+    for learner in learners:
+        learner.learn(VerifiedRows("", contexts_of(prompt, 0, count), token_ids, probs))
+
+
+def teach_answer(learners: Sequence[LearningDrafter], answer: Answer, begin: int, end: int) -> None:
+    """What the target thought would be the answer's tokens begin to end."""
+    before = len(answer.prompt) - 1
+    contexts = contexts_of(answer.tokens, before + begin, before + end)
+    for learner in learners:
+        learner.learn(VerifiedRows("", contexts, answer.top_ids[begin:end], answer.top_probs[begin:end]))
+
+
+def teach_all(drafter: Drafter, answers: Sequence[Answer]) -> Drafter:
+    if isinstance(drafter, LearningDrafter):
+        for answer in answers:
+            teach_prompt([drafter], answer.prompt)
+            teach_answer([drafter], answer, 0, len(answer.token_ids))
+    return drafter
+
+
+def replay(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: int) -> Replayed:
+    """Tokens a round when every row is free. Each answer starts from what the drafters know now; of its own rows only
+    those on the accepted path are learnt, because nobody knows the others: serving learns more."""
+    tokens = rounds = nodes = 0
+    calibration = Calibration(len(drafters))
+    limits = SequenceLimits(
+        np.array([max_nodes], np.int32), np.array([10_000], np.int32), np.empty(0, np.int32), np.zeros(2, np.int32)
+    )
+    for answer in answers:
+        mine = [copy.deepcopy(drafter) for drafter in drafters]
+        learners = [drafter for drafter in mine if isinstance(drafter, LearningDrafter)]
+        text, prompt = answer.tokens, len(answer.prompt)
+        teach_prompt(learners, answer.prompt)
+        teach_answer(learners, answer, 0, 1)
+        known, size = 0, prompt + 1
+        while size < len(text):
+            context = DraftContext(1, text[:size], known, prompt, max_nodes, SAMPLING)
+            trees = [drafter.propose([context])[0] for drafter in mine]
+            proposals = [Proposal(0, source, tree) for source, tree in enumerate(trees) if len(tree)]
+            forest, proposed = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
+            chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
+            path: list[int] = []
+            for token in text[size:]:
+                child = np.flatnonzero((chosen.parents == (path[-1] if path else -1)) & (chosen.token_ids == token))
+                if not len(child):
+                    break
+                path.append(int(child[0]))
+            if proposals:
+                is_accepted = np.zeros(len(chosen), np.bool_)
+                is_accepted[path] = True
+                tally_nodes(proposed, index, np.ones(len(chosen), np.bool_), is_accepted, chosen.start, calibration)
+            calibration.end_round()
+            known, size = size, min(size + len(path) + 1, len(text))
+            teach_answer(learners, answer, known - prompt, size - prompt)
+            tokens, rounds, nodes = tokens + size - known, rounds + 1, nodes + len(chosen)
+    return Replayed(tokens, rounds, nodes)
+
+
+def report_replays(tests: Sequence[Answer], train: Sequence[Answer], plot: Path | None) -> None:
+    counts = [0, *(count for count in (15, 30, 60, 120, 240) if count <= len(train))]
+    sets: dict[str, Callable[[], list[Drafter]]] = {
+        "suffix": lambda: [create_drafter("suffix")],
+        "token_recycling": lambda: [create_drafter("token_recycling")],
+        "suffix + token_recycling": lambda: [create_drafter("suffix"), create_drafter("token_recycling")],
+        "soft_ngram, order 1": lambda: [create_drafter("soft_ngram", order=1, budget_bytes=TABLE, max_namespaces=1)],
+        "soft_ngram": lambda: [create_drafter("soft_ngram", budget_bytes=TABLE, max_namespaces=1)],
+        "suffix + soft_ngram": lambda: [
+            create_drafter("suffix"), create_drafter("soft_ngram", budget_bytes=TABLE, max_namespaces=1)
+        ],
+    }  # fmt: skip
+    print(f"tokens a round, {len(tests)} answers; after N other requests (tokens of their answers):")
+    sizes = {count: sum(len(answer.token_ids) for answer in train[:count]) for count in counts}
+    print(f"{'drafters':26}{'nodes':>6}", *(f"{f'{count} ({sizes[count]:,})':>14}" for count in counts))
+    curves: dict[str, list[float]] = {}
+    for max_nodes in (8, 16, 32):
+        for name, create in sets.items():
+            row = []
+            for count in counts if name != "suffix" else [0]:
+                drafters = [teach_all(drafter, train[:count]) for drafter in create()]
+                row.append(replay(drafters, tests, max_nodes).tokens_per_round)
+            print(f"{name:26}{max_nodes:6}", *(f"{value:14.3f}" for value in row), flush=True)
+            curves[f"{name}, {max_nodes}"] = row * (len(counts) // len(row))
+    if plot is not None:
+        save_plot(plot, [sizes[count] for count in counts], curves)
+
+
+def save_plot(file: Path, learnt: list[int], curves: dict[str, list[float]]) -> None:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        print(f"no plot in {file}: it takes matplotlib, which is not installed")
+        return
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for name, values in curves.items():
+        if name.endswith(", 32"):
+            axes.plot(learnt, values, marker="o", label=name.removesuffix(", 32"))
+    axes.set(xlabel="tokens of other answers learnt before", ylabel="tokens a round, 32 draft nodes")
+    axes.legend()
+    figure.savefig(file, dpi=120, bbox_inches="tight")
+
+
+def report_costs(budget_bytes: int = 32 << 20) -> None:
+    """Microseconds of a call, at a table that fills its bytes and no cache."""
+    rng = np.random.default_rng(0)
+    table = SoftNgramTable(budget_bytes)
+    contexts = (rng.zipf(1.2, (400_000, MAX_CONTEXT)) % 50_000).astype(np.int32)
+    token_ids = rng.integers(0, 50_000, (len(contexts), SUCCESSORS)).astype(np.int32)
+    probs = np.sort(rng.dirichlet(np.full(SUCCESSORS, 0.3), len(contexts)))[:, ::-1].astype(np.float32)
+    table.learn(contexts, token_ids, probs)
+    learn, draft, credit = [], [], []
+    for begin in range(0, 32_000, 16):
+        rows = slice(begin, begin + 16)
+        start = time.perf_counter()
+        table.learn(contexts[rows], token_ids[rows], probs[rows])
+        learnt = time.perf_counter()
+        tree = table.draft(contexts[begin], 16, 0.0001)
+        drafted = time.perf_counter()
+        table.credit(contexts[begin], 3)
+        credit.append(time.perf_counter() - drafted)
+        learn.append(learnt - start)
+        if len(tree[0]) == 16:
+            draft.append(drafted - learnt)
+    for name, times in (("learn 16 rows x 8", learn), ("draft 16 nodes", draft), ("credit 3 tokens", credit)):
+        print(f"{name:18} {np.median(times) * 1e6:6.1f} us, 95 of 100 within {np.quantile(times, 0.95) * 1e6:.1f} us")
+    print(f"{table.stats}, {table.memory_bytes / 2**20:.1f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=Path, help="file of answers to replay; without it only costs are measured")
+    parser.add_argument("--write", action="store_true", help="write the answers that the file lacks")
+    parser.add_argument("--train", type=int, default=60, help="answers to learn from")
+    parser.add_argument("--new-tokens", type=int, default=96, help="of an answer, at most")
+    parser.add_argument("--dtype", default="float32", help="of the target that answers")
+    parser.add_argument("--tuning", action="store_true", help="replay the tests that the smoothing was tuned on")
+    parser.add_argument("--plot", type=Path, help="PNG file for the curves, where matplotlib is installed")
+    options = parser.parse_args()
+    if options.write:
+        write_file(options.answers, options.train, options.new_tokens, options.dtype)
+    report_costs()
+    if options.answers is not None:
+        answers = load_answers(options.answers)
+        tests, train = answers[:NUM_TESTS], answers[NUM_TESTS:]
+        report_replays(tests[0::2] if options.tuning else tests[1::2], train[: options.train], options.plot)
+
+
+if __name__ == "__main__":
+    main()
