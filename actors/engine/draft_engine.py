@@ -99,13 +99,12 @@ class DraftEngine:
         return _Chain(sequence, sequence.length, item.max_nodes if room else 0)
 
     def _prefill(self, chains: list[_Chain]) -> None:
-        """Compute committed tokens until at most one chunk is left, which goes with the first guess."""
-        while True:
-            behind = [chain for chain in chains if _pending(chain) > _MAX_PREFILL_ROWS]
-            if not behind:
-                return
-            for chain in behind:
-                self._forward([chain], _MAX_PREFILL_ROWS)
+        """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
+        wanted only the last token is left, whose logits the first guess will want."""
+        for chain in chains:
+            most_left = _MAX_PREFILL_ROWS if chain.max_nodes else 1
+            while (pending := _pending(chain)) > most_left:
+                self._forward([chain], min(pending - 1, _MAX_PREFILL_ROWS))
 
     def _grow(self, chains: list[_Chain]) -> None:
         while True:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.draft_engine import DraftEngine
-from actors.engine.model_runner import ROW_TILE, ModelRunner
+from actors.engine.model_runner import ROW_TILE, ModelRunner, row_tier
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.target_engine import TargetEngine
@@ -74,6 +74,24 @@ def test_a_draft_engine_asked_again_without_news_says_stale_and_guesses_the_same
     assert (again.stale_seq_ids, again.trees) == ([1], [])
     restarted = engine.draft(DraftBatch(3, [whole]))
     assert restarted.trees[0].token_ids.tolist() == first.trees[0].token_ids.tolist()
+    assert engine.check_integrity() is None
+
+
+@pytest.mark.parametrize("length", [1, 20, 600])
+def test_a_prompt_sent_ahead_of_its_first_guess_is_computed_ahead(length):
+    model = make_tiny_model("llama", vocab_size=61)
+    engine = DraftEngine(model, EngineOptions(400, 4, prefix_cache=False))
+    rows: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _, given, out: rows.append(given[0].numel()))
+    prompt = np.resize(PROMPT, length)
+    begin = SequenceStart(GREEDY, length)
+    ahead = engine.draft(DraftBatch(1, [DraftItem(SequenceDelta(1, 0, prompt), 0, begin)]))
+    assert (ahead.seq_ids, len(ahead.trees[0].token_ids)) == ([1], 0)
+    rows.clear()
+    guess = engine.draft(DraftBatch(2, [DraftItem(SequenceDelta(1, length, no_tokens()), 1)]))
+    assert rows == [row_tier(1)]
+    whole = engine.draft(DraftBatch(3, [DraftItem(SequenceDelta(2, 0, prompt), 1, begin)]))
+    assert guess.trees[0].token_ids.tolist() == whole.trees[0].token_ids.tolist()
     assert engine.check_integrity() is None
 
 
