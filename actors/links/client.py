@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections import deque
 
 import zmq
@@ -44,7 +43,6 @@ class AsyncLink:
         self._rounds: dict[int, tuple[type, asyncio.Future[Answer]]] = {}  # round id -> kind of answer, its future
         self._hellos: deque[asyncio.Future[Answer]] = deque()
         self._up = asyncio.Event()
-        self._last_heard: float | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -73,11 +71,6 @@ class AsyncLink:
     def is_alive(self) -> bool:
         """Whether the connection stands. A worker that vanished is noticed within heartbeat_s + dead_after_s."""
         return self._up.is_set() and not self._closed
-
-    @property
-    def last_heard_age_s(self) -> float:
-        """Seconds since the last message or, if later, since the connection was made; infinite before that."""
-        return float("inf") if self._last_heard is None else time.monotonic() - self._last_heard
 
     @property
     def in_flight(self) -> int:
@@ -189,7 +182,6 @@ class AsyncLink:
             return
         self.stats.received += 1
         self.stats.received_bytes += len(frames[0])
-        self._last_heard = time.monotonic()
         self._deliver(message)
 
     def _deliver(self, message: Message) -> None:
@@ -216,7 +208,6 @@ class AsyncLink:
                 return
             count_event(self.stats, event)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._last_heard = time.monotonic()
                 self._up.set()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._read_answers()  # what arrived before the end counts
