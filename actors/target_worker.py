@@ -11,7 +11,7 @@ import torch
 
 from actors.engine.build import build_target_engine
 from actors.engine.options import Exactness
-from actors.engine.rank_group import LeadingRank, follow, join_group, leave_group
+from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
 from actors.engine.target_engine import TargetEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
@@ -53,15 +53,22 @@ class TargetWorker:
         self._loop: WorkerLoop | None = None
         self._leading: LeadingRank | None = None
         self._thread: threading.Thread | None = None
+        self._meeting: torch.distributed.TCPStore | None = None  # rank 0 of several
         self._error: str | None = None
 
-    def load(self, init_method: str | None) -> None:
-        """Load the model, with the other ranks if there are any (init_method: where they meet), and warm it up."""
+    def open_meeting(self, host: str) -> tuple[str, int]:
+        """On rank 0, before `load`: host and port where the ranks will find each other."""
+        self._meeting = open_meeting(host)
+        return host, self._meeting.port
+
+    def load(self, meeting: tuple[str, int] | None) -> None:
+        """Load the model, with the other ranks if there are any (meeting: as `open_meeting` said), and warm it up."""
         settings = self._settings
         torch.set_num_threads(settings.threads)
         if settings.tensor_parallel > 1:
-            assert init_method is not None, "ranks need a place to meet"
-            join_group(init_method, self._rank, settings.tensor_parallel, choose_device(settings.device))
+            assert meeting is not None, "ranks need a place to meet"
+            store = self._meeting or find_meeting(*meeting)
+            join_group(store, self._rank, settings.tensor_parallel, choose_device(settings.device))
         self._engine = build_target_engine(
             settings.source,
             settings.dtype,

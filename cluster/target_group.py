@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-import socket
 from dataclasses import dataclass
 
 import ray
@@ -51,17 +50,13 @@ class TargetRank:
         self._registration: Registration | None = None
 
     @ray.method
-    def meeting_point(self) -> str:
-        """Where the ranks find each other: an address of rank 0's node."""
-        host = get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port = probe.getsockname()[1]
-        return f"tcp://{host}:{port}"
+    def open_meeting(self) -> tuple[str, int]:
+        """Where the ranks find each other: host and port on rank 0's node."""
+        return self._worker.open_meeting(get_node_ip_address())
 
     @ray.method
-    def load(self, init_method: str | None) -> None:
-        self._worker.load(init_method)
+    def load(self, meeting: tuple[str, int] | None) -> None:
+        self._worker.load(meeting)
 
     @ray.method
     def start(self, directory_name: str, worker_id: str) -> None:
@@ -106,8 +101,8 @@ class TargetGroup:
             self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation))
         try:
             async with asyncio.timeout(start_timeout_s):
-                init_method = await self._ranks[0].meeting_point.remote() if settings.tensor_parallel > 1 else None
-                await asyncio.gather(*(rank.load.remote(init_method) for rank in self._ranks))
+                meeting = await self._ranks[0].open_meeting.remote() if settings.tensor_parallel > 1 else None
+                await asyncio.gather(*(rank.load.remote(meeting) for rank in self._ranks))
                 # Rank 0 last: it is in the directory only when the others listen.
                 await asyncio.gather(*(rank.start.remote(directory_name, worker_id) for rank in self._ranks[1:]))
                 await self._ranks[0].start.remote(directory_name, worker_id)

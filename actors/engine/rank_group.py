@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from datetime import timedelta
 
@@ -19,13 +20,30 @@ _COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 _KEEPALIVE_S = 10.0
 
 
-def join_group(init_method: str, rank: int, world_size: int, device: str) -> None:
+def open_meeting(host: str) -> dist.TCPStore:
+    """Where the ranks meet, on rank 0: a store that listens on `host` from now on, at `store.port`."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_COLLECTIVE_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def find_meeting(host: str, port: int) -> dist.TCPStore:
+    """The other ranks' end of it."""
+    return dist.TCPStore(host, port, is_master=False, timeout=_COLLECTIVE_TIMEOUT)
+
+
+def join_group(meeting: dist.TCPStore, rank: int, world_size: int, device: str) -> None:
     """Enter the process group; blocks until all ranks have. nccl on CUDA, gloo on CPU."""
     # Control messages always travel over gloo, so that a device stream is never waited for to read them.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    dist.init_process_group(
-        backend, init_method=init_method, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT
-    )
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT)
 
 
 def leave_group() -> None:

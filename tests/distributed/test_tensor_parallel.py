@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from actors.engine.build import build_target_engine
-from actors.engine.rank_group import LeadingRank, follow, join_group, leave_group
+from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
@@ -53,11 +53,17 @@ def decode(engine, steps: int = STEPS) -> list[list[int]]:
     return [output[:steps] for output in outputs]
 
 
-def run_rank(path: Path, rank: int, port: int, answers) -> None:
+def run_rank(path: Path, rank: int, ports, answers) -> None:
     import torch
 
     torch.set_num_threads(1)
-    join_group(f"tcp://127.0.0.1:{port}", rank, 3, "cpu")
+    if rank == 0:
+        meeting = open_meeting("127.0.0.1")
+        for _ in range(2):
+            ports.put(meeting.port)
+    else:
+        meeting = find_meeting("127.0.0.1", ports.get(timeout=60))
+    join_group(meeting, rank, 3, "cpu")
     source = ModelSource("tiny", "tiny", path)
     engine = build_target_engine(
         source, "float32", "cpu", kv_cache_tokens=512, block_size=4, tensor_parallel=3, rank=rank
@@ -85,12 +91,9 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     wanted = decode(alone)
     assert any(len(set(output)) > 2 for output in wanted)
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    ranks = [context.Process(target=run_rank, args=(model_dir, rank, port, answers)) for rank in range(3)]
+    ports, answers = context.Queue(), context.Queue()
+    ranks = [context.Process(target=run_rank, args=(model_dir, rank, ports, answers)) for rank in range(3)]
     for process in ranks:
         process.start()
     got = [answers.get(timeout=180) for _ in ranks]
@@ -99,6 +102,14 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     assert [process.exitcode for process in ranks] == [0, 0, 0]
     assert [answer for answer in got if isinstance(answer, list)] == [wanted]
     assert got.count(None) == 2  # the followers' integrity checks
+
+
+def test_nobody_else_can_take_the_port_where_the_ranks_will_meet():
+    meeting = open_meeting("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", meeting.port))
+    with socket.socket() as elsewhere:
+        elsewhere.bind(("127.0.0.2", meeting.port))  # on the given address only
 
 
 def test_a_rank_that_cannot_load_ends_serve_in_one_clear_line(model_dir, tmp_path):
