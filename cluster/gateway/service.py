@@ -149,8 +149,8 @@ class GenerationService:
                         max_new_tokens=max_new_tokens,
                         stop_token_ids=stop_token_ids,
                         timeout_s=timeout_s,
-                        drafters=call.drafters,
                         wants_stats=call.wants_stats,
+                        drafters=call.drafters,
                         max_draft_tokens=call.max_draft_tokens,
                     )
                 )
@@ -182,9 +182,9 @@ class GenerationService:
         outcome = "cancelled"
         last_token_at = 0.0
         num_cached = 0
+        stats: SpeculationStats | None = None
         try:
             chunks = generate_unbroken(self.router, request, metrics.request_resumed.inc)
-        stats: SpeculationStats | None = None
             async with aclosing(chunks):
                 while True:
                     try:
@@ -208,12 +208,12 @@ class GenerationService:
                             _observe_tokens(metrics, len(chunk.token_ids), now - last_token_at)
                         last_token_at = now
                     num_cached = max(num_cached, chunk.num_cached_tokens)
-                    shown, finish_reason = text.push(chunk)
-                    if finish_reason is not None:
                     num_before = text.num_tokens
-                        outcome = finish_reason
+                    shown, finish_reason = text.push(chunk)
                     if chunk.stats is not None:
                         stats = _without(chunk.stats, chunk.sources[text.num_tokens - num_before :])
+                    if finish_reason is not None:
+                        outcome = finish_reason
                         metrics.request_success.labels(finish_reason).inc()
                         metrics.request_latency.observe(now - prepared.arrived)
                         break
@@ -239,8 +239,6 @@ def _observe_tokens(metrics: GatewayMetrics, count: int, elapsed_s: float) -> No
         metrics.inter_token_latency.observe(elapsed_s / count)
 
 
-class _AnswerText:
-    """Text of one answer: detokenised, cut at stop strings and stop tokens."""
 def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationStats:
     """The statistics less accepted tokens that came after a stop string, by who proposed them."""
     dropped = Counter(sources)
@@ -248,6 +246,8 @@ def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationSt
     return msgspec.structs.replace(stats, accepted_tokens={source: count for source, count in kept.items() if count})
 
 
+class _AnswerText:
+    """Text of one answer: detokenised, cut at stop strings and stop tokens."""
 
     def __init__(self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest) -> None:
         self._detokenizer = Detokenizer(codec.decode, [int(token) for token in request.prompt_token_ids[-4:]])
