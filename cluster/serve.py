@@ -47,6 +47,12 @@ class ClusterPlan:
         drafts = 0.5 * self.config.draft.workers if self.draft is not None else 0.0
         return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Those that run; without a draft model, none of that name."""
+        names = expand_drafters(self.config.speculation.drafters)
+        return tuple(name for name in names if name != DRAFT_MODEL or self.draft is not None)
+
 
 def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
     """Find and prepare the models. Raises ModelError or InvalidRequest, before anything is started."""
@@ -111,4 +117,5 @@ def _served_model(plan: ClusterPlan) -> ServedModel:
         vocab_size=plan.info.vocab_size,
         eos_token_ids=plan.info.eos_token_ids,
         created=int(time.time()),
+        drafters=plan.drafters,
     )

@@ -56,3 +56,4 @@ class ServedModel:
     vocab_size: int  # token ids are below it
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds
+    drafters: tuple[str, ...] = ()  # names of those that run, without auto and none

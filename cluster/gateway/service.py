@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from actors.drafters.registry import expand_drafters
+from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from actors.messages import GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
@@ -112,7 +112,7 @@ class GenerationService:
                 "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
             )
         if call.drafters is not None:
-            expand_drafters(call.drafters, field="speculation.drafters")
+            _check_drafters(call.drafters, model.drafters)
         check_token_ids("stop_token_ids", call.stop_token_ids, model.vocab_size)
         check_token_ids("logit_bias", (token for token, _ in call.logit_bias), model.vocab_size)
         stop_token_ids = call.stop_token_ids
@@ -232,6 +232,14 @@ class GenerationService:
             metrics.generation_tokens.inc(text.num_tokens)
             if outcome not in ("stop", "length"):
                 metrics.request_failure.labels(outcome).inc()
+
+
+def _check_drafters(names: tuple[str, ...], running: tuple[str, ...]) -> None:
+    """Raises InvalidRequest for drafters that do not run here: without them the call would silently get no drafts."""
+    expand_drafters(names, field="speculation.drafters")
+    for name in names:
+        if name not in (AUTO, NONE, *running):
+            raise InvalidRequest("speculation.drafters", name, f"here run {', '.join(running) or 'no drafters'}")
 
 
 def _observe_tokens(metrics: GatewayMetrics, count: int, elapsed_s: float) -> None:

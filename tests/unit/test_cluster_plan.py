@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.drafters.registry import CPU_DRAFTER_NAMES
 from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.serve import plan_cluster
@@ -39,4 +40,18 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
     assert planned.num_cpus == pytest.approx(plan(model, "none", drafters).num_cpus + 1.0)
     built = plan(model, "auto", drafters)
     assert built.builds_drafter
+    assert "draft_model" in built.drafters
     assert built.draft.spec == "auto"
+
+
+@pytest.mark.parametrize(
+    ("drafters", "running"),
+    [
+        (["none"], ()),
+        (["suffix"], ("suffix",)),
+        (["suffix", "draft_model"], ("suffix",)),
+        (["auto"], CPU_DRAFTER_NAMES),
+    ],
+)
+def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters, running):
+    assert plan(model, "none", drafters).drafters == running

@@ -23,7 +23,14 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
-MODEL = ServedModel("toy", max_model_len=256, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
+MODEL = ServedModel(
+    "toy",
+    max_model_len=256,
+    vocab_size=len(TOKENIZER),
+    eos_token_ids=(EOS,),
+    created=1,
+    drafters=("suffix", "draft_model"),
+)
 CONFIG = GatewayConfig(max_body_bytes=20_000, max_new_tokens=128, default_max_tokens=16, request_timeout_s=5)
 FOX = "the quick brown fox"
 
@@ -236,6 +243,8 @@ async def test_the_defaults_are_those_of_openai_and_every_parameter_arrives(clie
     assert sampling.logit_bias == ((5, -100.0), (6, 1.5))
     assert request.stop_token_ids == (9,)
     assert (request.drafters, request.max_draft_tokens, request.max_new_tokens) == (("suffix",), 3, 5)
+    await complete(client, speculation={"drafters": ["auto", "draft_model"]})
+    assert router.requests[-1].drafters == ("auto", "draft_model")
     await complete(client, speculation={"enabled": False})
     assert router.requests[-1].drafters == ()
     await complete(client, top_k=-1, temperature=None, stop=None, logit_bias=None, n=None, speculation=None)
@@ -357,6 +366,11 @@ REFUSED = [
     ({"stream_options": {"x": 1}}, "stream_options.x", "no such parameter"),
     ({"speculation": {"drafters": ["../x"]}}, "speculation.drafters[0]", "match"),
     ({"speculation": {"drafters": ["oracle"]}}, "speculation.drafters", "known drafters are auto, none"),
+    (
+        {"speculation": {"drafters": ["suffix", "prompt_lookup"]}},
+        "speculation.drafters",
+        "here run suffix, draft_model",
+    ),
     ({"speculation": {"drafters": ["none", "suffix"]}}, "speculation.drafters", "excludes every other"),
     ({"speculation": {"max_draft_tokens": 300}}, "speculation.max_draft_tokens", "256"),
     ({"speculation": {"status": True}}, "speculation.status", "no such parameter"),
