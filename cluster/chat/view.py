@@ -60,13 +60,11 @@ class View:
             self._err.print(legend(sources))
 
     def round(self, trace: RoundTrace, number: int, spans: Sequence[Span], text_of: Callable[[int], str]) -> None:
-        """One round of the step trace: what was emitted in the colours of its sources, then what was rejected."""
-        line = Text()
-        for span in spans:
-            line.append(repr(span.text), style_of(span.source)).append(f" {span.source}  ")
-        for token_id in trace.rejected:
-            line.append(f"not {text_of(token_id)!r}", REJECTED_STYLE).append("  ")
-        self._err.print(line.append(f"| {format_trace(trace, number)}", "dim"))
+        """One round of the step trace; below it what was emitted, in its sources' colours, and what was rejected."""
+        self._err.print(Text(format_trace(trace, number), "dim"))
+        tokens = [Text(f"{span.text!r} {span.source}", style_of(span.source)) for span in spans]
+        tokens += [Text(f"not {text_of(token_id)!r}", REJECTED_STYLE) for token_id in trace.rejected]
+        self._err.print(Text("  ").append_text(Text(", ").join(tokens)))
 
     def clear(self) -> None:
         self._out.clear()

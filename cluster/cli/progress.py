@@ -1,8 +1,9 @@
-"""Progress bars on a terminal, silence in a pipe."""
+"""Progress bars on a terminal, silence in a pipe and where no escape codes are wanted."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -12,8 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a callback `(stage, done, total)` that draws one bar per stage on stderr, if that is a terminal."""
-    if not sys.stderr.isatty():
+    """Yield a callback `(stage, done, total)` that draws one bar per stage on stderr, if that is a terminal and
+    NO_COLOR is not set."""
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
         yield lambda stage, done, total: None
         return
     columns = (

@@ -15,7 +15,7 @@ from actors.models.toy import save_tiny_model
 from cluster.cli import app as commands
 from cluster.cli import main as cli
 
-COMMANDS = ["serve", "generate", "model", "drafter", "corpus", "bench", "version"]
+COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", "version"]
 
 
 @pytest.fixture
@@ -266,6 +266,18 @@ def test_generated_text_is_alone_on_stdout(run, tiny_model_dir):
     status, out, err = run("generate", *arguments)
     assert (status, err) == (0, "")
     assert len(json.loads(out)["token_ids"]) == 4
+
+
+def test_a_trace_has_a_line_for_every_round_and_text_stays_alone_on_stdout(run, tiny_model_dir):
+    arguments = ["--model", tiny_model_dir, "--prompt", "one two one two", "--max-new-tokens", "6", "--ignore-eos"]
+    status, out, err = run("generate", *arguments, "--json", "--trace")
+    generation = json.loads(out)
+    lines = err.splitlines()
+    assert (status, len(lines)) == (0, generation["rounds"])
+    for number, line in enumerate(lines, 1):
+        assert line.startswith(f"round {number} | ")
+        assert all(word in line for word in (" rows", "proposed ", "verified ", "accepted ", "drafting ", "verifying "))
+    assert sum(int(line.split("emitted ")[1].split()[0]) for line in lines) == 6
 
 
 # --- the rest

@@ -1,0 +1,239 @@
+"""`paceline chat` as a process: a script through a pipe, a terminal through a pty, and a server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from actors.models.toy import save_tiny_model
+from cluster.config import GatewayConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.http_app import create_app
+from cluster.gateway.service import GenerationService
+from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_tokenizer import toy_tokenizer
+
+COMMAND = [str(Path(sys.executable).with_name("paceline")), "chat"]
+WAIT_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def engine_options(tmp_path_factory) -> list[str]:
+    directory = save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return ["--model", str(directory), "--draft-model", "none", "--drafter", "suffix", "--threads", "1"]
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    unwanted = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return {**kept, "TERM": "xterm-256color", "PACELINE_HOME": str(tmp_path)}
+
+
+@pytest.fixture(scope="module")
+def url():
+    """A gateway over an echoing router."""
+    ports: list[int] = []
+    started = threading.Event()
+    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        tokenizer = toy_tokenizer()
+        model = ServedModel("echo", max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=())
+        config = GatewayConfig()
+        app = create_app(GenerationService(EchoRouter(), tokenizer, model, config), config)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        running = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.01)
+        ports.append(server.servers[0].sockets[0].getsockname()[1])
+        stopping.append((asyncio.get_running_loop(), asyncio.Event()))
+        started.set()
+        await stopping[0][1].wait()
+        server.should_exit = True
+        await running
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(30)
+    yield f"http://127.0.0.1:{ports[0]}"
+    stopping[0][0].call_soon_threadsafe(stopping[0][1].set)
+    thread.join(30)
+
+
+class Terminal:
+    """The command on a pty."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self._fd, theirs = pty.openpty()
+        attributes = termios.tcgetattr(theirs)
+        attributes[3] &= ~termios.ECHO  # readline echoes by itself
+        termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+        self._process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+            start_new_session=True, preexec_fn=_take_terminal,
+        )  # fmt: skip
+        os.close(theirs)
+        self._text = ""
+        self._read = 0  # up to here it has been expected
+
+    def expect(self, text: str) -> str:
+        """What came up to and with the text."""
+        deadline = time.monotonic() + WAIT_S
+        while (found := self._text.find(text, self._read)) < 0:
+            has_more = time.monotonic() < deadline and self._more()
+            assert has_more, f"no {text!r} in {self._text[self._read :]!r}"
+        before, self._read = self._read, found + len(text)
+        return self._text[before : self._read]
+
+    def send(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def end(self) -> tuple[int, str]:
+        """The exit status and all that came."""
+        while self._more():
+            pass
+        status = self._process.wait(WAIT_S)
+        os.close(self._fd)
+        return status, self._text
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _more(self) -> bool:
+        if not select.select([self._fd], [], [], WAIT_S)[0]:
+            return False
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self._text += data.decode(errors="replace")
+        return bool(data)
+
+
+def _take_terminal() -> None:
+    import fcntl
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(environment):
+    """terminal(*arguments, NAME=value) -> a started Terminal."""
+    started: list[Terminal] = []
+
+    def start(*arguments: str, **variables: str) -> Terminal:
+        started.append(Terminal(list(arguments), {**environment, **variables}))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def pipe(arguments: list[str], lines: str, environment: dict[str, str]) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*COMMAND, *arguments], input=lines.encode(), capture_output=True, env=environment, timeout=WAIT_S, check=False
+    )
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode()
+
+
+def test_a_script_through_a_pipe_gets_plain_answers_and_figures(engine_options, environment, tmp_path):
+    script = f"hello\n/compare\n/length 5\nagain\n/save {tmp_path}/chat.json\n"
+    options = [*engine_options, "--max-new-tokens", "20", "--exact", "bitwise"]
+    status, out, err = pipe(options, script, environment)
+    assert status == 0, err
+    assert out.count("\n") >= 2
+    assert "\x1b" not in err
+    assert err.count(" tokens/s, the first after ") == 2
+    assert "times as fast | the texts are equal" in err
+    assert (tmp_path / "chat.json").is_file()
+    again = pipe([*options, "--load", f"{tmp_path}/chat.json"], "/regen\n", environment)
+    assert again[0] == 0, again[2]
+    assert out.endswith(again[1])
+
+
+def test_a_script_with_a_mistake_goes_on_and_ends_with_one(engine_options, environment):
+    status, out, err = pipe([*engine_options, "--max-new-tokens", "5"], "/wrong\nhello\n", environment)
+    assert status == 1
+    assert out
+    assert "command is '/wrong'" in err.splitlines()[0]
+
+
+def test_a_terminal_shows_colours_stops_at_ctrl_c_and_ends_at_ctrl_d(engine_options, terminal):
+    chat = terminal(*engine_options, "--max-new-tokens", "900")
+    assert "suffix" in chat.expect("tokens by ")
+    chat.expect("> ")
+    chat.send("/length 4\n")
+    chat.expect("at most 4 tokens")
+    chat.send("hello\n")
+    assert "\x1b[39m" in chat.expect("tokens/s")
+    chat.send("\x03")
+    chat.expect("Ctrl-D ends")
+    chat.send("/length 900\nhello again\n")
+    chat.expect("\x1b[39m")
+    chat.send("\x03")
+    chat.expect("stopped; what has been said stays")
+    chat.send("/length 4\n")
+    chat.expect("at most 4 tokens")
+    chat.send("and now\n")
+    chat.expect("4 tokens in")
+    chat.send("\x04")
+    status, text = chat.end()
+    assert status == 0
+    assert "Traceback" not in text
+
+
+def test_no_color_means_no_escape_codes_on_a_terminal(engine_options, terminal, tmp_path):
+    chat = terminal(*engine_options, "--max-new-tokens", "8", NO_COLOR="1")
+    chat.expect("> ")
+    chat.send("hello\n")
+    chat.expect("tokens/s")
+    chat.send("/quit\n")
+    status, text = chat.end()
+    assert status == 0
+    assert "\x1b" not in text
+    history = tmp_path / "chat_history"
+    assert history.read_text().splitlines() == ["hello", "/quit"]
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_conversation_with_a_server(url, environment):
+    script = "the quick brown fox\n/target on\n/length 6\nhello world\n/chat off\none two three\n/debug\n"
+    status, out, err = pipe(["--url", url, "--max-new-tokens", "9"], script, environment)
+    assert status == 1  # a server has no step trace
+    assert "the quick" in out or "user" in out, out
+    assert "one two three" in out
+    assert "9 tokens in 3 rounds" in err
+    assert "(echo " in err
+    assert err.count("the texts are equal") == 2
+    assert "start without --url for a step trace" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--url", "http://127.0.0.1:9", "--model", "smollm2"],
+            "--model is 'smollm2'; the server at --url has its own",
+        ),
+        (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models does not list a model"),
+        (["--top-p", "0"], "--top-p is 0.0; it should be greater than 0"),
+    ],
+)
+def test_wrong_options_are_one_line(environment, arguments, expected):
+    status, out, err = pipe(arguments, "", environment)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"paceline: {expected}")
