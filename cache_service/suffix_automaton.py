@@ -7,9 +7,9 @@ of the whole text, so no second cursor is needed.
 
 Layout. The text begins with a separator, so no prefix of it ever recurs. State 0 is the empty string; state i > 0 is
 the text's first i tokens: its length is i, its only transition is by text[i] to state i + 1, and neither needs
-storage. So such a state costs a token and a link, 8 bytes. All other states are clones, written ~row: a row of 24 bytes
+storage. So such a state costs a token and a link, 8 bytes. All other states are clones, written ~row: a row of 28 bytes
 with one transition inline. About one state of ten has more; those live in one open-addressing table of 16-byte slots,
-chained by clone, because a split copies them. On token streams that makes 33-39 bytes a token, spare room included.
+chained by clone, because a split copies them. On token streams that makes 34-40 bytes a token, spare room included.
 
 Not thread-safe: one writer, and no reader while it writes. The kernels release the GIL.
 """
@@ -36,10 +36,10 @@ _NO_STATE = np.int32(-(2**31))  # link of state 0
 _NO_TOKEN = np.int32(-1)
 
 # Columns of a clone's row.
-_LINK, _LENGTH, _TOKEN, _NEXT, _END, _HEAD = 0, 1, 2, 3, 4, 5
-_CLONE_COLUMNS = 6
+_LINK, _LENGTH, _TOKEN, _NEXT, _END, _HEAD, _COUNT = 0, 1, 2, 3, 4, 5, 6
+_CLONE_COLUMNS = 7
 # _TOKEN, _NEXT: the inline transition. _END: how many tokens the text had when the state's strings were last seen.
-# _HEAD: token of the first transition kept in the table, or _NO_TOKEN.
+# _HEAD: token of the first transition kept in the table, or _NO_TOKEN. _COUNT: how often they were seen by then.
 
 # Columns of a table slot; a slot is free while its target is 0, since no transition leads to the empty string.
 _SLOT_SOURCE, _SLOT_TOKEN, _SLOT_TARGET, _SLOT_CHAIN = 0, 1, 2, 3
@@ -49,14 +49,17 @@ _SLOT_COLUMNS = 4
 # Entries of the counters.
 _TOKENS, _CLONES, _SLOTS = 0, 1, 2
 
-# A state's last occurrence is refreshed for this many states along the suffix links of each position: text has chains
-# of 3-6, so there it is exact; only repetitive text has longer ones, and the bound keeps it linear.
+# A state's last occurrence and count are refreshed for this many states along the suffix links of each position: text
+# has chains of 3-6, so there they are exact; only repetitive text has longer ones, and the bound keeps it linear.
 _REFRESHED_LINKS = 8
 
 # Where a draft looks for continuations that begin with another token: transitions of the matched state (newest first),
 # and shorter suffixes.
 _BRANCH_TRANSITIONS = 8
 _BRANCH_LINKS = 8
+
+MAX_BRANCHES = _BRANCH_TRANSITIONS + 2
+"""Branches that a draft can have: the last continuation, an inline one, those of the table."""
 
 # Given that what followed a match last is wrong, what else followed it is right about half as often as a lone match of
 # that length (measured on greedy answers of SmolLM2 to Spec-Bench prompts: 0.12 at length 1, 0.3 beyond).
@@ -137,6 +140,12 @@ class SuffixAutomaton:
         max_nodes: int,
         acceptance: Float32Array,
         floor: float,
+        *,
+        len_threshold: int = 1,
+        len_bias: int = 0,
+        alpha: float | None = None,
+        branches: int = 3,
+        by_frequency: bool = False,
     ) -> tuple[Int32Array, Int32Array, Float32Array]:
         """Append tokens and guess what comes next, in one kernel call.
 
@@ -146,6 +155,9 @@ class SuffixAutomaton:
 
         acceptance: float32 [m], m >= 1, in [0, 1]; acceptance[min(length, m - 1)] is the probability that the token
         after a match of that length is right. floor: nodes with less confidence are left out.
+        len_bias is taken off the length of every match; one shorter than len_threshold >= 1 drafts nothing, another
+        at most 1 + floor(alpha * length) nodes. branches: from the root, in 1 to MAX_BRANCHES. by_frequency: the
+        continuations of the match in order of how often each was seen, and as sure as its share.
         Returns token ids int32 [k], parents int32 [k] (-1: root) and confidence float32 [k], k <= max_nodes.
         """
         self._take(tokens)
@@ -162,6 +174,11 @@ class SuffixAutomaton:
             len(tokens),
             acceptance,
             floor,
+            len_threshold,
+            len_bias,
+            -1.0 if alpha is None else float(alpha),
+            min(branches, MAX_BRANCHES),
+            by_frequency,
             token_ids,
             parents,
             confidence,
@@ -290,6 +307,11 @@ def _end(clones, state):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def _occurrences(clones, state):  # type: ignore[no-untyped-def]
+    return np.int32(1) if state >= 0 else clones[~state, _COUNT]
+
+
+@njit(cache=True, nogil=True)
 def _target(text, clones, table, size, state, token):  # type: ignore[no-untyped-def]
     """Where a state goes by a token >= 0, or 0 for nowhere."""
     if state > 0:
@@ -347,6 +369,7 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
             if state == 0:
                 break
             clones[~state, _END] = size
+            clones[~state, _COUNT] += 1
             state = clones[~state, _LINK]
 
         # Shorter and shorter suffixes get a transition to the new state, until one has a transition by this token.
@@ -377,6 +400,7 @@ def _extend(text, links, clones, table, counts, count):  # type: ignore[no-untyp
         clone = np.int32(~row)
         clones[row, _LENGTH] = length
         clones[row, _END] = _end(clones, target)
+        clones[row, _COUNT] = _occurrences(clones, target)
         clones[row, _HEAD] = _NO_TOKEN
         links[current] = clone
         if target > 0:
@@ -428,69 +452,96 @@ def _advance(text, links, clones, table, counts, state, length, tokens):  # type
 
 
 @njit(cache=True, nogil=True)
-def _other_continuation(text, clones, table, state, begin):  # type: ignore[no-untyped-def]
-    """Where a clone was last followed by another token than text[begin], or -1. Looks at a few transitions only."""
-    best = np.int64(-1)
-    if clones[~state, _TOKEN] >= 0 and clones[~state, _TOKEN] != text[begin]:
-        best = np.int64(_end(clones, clones[~state, _NEXT])) - 1
-    token = clones[~state, _HEAD]
-    for _ in range(_BRANCH_TRANSITIONS):
-        if token < 0:
+def _continuations(text, clones, table, state, begins, times):  # type: ignore[no-untyped-def]
+    """Where a clone was last followed by each of its tokens, the last one of all first, and how often by each.
+
+    Returns how many there are; looks at a few transitions only.
+    """
+    begins[0] = clones[~state, _END]
+    last = text[begins[0]]
+    times[0] = _occurrences(clones, _target(text, clones, table, len(text), state, last))
+    count = 1
+    token = clones[~state, _TOKEN]
+    target = clones[~state, _NEXT]
+    following = clones[~state, _HEAD]
+    for _ in range(1 + _BRANCH_TRANSITIONS):
+        if token >= 0 and token != last:
+            begins[count] = np.int64(_end(clones, target)) - 1
+            times[count] = _occurrences(clones, target)
+            count += 1
+        if following < 0:
             break
-        slot = _locate(table, state, token)
-        if token != text[begin]:
-            best = max(best, np.int64(_end(clones, table[slot, _SLOT_TARGET])) - 1)
-        token = table[slot, _SLOT_CHAIN]
-    return best
+        slot = _locate(table, state, following)
+        token = following
+        target = table[slot, _SLOT_TARGET]
+        following = table[slot, _SLOT_CHAIN]
+    return count
 
 
 @njit(cache=True, nogil=True)
 def _extend_and_draft(  # type: ignore[no-untyped-def]
-    text, links, clones, table, counts, count, acceptance, floor, token_ids, parents, confidence
-):
+    text, links, clones, table, counts, count, acceptance, floor, len_threshold, len_bias, alpha, max_branches,
+    by_frequency, token_ids, parents, confidence,
+):  # fmt: skip
     clones, table = _extend(text, links, clones, table, counts, count)
     size = counts[_TOKENS]
-    room = len(token_ids)
     state = links[size]
-    if room == 0 or state == 0:
+    if state == 0 or clones[~state, _LENGTH] - len_bias < len_threshold:
         return clones, table, 0
+    length = clones[~state, _LENGTH] - len_bias
+    room = len(token_ids)
+    if 0 <= alpha * length < room:
+        room = min(room, 1 + int(alpha * length))
     most = len(acceptance) - 1
-
-    # Up to three branches that begin with different tokens: what followed the match last, what else followed it, and
-    # what followed a shorter suffix.
-    begins = np.zeros(3, np.int64)
-    lengths = np.zeros(3, np.int64)
-    sure = np.zeros(3, np.float32)
-    begins[0] = clones[~state, _END]
-    lengths[0] = clones[~state, _LENGTH]
-    if text[begins[0]] < 0:
+    if room == 0 or text[clones[~state, _END]] < 0:
         return clones, table, 0
-    sure[0] = acceptance[min(lengths[0], most)]
-    remaining = np.float32(1) - sure[0]
-    branches = 1
-    begin = _other_continuation(text, clones, table, state, begins[0])
-    if begin >= 0:
-        begins[1] = begin
-        lengths[1] = lengths[0]
-        sure[1] = remaining * acceptance[min(lengths[1], most)] * _SECOND_CHOICE
-        remaining -= sure[1]
-        branches = 2
-    for _ in range(_BRANCH_LINKS):
-        state = clones[~state, _LINK]
-        if state == 0:
-            break
-        begin = np.int64(clones[~state, _END])
-        token = text[begin]
-        if token >= 0 and token != text[begins[0]] and (branches == 1 or token != text[begins[1]]):
-            begins[branches] = begin
-            lengths[branches] = clones[~state, _LENGTH]
-            sure[branches] = remaining * acceptance[min(lengths[branches], most)]
-            branches += 1
-            break
+
+    # Branches that begin with different tokens: what followed the match, and what followed a shorter suffix.
+    begins = np.zeros(MAX_BRANCHES, np.int64)
+    lengths = np.full(MAX_BRANCHES, length, np.int64)
+    sure = np.zeros(MAX_BRANCHES, np.float32)
+    times = np.zeros(MAX_BRANCHES, np.int64)
+    found = _continuations(text, clones, table, state, begins, times)
+    total = max(times.sum(), np.int64(clones[~state, _COUNT]))
+    left = np.float32(1)
+    branches = 0
+    for _ in range(min(found, max(max_branches - 1, min(max_branches, 2)))):
+        # The last one of all comes first in any case unless frequency decides.
+        best = branches
+        if branches > 0 or by_frequency:
+            for other in range(branches + 1, found):
+                more = times[other] - times[best] if by_frequency else 0
+                if more > 0 or (more == 0 and begins[other] > begins[best]):
+                    best = other
+        begins[branches], begins[best] = begins[best], begins[branches]
+        times[branches], times[best] = times[best], times[branches]
+        step = acceptance[min(length, most)]
+        if by_frequency:
+            sure[branches] = step * np.float32(times[branches]) / np.float32(total)
+        else:
+            sure[branches] = left * step * (_SECOND_CHOICE if branches else np.float32(1))
+        left -= sure[branches]
+        branches += 1
+    if branches < max_branches:
+        for _ in range(_BRANCH_LINKS):
+            state = clones[~state, _LINK]
+            if state == 0 or clones[~state, _LENGTH] - len_bias < len_threshold:
+                break
+            begin = np.int64(clones[~state, _END])
+            token = text[begin]
+            is_new = token >= 0
+            for branch in range(branches):
+                is_new = is_new and token != text[begins[branch]]
+            if is_new:
+                begins[branches] = begin
+                lengths[branches] = clones[~state, _LENGTH] - len_bias
+                sure[branches] = left * acceptance[min(lengths[branches], most)]
+                branches += 1
+                break
 
     # Confidence falls along every branch: always take the surest next node, until none is sure enough or room is used.
-    depths = np.zeros(3, np.int64)
-    last = np.full(3, -1, np.int32)
+    depths = np.zeros(MAX_BRANCHES, np.int64)
+    last = np.full(MAX_BRANCHES, -1, np.int32)
     taken = 0
     while taken < room:
         best = 0
@@ -524,6 +575,7 @@ _FAULTS = {
     9: "a transition cannot be found under its own key",
     10: "the table does not hold as many slots as counted",
     11: "a chain of transitions is broken or does not hold all of them",
+    12: "a state was seen less than once or more often than there is text",
 }
 _COMPARED_TOKENS = 32  # of a string, when an occurrence is compared with another
 
@@ -542,6 +594,8 @@ def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
     for row in range(rows):
         if clones[row, _LENGTH] < 1 or clones[row, _END] < clones[row, _LENGTH] or clones[row, _END] > size:
             return 5, ~row
+        if clones[row, _COUNT] < 1 or clones[row, _COUNT] > clones[row, _END]:
+            return 12, ~row
     for index in range(1, size + 1 + rows):
         state = index if index <= size else ~(index - size - 1)
         link = _link(links, clones, state)

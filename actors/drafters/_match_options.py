@@ -22,8 +22,8 @@ class MatchOptions:
             ("n_predicts", self.n_predicts, 1),
             ("alpha", self.alpha, 0),
         ):
-            if value is not None and not value >= least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+            if value is not None and not least <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be at least {least}, and finite")
 
     def room(self, max_nodes: int) -> int:
         """Nodes that a draft of any match may have."""

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.draft_tree import DraftTree
+from actors.drafters._match_options import MatchOptions
 from actors.drafters.contract import DraftContext, Outcome
-from cache_service.suffix_automaton import SuffixAutomaton, warm_up
+from cache_service.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
 
 # Chance that the token after a match of the given length is the target's, by match length (index 0 is not used); every
 # accepted token makes the match longer. Measured at the rounds of a replay of 96 greedy answers of
@@ -26,14 +27,32 @@ _ACCEPTANCE = np.array(
 # A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
 _FLOOR = 0.03
 
+# Branches from the root: what followed the match last, what else followed it, what followed a shorter suffix.
+_TOP_K = 3
+
 
 class SuffixDrafter:
-    """Drafts the continuation of the longest match, and at the root up to two others that begin otherwise."""
+    """Drafts the continuation of the longest match, and at the root others that begin otherwise."""
 
     name = "suffix"
 
-    def __init__(self, *, acceptance: npt.NDArray[np.float32] = _ACCEPTANCE, floor: float = _FLOOR) -> None:
-        """acceptance: float32 [m], by match length; floor: the least confidence of a node, in [0, 1]."""
+    def __init__(
+        self,
+        *,
+        match: MatchOptions | None = None,
+        top_k: int = _TOP_K,
+        by_frequency: bool = False,
+        acceptance: npt.NDArray[np.float32] = _ACCEPTANCE,
+        floor: float = _FLOOR,
+    ) -> None:
+        """top_k: branches at the root, in 1 to MAX_BRANCHES; by_frequency: what followed the match most often comes
+        before what followed it last; acceptance: float32 [m], by match length; floor: the least confidence of a node,
+        in [0, 1]."""
+        if not 1 <= top_k <= MAX_BRANCHES:
+            raise ValueError(f"top_k is {top_k}; it must be in 1 to {MAX_BRANCHES}")
+        self._match = match or MatchOptions()
+        self._top_k = top_k
+        self._by_frequency = by_frequency
         self._acceptance = acceptance
         self._floor = floor
         self._automata: dict[int, SuffixAutomaton] = {}
@@ -56,10 +75,28 @@ class SuffixDrafter:
         if automaton is None or len(automaton) != context.start:
             automaton = self._automata[context.seq_id] = SuffixAutomaton(len(context.tokens) + 64)
         token_ids, parents, confidence = automaton.extend_and_draft(
-            context.tokens[len(automaton) :], context.max_nodes, self._acceptance, self._floor
+            context.tokens[len(automaton) :],
+            self._match.room(context.max_nodes),
+            self._acceptance,
+            self._floor,
+            len_threshold=self._match.len_threshold,
+            len_bias=self._match.len_bias,
+            alpha=self._match.alpha,
+            branches=self._top_k,
+            by_frequency=self._by_frequency,
         )
         return DraftTree(token_ids, parents, confidence) if len(token_ids) else DraftTree.empty()
 
 
-def create_drafter(*, floor: float = _FLOOR) -> SuffixDrafter:
-    return SuffixDrafter(floor=floor)
+def create_drafter(
+    *,
+    len_threshold: int = 1,
+    len_bias: int = 0,
+    n_predicts: int | None = None,
+    alpha: float | None = None,
+    top_k: int = _TOP_K,
+    by_frequency: bool = False,
+    floor: float = _FLOOR,
+) -> SuffixDrafter:
+    match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
+    return SuffixDrafter(match=match, top_k=top_k, by_frequency=by_frequency, floor=floor)

@@ -170,6 +170,7 @@ def test_knobs_bound_what_a_match_drafts(tmp_path: Path) -> None:
         ({"n_predicts": 0}, "n_predicts is 0; it must be at least 1"),
         ({"alpha": -0.5}, "alpha is -0.5; it must be at least 0"),
         ({"alpha": float("nan")}, "alpha is nan"),
+        ({"alpha": float("inf")}, "alpha is inf; it must be at least 0, and finite"),
         ({"top_k": 9}, "top_k is 9; it must be in 1 to 8"),
     ],
 )
