@@ -34,8 +34,8 @@ _ACCEPTANCE = np.array(
 # A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
 _FLOOR = 0.03
 _LEN_THRESHOLD = 2
-# Trees with fewer nodes also take what followed shorter suffixes of the match. In a replay of the held-out files with 16
-# nodes, tokens a round are 1.85 for 0, 1.89 for 8 and 1.90 for all that have room.
+# Trees with fewer nodes also take what followed shorter suffixes of the match. In a replay of the held-out files with
+# 16 nodes, tokens a round are 1.85 for 0, 1.89 for 8 and 1.90 for all that have room.
 _MIN_CONTINUATION = 64
 
 
