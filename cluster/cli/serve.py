@@ -52,9 +52,12 @@ def serve(
     stop = threading.Event()
     _stop_on_signals(stop)
     builder = _start_building_drafter(loaded) if plan.builds_drafter else None
+    if builder is not None and plan.draft is not None:
+        _report_build(builder, plan.draft.path, stop)
     try:
         _run(plan, address, stop)
     finally:
+        stop.set()
         if builder is not None:
             _end(builder)
 
@@ -273,7 +276,7 @@ def _report_failed_starts(told: set[str]) -> None:
 def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
     """Build the drafter beside the running cluster, at low priority; the draft workers wait for its directory."""
     command = [sys.executable, "-m", "cluster.cli.main", "drafter", "build", "--target", config.target.model]
-    log = paceline_home() / "drafter-build.log"
+    log = _builder_log()
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         output = log.open("wb")
@@ -284,6 +287,27 @@ def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
             command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_stand_back,
         )  # fmt: skip
+
+
+def _builder_log() -> Path:
+    return paceline_home() / "drafter-build.log"
+
+
+def _report_build(builder: subprocess.Popen[bytes], directory: Path, stop: threading.Event) -> threading.Thread:
+    """One line when the drafter is there or cannot be built; none when the build ends with the server."""
+
+    def wait() -> None:
+        status = builder.wait()
+        if stop.is_set():
+            return
+        if status == 0:
+            typer.echo(f"draft   {directory} is built")
+        else:
+            typer.echo(f"draft   {directory} could not be built (exit status {status}); see {_builder_log()}", err=True)
+
+    thread = threading.Thread(target=wait, name="drafter build", daemon=True)
+    thread.start()
+    return thread
 
 
 def _stand_back() -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ import psutil
 import pytest
 
 from actors.models.toy import save_tiny_model
+from cluster.cli.serve import _report_build, _start_building_drafter
+from cluster.config import load_config
 
 NAMES = ("http_port", "grpc_port")
 
@@ -128,3 +131,23 @@ def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_di
         for process in left:
             process.kill()
         assert not left
+
+
+def test_a_drafter_that_cannot_be_built_is_told_with_the_log_that_says_why(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    builder = _start_building_drafter(load_config(None, [f"target.model={tmp_path / 'absent'}"]))
+    _report_build(builder, tmp_path / "drafter", threading.Event()).join(timeout=60)
+    out, err = capfd.readouterr()
+    log = tmp_path / "drafter-build.log"
+    assert (out, err) == ("", f"draft   {tmp_path / 'drafter'} could not be built (exit status 2); see {log}\n")
+    assert "absent" in log.read_text()
+
+
+@pytest.mark.parametrize(("is_stopping", "told"), [(False, "draft   /the/drafter is built\n"), (True, "")])
+def test_a_drafter_that_is_there_is_told_but_not_the_end_of_the_server(is_stopping, told, capfd):
+    stop = threading.Event()
+    if is_stopping:
+        stop.set()
+    with subprocess.Popen(["false" if is_stopping else "true"]) as builder:
+        _report_build(builder, Path("/the/drafter"), stop).join(timeout=60)
+    assert capfd.readouterr() == (told, "")
