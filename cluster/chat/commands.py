@@ -89,10 +89,15 @@ def _remove(session: ChatSession, argument: str) -> None:
 
 
 def _regen(session: ChatSession, argument: str) -> None:
+    before = list(session.conversation.messages)
     question = session.conversation.remove_last()
     if question is None:
         raise InvalidRequest("/regen", "", "nothing has been said yet")
-    session.ask(question)
+    try:
+        session.ask(question)
+    finally:
+        if len(session.conversation.messages) < len(before):  # no new answer: the old one stays
+            session.conversation.messages = before
 
 
 def _save(session: ChatSession, argument: str) -> None:

@@ -39,7 +39,7 @@ def chat(
     seed: int = typer.Option(None, help="By default drawn for every turn.", show_default=False),
     compare: bool = typer.Option(False, "--compare", help="Decode every turn again without drafts."),
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
-    load: Path = typer.Option(None, help="Go on with a conversation that /save has written."),
+    load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
     dtype: Dtype = typer.Option(Dtype.float32),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),

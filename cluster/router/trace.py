@@ -37,7 +37,8 @@ def trace_round(
     draft_s: float,
     verify_s: float,
 ) -> RoundTrace:
-    """source_names: the CPU drafters in their order, then the draft model. events: those of the round's commit."""
+    """Of a round that has been committed. source_names: the CPU drafters in their order, then the draft model; events:
+    what the commit returned."""
     proposed: Counter[str] = Counter()
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
@@ -47,8 +48,8 @@ def trace_round(
         for source, tree in entry.proposals:
             proposed[source_names[source]] += len(tree)
         verified.update(_sources_of_nodes(round, entry, source_names))
-        path = paths.get(entry.seq_id, set())
-        rejected.extend(token for node, token in enumerate(entry.token_ids.tolist()) if node not in path)
+        tokens, path = entry.token_ids[: entry.num_verified].tolist(), paths.get(entry.seq_id, set())
+        rejected.extend(token for node, token in enumerate(tokens) if node not in path)
     num_emitted = 0
     for event in events:
         if isinstance(event, TokenChunk):
@@ -83,7 +84,8 @@ def format_trace(trace: RoundTrace, number: int) -> str:
 
 def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[str]) -> list[str]:
     if entry.num_chain:
-        return [DRAFT_MODEL] * entry.num_chain
+        return [DRAFT_MODEL] * entry.num_verified
     if round.forest is None:
         return []
-    return [source_names[source] for source in round.forest.best_source[entry.node_start : entry.node_end].tolist()]
+    nodes = slice(entry.node_start, entry.node_start + entry.num_verified)
+    return [source_names[source] for source in round.forest.best_source[nodes].tolist()]

@@ -239,6 +239,16 @@ def test_turns_build_up_and_can_be_removed_and_made_again(chat):
     assert contents(session) == ["Be brief."]
 
 
+def test_an_answer_that_cannot_be_made_again_stays(chat):
+    chat("one")
+    chat.session.backend.failure = Unavailable("the server is gone")
+    assert chat("/regen") == ("", "the server is gone\n")
+    assert contents(chat.session) == ["one", "one "]
+    chat.session.backend.failure, chat.session.backend.stops_after = None, 0
+    chat("/regen")
+    assert contents(chat.session) == ["one", "one "]
+
+
 def test_a_slash_is_said_with_two_and_quit_ends(chat):
     out, _ = chat("//etc", "/quit", "unheard")
     assert out == "/etc \n"
