@@ -97,6 +97,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     drafters: Sequence[str] | None
     max_draft_tokens: int | None
+    predictions: Sequence[str | Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -208,14 +209,16 @@ class LocalEngine:
         stop_token_ids: Sequence[int] = (),
         drafters: Sequence[str] | None = None,
         max_draft_tokens: int | None = None,
+        predictions: Sequence[str | Sequence[int]] = (),
         on_progress: Callable[[int, int], None] | None = None,
         on_round: OnRound | None = None,
     ) -> list[Generation]:
         """Generate for each prompt: text, chat messages or token ids. Prompt i is sampled with seed + i.
 
         max_new_tokens None: 256, or what the model has room for. drafters: some of the engine's own, () for none,
-        None for all; max_draft_tokens: at most so many a round, or None. on_progress(prompts finished, tokens emitted)
-        is called for every chunk of tokens, on_round after every round. Raises InvalidRequest, by the same limits as
+        None for all; max_draft_tokens: at most so many a round, or None. predictions: what will probably come out of
+        each prompt, text or token ids, "" for no idea; () for none. on_progress(prompts finished, tokens emitted) is
+        called for every chunk of tokens, on_round after every round. Raises InvalidRequest, by the same limits as
         over HTTP, before anything is computed.
         """
         options: GenerateOptions = {
@@ -232,6 +235,7 @@ class LocalEngine:
             "stop_token_ids": stop_token_ids,
             "drafters": drafters,
             "max_draft_tokens": max_draft_tokens,
+            "predictions": predictions,
         }
         requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
         done: dict[str, Generation] = {}
@@ -275,12 +279,17 @@ class LocalEngine:
     def _requests(self, prompts: Sequence[tuple[str, Prompt]], options: GenerateOptions) -> list[GenerationRequest]:
         """prompts: with what an error calls them. Raises InvalidRequest."""
         stop_token_ids = options.get("stop_token_ids", ())
-        checked = {name: value for name, value in options.items() if name not in ("ignore_eos", "drafters")}
+        checked = {
+            name: value for name, value in options.items() if name not in ("ignore_eos", "drafters", "predictions")
+        }
         check_local_fields({**checked, "stop_token_ids": list(stop_token_ids)})
         check_token_ids("stop_token_ids", stop_token_ids, self._target.vocab_size)
         drafters = self._chosen_drafters(options.get("drafters"))
         seed = options.get("seed")
         base_seed = secrets.randbits(64) if seed is None else seed
+        predictions = options.get("predictions") or [""] * len(prompts)
+        if len(predictions) != len(prompts):
+            raise InvalidRequest("predictions", f"{len(predictions)} of them", f"there are {len(prompts)} prompts")
         stops = tuple(stop_token_ids) + (() if options.get("ignore_eos") else self.info.eos_token_ids)
         requests = []
         for index, (name, prompt) in enumerate(prompts):
@@ -312,6 +321,7 @@ class LocalEngine:
                     stop_token_ids=stops,
                     drafters=drafters,
                     max_draft_tokens=options.get("max_draft_tokens"),
+                    prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
                 )
             )
         return requests
@@ -431,6 +441,14 @@ class LocalEngine:
             token_ids = list(cast(Sequence[int], prompt))
             check_token_ids(field, token_ids, self._target.vocab_size)
         return list(token_ids)
+
+    def _encode_prediction(self, prediction: str | Sequence[int], field: str) -> np.ndarray:
+        if isinstance(prediction, str):
+            token_ids = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
+        else:
+            token_ids = list(prediction)
+            check_token_ids(field, token_ids, self._target.vocab_size)
+        return np.asarray(token_ids[: self.max_model_len], dtype=np.int32)
 
     def _encode_conversation(self, messages: list[Mapping[str, str]], field: str) -> list[int]:
         shown = f"{len(messages)} messages"

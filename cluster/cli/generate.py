@@ -46,8 +46,11 @@ def generate(
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
-        None, help='JSONL with {"prompt": ...}, {"messages": ...} or {"prompt_token_ids": ...} a row.'
+        None,
+        help='JSONL with {"prompt": ...}, {"messages": ...} or {"prompt_token_ids": ...} a row, and perhaps a '
+        '"prediction".',
     ),
+    prediction: str = typer.Option("", help="What will probably come out of --prompt, as when known text is edited."),
     max_new_tokens: int = typer.Option(
         None, help="At least 1; by default 256, or what the model has room for.", show_default=False
     ),
@@ -75,7 +78,7 @@ def generate(
         "seed": seed,
     }
     _check_options(sampling)
-    prompts = _prompts(prompt, prompts_file)
+    prompts, predictions = _prompts(prompt, prompts_file, prediction)
     import torch
 
     from cluster.local import LocalEngine
@@ -106,6 +109,7 @@ def generate(
             ignore_eos=ignore_eos,
             on_progress=lambda done, tokens: bar.update(task, completed=done, tokens=tokens),
             on_round=on_round,
+            predictions=predictions,
             **sampling,
         )
     for generation in generations:
@@ -130,22 +134,25 @@ def _check_options(sampling: dict[str, Any]) -> None:
         raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
 
 
-def _prompts(prompt: str | None, file: Path | None) -> list[Any]:
+def _prompts(prompt: str | None, file: Path | None, prediction: str) -> tuple[list[Any], list[str]]:
+    """Prompts and, for each, what its answer will probably be or an empty text."""
     if (prompt is None) == (file is None):
         raise InvalidRequest("--prompt", prompt, "give either --prompt or --prompts-file")
     if file is None:
-        return [prompt]
+        return [prompt], [prediction]
+    if prediction:
+        raise InvalidRequest("--prediction", prediction[:60], "with --prompts-file each row has its own")
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest("--prompts-file", str(file), f"it cannot be read: {error}") from None
-    prompts = [_read_row(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
+    rows = [_read_row(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
         raise InvalidRequest("--prompts-file", str(file), "it must have at least one row")
-    return prompts
+    return [row[0] for row in rows], [row[1] for row in rows]
 
 
-def _read_row(file: Path, number: int, line: str) -> Any:
+def _read_row(file: Path, number: int, line: str) -> tuple[Any, str]:
     where = f"--prompts-file {file}:{number}"
     try:
         row = json.loads(line)
@@ -164,7 +171,10 @@ def _read_row(file: Path, number: int, line: str) -> Any:
     if not valid:
         kinds = {"prompt": "a text", "messages": "messages with role and content", "prompt_token_ids": "integers"}
         raise InvalidRequest(f"{where} {keys[0]}", str(value)[:60], f"it must hold {kinds[keys[0]]}, at least one")
-    return value
+    prediction = row.get("prediction") or ""
+    if not isinstance(prediction, str):
+        raise InvalidRequest(f"{where} prediction", str(prediction)[:60], "it must be a text")
+    return value, prediction
 
 
 def _is_message(message: object) -> bool:

@@ -182,3 +182,23 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
         engine(model_dirs["llama"], ("oracle",))
     with pytest.raises(ModelError, match="nowhere"):
         LocalEngine("/nowhere/at/all")
+
+
+def test_a_right_prediction_saves_rounds_and_a_wrong_one_costs_no_token(model_dirs):
+    local = engine(model_dirs["llama"], ("prediction",), 8)
+    options = {"max_new_tokens": 100, "ignore_eos": True}
+    plain = local.generate(PROMPTS, **options)
+    wanted = [generation.token_ids for generation in plain]
+    assert all(generation.draft_tokens == 0 for generation in plain)
+    right = local.generate(PROMPTS, predictions=wanted, **options)
+    assert [generation.token_ids for generation in right] == wanted
+    assert max(generation.rounds for generation in right) < 40
+    assert all(generation.accepted_tokens["prediction"] > 60 for generation in right)
+    wrong = local.generate(PROMPTS, predictions=[tokens[::-1] for tokens in wanted], **options)
+    assert [generation.token_ids for generation in wrong] == wanted
+    text = local.generate(PROMPTS[:1], predictions=[plain[0].text], **options)[0]
+    assert text.token_ids == wanted[0]
+    with pytest.raises(InvalidRequest, match=r"predictions is '1 of them'; there are 8 prompts"):
+        local.generate(PROMPTS, predictions=[[1]])
+    with pytest.raises(InvalidRequest, match=r"predictions\[1\]"):
+        local.generate(PROMPTS[:2], predictions=["", [10**6]])
