@@ -6,6 +6,7 @@
     ├── Unavailable           the service is starting, draining or has lost its target group
     ├── DeadlineExceeded      the caller's own time limit has passed
     ├── ModelError            a model cannot be found, read or run
+    │   └── ModelUnavailable  its files cannot be fetched from here
     └── LinkError             a message between workers could not be read or did not arrive
 
 Every class passes its arguments to `Exception.__init__`, so it survives pickling across processes.
@@ -54,6 +55,10 @@ class DeadlineExceeded(PacelineError):
 
 class ModelError(PacelineError):
     """A model cannot be found, read or run."""
+
+
+class ModelUnavailable(ModelError):
+    """A model's package is not installed and cannot be fetched."""
 
 
 class LinkError(PacelineError):

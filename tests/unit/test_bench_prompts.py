@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.errors import InvalidRequest
 from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, read_prompts, read_spec_bench
 
-SPEC_BENCH = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 
 def write(tmp_path, *rows):
@@ -74,10 +74,25 @@ def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
             read_prompts(file)
 
 
+def test_of_spec_bench_the_first_turns_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["Compose a travel blog post.", "Rewrite your response."]},
+        {"question_id": 91, "category": "roleplay", "turns": ["Pretend yourself to be a scientist.", "And now?"]},
+        {"question_id": 161, "category": "translation", "turns": ["Translate German to English: Guten Tag."]},
+        {"question_id": 481, "category": "rag", "turns": ["Read the passages. Who was it?"]},
+    ]
+    write(tmp_path, *rows).rename(tmp_path / "question.jsonl")
+    assert read_spec_bench(tmp_path) == [
+        BenchPrompt("81", "mt_bench", said("Compose a travel blog post.")),
+        BenchPrompt("91", "mt_bench", said("Pretend yourself to be a scientist.")),
+        BenchPrompt("161", "translation", said("Translate German to English: Guten Tag.")),
+        BenchPrompt("481", "rag", said("Read the passages. Who was it?")),
+    ]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared absent")
 def test_spec_bench_has_six_tasks_of_eighty_questions():
-    if not SPEC_BENCH.is_dir():
-        pytest.skip(f"{SPEC_BENCH} is not there")
-    prompts = read_spec_bench(SPEC_BENCH)
+    prompts = read_spec_bench(SHARED / "data" / "spec_bench")
     tasks = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
     assert Counter(prompt.task for prompt in prompts) == dict.fromkeys(tasks, 80)
     assert len({prompt.name for prompt in prompts}) == 480
