@@ -126,6 +126,7 @@ class GenerationService:
             if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
                 check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
             prompts.append(await self._codec.encode_prompt(prompt, call.prompt_field))
+        prediction = await self._codec.encode_text(call.prediction)
         budgets = [self._max_new_tokens(call, len(prompt)) for prompt in prompts]
         timeout_s = max(0.001, timeout_s - (time.monotonic() - arrived))
         requests: list[GenerationRequest] = []
@@ -152,6 +153,7 @@ class GenerationService:
                         wants_stats=call.wants_stats,
                         drafters=call.drafters,
                         max_draft_tokens=call.max_draft_tokens,
+                        prediction_token_ids=prediction[: self.model.max_model_len],
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)

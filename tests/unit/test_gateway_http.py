@@ -416,7 +416,7 @@ async def test_what_is_not_supported_in_a_chat_is_named(client, router, fields, 
 async def test_a_prediction_reaches_the_router_as_tokens(client, router, content):
     response = await chat(client, prediction={"type": "content", "content": content}, max_tokens=3)
     assert response.status_code == 200, response.text
-    assert bytes(router.requests[-1].prediction_token_ids.tolist()) == b"say it"
+    assert router.requests[-1].prediction_token_ids.tolist() == tokens("say it")
     assert (await complete(client, max_tokens=3)).status_code == 200
     assert len(router.requests[-1].prediction_token_ids) == 0
 
