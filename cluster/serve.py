@@ -110,6 +110,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
 
 
 def _served_model(plan: ClusterPlan) -> ServedModel:
+    """As far as it is known before the target group has started."""
     limits = [plan.info.max_model_len, plan.config.target.max_model_len, plan.config.target.kv_cache_tokens]
     return ServedModel(
         name=plan.info.name,

@@ -52,7 +52,7 @@ class ServedModel:
     """What the gateway must know of the target model."""
 
     name: str
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int  # tokens, prompt and answer together; the gateway goes by the router's, once it has told
     vocab_size: int  # token ids are below it
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds

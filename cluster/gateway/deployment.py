@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI
 from grpc_health.v1 import health_pb2
 from ray import serve
-from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.config import BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
 from transformers import AutoTokenizer
 
@@ -23,18 +24,23 @@ from cluster.gateway.service import GenerationService
 
 # A backstop in each replica: the bounded queue that clients meet is the router's.
 MAX_ONGOING_REQUESTS = 4096
+MAX_QUEUED_REQUESTS = 1024  # in a proxy, while no replica is there; beyond: 429 / RESOURCE_EXHAUSTED
+_QUEUED_RETRY_S = 1.0
 _DRAIN_S = 120.0  # open streams may finish this long after a replica is told to stop
 
 
 class Gateway:
     """Built by `gateway_application`. Serve finds gRPC methods by name and passes `grpc_context` by keyword."""
 
-    def __init__(self, router: Any, tokenizer_dir: str, model: ServedModel, config: GatewayConfig) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, router: Any, tokenizer_dir: str, model: ServedModel, config: GatewayConfig
+    ) -> None:
         """`router` is the handle of a deployment as `HandleRouterClient` wants it."""
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
         service = GenerationService(HandleRouterClient(router), tokenizer, model, config)
         self._grpc = InferenceServicer(service, config)
         self._app = create_app(service, config)
+        self._following = asyncio.create_task(service.follow_router())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -83,6 +89,8 @@ def gateway_application(
         name="Gateway",
         num_replicas=config.replicas,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_queued_requests=MAX_QUEUED_REQUESTS,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=_QUEUED_RETRY_S),
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
         ray_actor_options=ray_actor_options or {"num_cpus": 0.1},
     )

@@ -1,13 +1,14 @@
 """The gRPC face: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
 
-Requests become the same validated bodies as over HTTP. The context may be Serve's or grpcio's own; only code and
-details are set on it. A unary call then returns, as the answer is dropped; a stream raises, as Serve takes over the
-context with a message only.
+Requests become the same validated bodies as over HTTP. The context may be Serve's or grpcio's own; only code, details
+and trailing metadata are set on it. A unary call then returns, as the answer is dropped; a stream raises, as Serve
+takes over the context with a message only. Of a stream that raises, it passes on code and details alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -29,6 +30,7 @@ from cluster.gateway.service import GenerationService, Piece, PreparedCall
 
 SERVICE_NAME = "paceline.v1.Inference"
 _HEALTH_PERIOD_S = 1.0
+_RETRY_KEY = "grpc-retry-pushback-ms"  # gRPC's own: clients with a retry policy go by it
 _MAX_WATCH_S = 60.0
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
@@ -46,6 +48,8 @@ class Context(Protocol):
     def set_code(self, code: grpc.StatusCode) -> None: ...
 
     def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
 
 
 class InferenceServicer:
@@ -126,7 +130,7 @@ class InferenceServicer:
 
     async def _health(self) -> Any:
         try:
-            status = await self._service.router.status()
+            status = await self._service.router_status()
         except PacelineError:
             return health_pb2.HealthCheckResponse.NOT_SERVING
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -208,3 +212,5 @@ def _tell(error: Exception, context: Context) -> None:
     status = status_of(error)
     context.set_code(status.grpc)
     context.set_details(status.message)
+    if status.retry_after_s is not None:
+        context.set_trailing_metadata([(_RETRY_KEY, str(math.ceil(1000 * status.retry_after_s)))])

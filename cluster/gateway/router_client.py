@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool  # takes requests
     live: bool  # false: only a restart helps
     detail: str = ""  # for people
+    max_model_len: int | None = None  # tokens, prompt and answer together; None: not known yet
 
 
 class RouterClient(Protocol):
@@ -64,7 +66,8 @@ class HandleRouterClient:
             raise _translated(error) from None
         finally:
             if not finished:
-                response.cancel()
+                with contextlib.suppress(Exception):  # a call that was refused raises its refusal once more
+                    response.cancel()
 
     async def status(self) -> RouterStatus:
         answer: RouterStatus = await self._ask(self._status)

@@ -12,14 +12,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters
-from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
 from actors.messages import GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
 from cluster.gateway.call import GenerationCall, ServedModel
@@ -27,7 +27,7 @@ from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.errors import ModelNotFound, status_of, unwrap
 from cluster.gateway.fan_in import fan_in
 from cluster.gateway.resume import generate_unbroken
-from cluster.gateway.router_client import RouterClient
+from cluster.gateway.router_client import RouterClient, RouterStatus
 from cluster.gateway.stop_strings import StopStrings
 from cluster.gateway.text_codec import TextCodec
 from cluster.metrics import GatewayMetrics
@@ -81,6 +81,24 @@ class GenerationService:
         self.metrics = metrics or GatewayMetrics()
         self._codec = TextCodec(tokenizer, model.name)
         self._config = config
+
+    async def router_status(self) -> RouterStatus:
+        """Raises what `RouterClient.status` raises."""
+        status = await self.router.status()
+        if status.max_model_len not in (None, self.model.max_model_len):
+            self.model = replace(self.model, max_model_len=status.max_model_len)
+        return status
+
+    async def follow_router(self, period_s: float = 1.0) -> None:
+        """Goes by the router's limit, for ever: it depends on the target's memory, and may change with its restart."""
+        while True:
+            try:
+                await self.router_status()
+            except PacelineError as error:
+                logger.debug("no status from the router: %s", error)
+            except Exception:
+                logger.exception("the router's status cannot be read")
+            await asyncio.sleep(period_s)
 
     async def prepare(self, call: GenerationCall, call_id: str) -> PreparedCall:
         """Raises InvalidRequest (or ModelNotFound) naming field, value and limit."""

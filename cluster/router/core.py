@@ -87,7 +87,7 @@ class RouterCore:
         self._config = config
         self._speculation = speculation
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len  # for new requests; a target that was started anew may have another
         self._block_size = block_size
         self._scheduler = Scheduler(config, block_size)
         self._by_request: dict[str, Sequence] = {}
@@ -122,11 +122,11 @@ class RouterCore:
         if request.request_id in self._by_request:
             raise InvalidRequest("request_id", request.request_id, "a request with this id is still running")
         num_prompt = len(request.prompt_token_ids)
-        if not 1 <= num_prompt < self._max_model_len:
+        if not 1 <= num_prompt < self.max_model_len:
             raise InvalidRequest(
                 "prompt",
                 f"{num_prompt} tokens",
-                f"it must have at least 1 and at most {self._max_model_len - 1} tokens",
+                f"it must have at least 1 and at most {self.max_model_len - 1} tokens",
                 code="context_length_exceeded",
             )
         if request.max_new_tokens < 1:
@@ -141,7 +141,7 @@ class RouterCore:
             self._name_sequence(),
             self._num_arrived,
             now,
-            self._max_model_len,
+            self.max_model_len,
             drafters,
             self._drafting.draft_model,
             wants_draft_model,

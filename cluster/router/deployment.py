@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # A backstop: the bounded queue that clients meet is the core's.
 MAX_ONGOING_REQUESTS = 8192
+_STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
 
 
@@ -66,13 +67,7 @@ class Router:
             await chunks.aclose()
 
     async def status(self) -> RouterStatus:
-        failure = self._driver.failure if self._driver is not None else None
-        if failure is not None:
-            return RouterStatus(ready=False, live=False, detail=f"rounds have stopped: {failure}")
-        if self._driver is None or not self._driver.has_target:
-            return RouterStatus(ready=False, live=True, detail="waiting for the target group")
-        workers = len(self._connections.draft_links())
-        return RouterStatus(ready=True, live=True, detail=f"{workers} draft workers")
+        return status_of(self._driver, len(self._connections.draft_links()))
 
     async def metrics_text(self) -> str:
         return self._metrics.text() if self._metrics is not None else ""
@@ -105,7 +100,7 @@ class Router:
             info, link = self._connections.target
             if self._driver is None:
                 self._driver = self._start_rounds(info)
-            self._driver.set_target(link, info.incarnation)
+            self._driver.set_target(link, info)
         if self._driver is not None:
             self._driver.set_draft_workers(self._connections.draft_links())
 
@@ -124,6 +119,21 @@ class Router:
         return driver
 
 
+def status_of(driver: RouterDriver | None, num_draft_workers: int) -> RouterStatus:
+    """driver is None until the target group has said what it is."""
+    if driver is None:
+        return RouterStatus(ready=False, live=True, detail="waiting for the target group")
+    longest = driver.core.max_model_len
+    if driver.failure is not None:
+        detail = f"rounds have stopped: {driver.failure}"
+        return RouterStatus(ready=False, live=False, detail=detail, max_model_len=longest)
+    if driver.is_draining:
+        return RouterStatus(ready=False, live=True, detail="draining", max_model_len=longest)
+    if not driver.has_target:
+        return RouterStatus(ready=False, live=True, detail="waiting for the target group", max_model_len=longest)
+    return RouterStatus(ready=True, live=True, detail=f"{num_draft_workers} draft workers", max_model_len=longest)
+
+
 def router_application(
     config: RouterConfig,
     speculation: SpeculationConfig,
@@ -136,6 +146,8 @@ def router_application(
         name="Router",
         num_replicas=1,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        # While no replica is there, no more wait for it than it would take.
+        max_queued_requests=config.max_running + config.max_waiting + _STATUS_CALLS,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,

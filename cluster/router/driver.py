@@ -9,7 +9,16 @@ from collections.abc import AsyncGenerator
 
 from actors.errors import LinkError, Unavailable
 from actors.links.client import AsyncLink
-from actors.messages import DraftResult, Failure, GenerationRequest, Hello, TokenChunk, VerifyBatch, VerifyResult
+from actors.messages import (
+    DraftResult,
+    Failure,
+    GenerationRequest,
+    Hello,
+    TokenChunk,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
 
@@ -37,7 +46,7 @@ class RouterDriver:
         self._work = asyncio.Event()
         self._silent: AsyncLink | None = None  # left a batch unanswered, may still be busy with it
         self._asking: set[asyncio.Task[DraftResult | None]] = set()
-        self._draining = False
+        self.is_draining = False  # takes no more requests
         self._task = asyncio.create_task(self._run(), name="router rounds")
         self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
         for task in (self._task, self._timekeeper):
@@ -55,12 +64,13 @@ class RouterDriver:
                 return "stopped" if task.cancelled() else repr(task.exception())
         return None
 
-    def set_target(self, link: AsyncLink, incarnation: int) -> None:
+    def set_target(self, link: AsyncLink, info: WorkerInfo) -> None:
         """The link to the target. Another incarnation holds no sequences; the same one behind another link may."""
-        if self._incarnation not in (None, incarnation):
+        if self._incarnation not in (None, info.incarnation):
             logger.warning("the target group has been started anew; its sequences are sent again")
             self.core.target_lost()
-        self._target, self._incarnation = link, incarnation
+        self._target, self._incarnation = link, info.incarnation
+        self.core.max_model_len = info.max_model_len
 
     def set_draft_workers(self, links: dict[str, AsyncLink]) -> None:
         self._draft_links = links
@@ -71,8 +81,8 @@ class RouterDriver:
 
         Raises what `RouterCore.add` raises, and the error a request ended with.
         """
-        if self._draining or self.failure is not None:
-            raise Unavailable("the router is draining" if self._draining else "the router runs no rounds any more")
+        if self.is_draining or self.failure is not None:
+            raise Unavailable("the router is draining" if self.is_draining else "the router runs no rounds any more")
         self.core.add(request, time.monotonic())
         # Bounded by the request itself: it has at most max_new_tokens chunks.
         queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
@@ -94,14 +104,14 @@ class RouterDriver:
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests and let the open ones finish."""
-        self._draining = True
+        self.is_draining = True
         deadline = time.monotonic() + timeout_s
         while self._streams and self.failure is None and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_POLL_S)
 
     def close(self) -> None:
         """Run no more rounds. Streams that are still open end with `Unavailable`: another router may go on."""
-        self._draining = True
+        self.is_draining = True
         self._task.cancel()
         self._timekeeper.cancel()
         self._end_streams("the router stops")

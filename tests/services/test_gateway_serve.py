@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 
 import grpc
 import httpx
+import numpy as np
 import openai
 import pytest
 import ray
@@ -18,10 +21,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ray import serve
 
 from actors.errors import LinkError, Overloaded, Unavailable
+from actors.messages import GenerationRequest, SamplingParams
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
+from cluster.gateway.router_client import HandleRouterClient
 from cluster.ray_environment import prepare_own_ray
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -229,6 +234,47 @@ def test_a_time_limit_that_passes_in_serves_proxy_is_told_as_an_error_object(url
         assert (error["type"], error["code"], error["param"]) == ("timeout_error", "deadline_exceeded", None)
 
 
+def test_the_limit_of_the_router_is_the_gateways(url, router):
+    router.set(max_model_len=32)
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] != 32:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    body = {"messages": [{"role": "user", "content": "hello " * 40}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    router.set(max_model_len=4096)
+    httpx.get(f"{url}/readyz")
+    assert httpx.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 1}).status_code == 200
+
+
+async def test_a_full_queue_before_a_router_is_told_as_overloaded(served):
+    slow = serve.deployment(EchoRouter).options(
+        name="Slow", max_ongoing_requests=1, max_queued_requests=2, ray_actor_options={"num_cpus": 0.1}
+    )
+    handle = serve.run(slow.bind(delay_s=0.3), name="slow", route_prefix=None)
+    client = HandleRouterClient(handle)
+    request = GenerationRequest(
+        request_id="r",
+        prompt_token_ids=np.array([1, 2, 3], np.int32),
+        sampling=SamplingParams(seed=0, temperature=0.0),
+        max_new_tokens=9,
+    )
+
+    async def tokens() -> int:
+        async with aclosing(client.generate(request)) as chunks:
+            return sum([len(chunk.token_ids) async for chunk in chunks])
+
+    try:
+        assert await tokens() == 9
+        answers = await asyncio.gather(*(tokens() for _ in range(8)), return_exceptions=True)
+        refused = [answer for answer in answers if answer != 9]
+        assert 0 < len(refused) < 8
+        assert all(isinstance(one, Overloaded) and one.retry_after_s == 1.0 for one in refused), refused
+    finally:
+        serve.delete("slow")
+
+
 def test_head_through_the_proxy_has_the_status_and_no_body(url, router):
     for path in ("/readyz", "/livez", "/version"):
         answer = httpx.head(f"{url}{path}")
@@ -393,6 +439,13 @@ def test_many_cancelled_grpc_streams_leave_nothing_behind(stub, router):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(leave, range(40)))
     router.wait_running(0, 2.0)
+
+
+def test_the_retry_time_of_a_full_router_is_in_the_trailing_metadata_too(stub, router):
+    router.set(max_running=0)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Generate(ask())
+    assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "2500"
 
 
 def test_health_follows_the_router(channel, router):

@@ -34,6 +34,7 @@ from cluster.directory import WorkerEntry
 from cluster.metrics import RouterMetrics
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
+from cluster.router.deployment import status_of
 from cluster.router.driver import RouterDriver
 
 EOS = 3
@@ -137,11 +138,12 @@ class Cluster:
     def adopt(self) -> None:
         if self.connections.target is not None:
             info, link = self.connections.target
-            self.driver.set_target(link, info.incarnation)
+            self.driver.set_target(link, info)
         self.driver.set_draft_workers(self.connections.draft_links())
 
-    def start(self, worker_id: str = "target") -> Worker:
+    def start(self, worker_id: str = "target", max_model_len: int = 256) -> Worker:
         engine = TargetEngine() if worker_id == "target" else DraftEngine()
+        engine.toy.max_model_len = max_model_len
         worker = self.workers[worker_id] = Worker(engine, worker_id)
         self.listed = [entry for entry in self.listed if entry.worker_id != worker_id] + [worker.entry]
         return worker
@@ -334,6 +336,16 @@ async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() ->
         assert one.core.counters.targets_lost == 1
 
 
+async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
+    async with cluster() as one:
+        assert status_of(one.driver, 0).max_model_len == 256
+        await one.stop("target")
+        one.start("target", max_model_len=64)
+        await until(lambda: status_of(one.driver, 0).max_model_len == 64)
+        with pytest.raises(InvalidRequest, match="at most 63 tokens"):
+            await one.stream(request(num_prompt=64))
+
+
 async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for() -> None:
     async with cluster() as one:
         streams = [asyncio.create_task(one.stream(request(100, stop_token_ids=()))) for _ in range(4)]
@@ -419,8 +431,11 @@ async def test_draining_takes_no_requests_and_lets_the_open_ones_finish() -> Non
     async with cluster() as one:
         streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(3)]
         await until(lambda: one.core.num_running == 3)
+        assert status_of(one.driver, 0).ready
         draining = asyncio.create_task(one.driver.drain(PATIENCE_S))
         await asyncio.sleep(0)
+        status = status_of(one.driver, 0)
+        assert (status.ready, status.live, status.detail) == (False, True, "draining")
         with pytest.raises(Unavailable, match="draining"):
             await one.stream(request())
         await draining

@@ -6,7 +6,10 @@ import pytest
 
 from actors.drafters.registry import CPU_DRAFTER_NAMES
 from actors.models.toy import save_tiny_model
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, DraftConfig, GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.deployment import gateway_application
+from cluster.router.deployment import router_application
 from cluster.serve import plan_cluster
 
 
@@ -55,3 +58,13 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
 )
 def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters, running):
     assert plan(model, "none", drafters).drafters == running
+
+
+def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond():
+    config = RouterConfig(max_running=2, max_waiting=3)
+    router = router_application(config, SpeculationConfig(), DraftConfig(), "directory", "target")
+    gateway = gateway_application(router, "tokenizer", ServedModel("tiny", 64, 97, ()), GatewayConfig())
+    assert 5 <= router._bound_deployment.max_queued_requests <= 64
+    assert 64 <= gateway._bound_deployment.max_queued_requests <= 4096
+    refusal = gateway._bound_deployment._deployment_config.backpressure_config
+    assert (refusal.status_code, refusal.retry_after_s) == (429, 1.0)

@@ -484,6 +484,42 @@ async def test_a_prompt_longer_than_the_model_is_refused_before_any_work(client,
     assert (await complete(client, prompt=[5] * 255)).json()["usage"]["completion_tokens"] == 1
 
 
+@pytest.mark.parametrize("learns", ["from a probe", "by itself"])
+async def test_the_limit_of_the_router_is_the_gateways(client, service, router, learns):
+    router.max_model_len = 64
+    if learns == "from a probe":
+        await client.get("/readyz")
+    else:
+        following = asyncio.create_task(service.follow_router(0.01))
+        await asyncio.sleep(0.1)
+        router.max_model_len = 48
+        await asyncio.sleep(0.1)
+        following.cancel()
+    limit = router.max_model_len
+    assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] == limit
+    assert error_of(await complete(client, prompt=[5] * limit), 400)["param"] == "prompt"
+    assert error_of(await complete(client, prompt=[5] * 40, max_tokens=limit - 39), 400)["param"] == "max_tokens"
+    error = error_of(await chat(client, messages=[{"role": "user", "content": "hello " * 60}]), 400)
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert router.requests == []
+    assert (await complete(client, prompt=[5] * 40, max_tokens=limit - 40)).status_code == 200
+
+
+async def test_the_router_is_followed_through_its_absence(client, service, router, monkeypatch):
+    failures = [Unavailable("no router"), Overloaded("full", 1.0), RuntimeError("a bug")]
+
+    async def status() -> RouterStatus:
+        if failures:
+            raise failures.pop()
+        return RouterStatus(ready=True, live=True, max_model_len=80)
+
+    monkeypatch.setattr(router, "status", status)
+    following = asyncio.create_task(service.follow_router(0.01))
+    await asyncio.sleep(0.2)
+    following.cancel()
+    assert service.model.max_model_len == 80
+
+
 async def test_errors_never_repeat_the_prompt(client):
     secret = "a secret of mine"
     for fields in ({"prompt": [secret, 1]}, {"prompt": {secret: 1}}):

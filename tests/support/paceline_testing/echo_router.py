@@ -22,6 +22,7 @@ class EchoRouter:
         self.delay_s = delay_s  # before each chunk
         self.max_running = max_running  # beyond: Overloaded
         self.ready = True
+        self.max_model_len: int | None = None
         self.failures: list[tuple[int, Exception]] = []  # each strikes one request, after so many of its tokens
         self.requests: list[GenerationRequest] = []  # all that were taken
         self.running: set[str] = set()
@@ -60,7 +61,7 @@ class EchoRouter:
             self.num_cancelled += not finished
 
     async def status(self) -> RouterStatus:
-        return RouterStatus(ready=self.ready, live=True, detail="echo")
+        return RouterStatus(ready=self.ready, live=True, detail="echo", max_model_len=self.max_model_len)
 
     async def metrics_text(self) -> str:
         return f"# TYPE echo_running gauge\necho_running {len(self.running)}\n"
@@ -71,9 +72,11 @@ class EchoRouter:
         delay_s: float = 0.0,
         max_running: int = 1000,
         ready: bool = True,
+        max_model_len: int | None = None,
         failures: list[tuple[int, PacelineError]] | None = None,
     ) -> None:
         self.chunk_tokens, self.delay_s, self.max_running, self.ready = chunk_tokens, delay_s, max_running, ready
+        self.max_model_len = max_model_len
         self.failures = list(failures or ())
 
     async def observed(self) -> tuple[int, int, GenerationRequest | None]:
