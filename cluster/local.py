@@ -18,8 +18,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import jinja2
 import numpy as np
 
-from actors.drafters.contract import Drafter
-from actors.drafters.registry import AUTO, DRAFT_MODEL, RETRIEVAL, create_drafter, expand_drafters
+from actors.drafters.registry import AUTO, DRAFT_MODEL, create_drafters, expand_drafters
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
@@ -151,14 +150,7 @@ class LocalEngine:
         names = expand_drafters(list(drafters), has_draft_model=draft_source is not None)
         if DRAFT_MODEL in names and draft_source is None:
             raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
-        if corpora and RETRIEVAL not in names:
-            raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")
-        drafter_options: dict[str, dict[str, object]] = {
-            RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": self.info.tokenizer_fingerprint}
-        }
-        local: dict[str, Drafter] = {
-            name: create_drafter(name, **drafter_options.get(name, {})) for name in names if name != DRAFT_MODEL
-        }
+        local = create_drafters(names, corpora=corpora, tokenizer_fingerprint=self.info.tokenizer_fingerprint)
         self._target = build_target_engine(source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact)
         self._draft: DraftEngine | None = None
         if DRAFT_MODEL in names and draft_source is not None:

@@ -6,6 +6,7 @@ Such a module offers `create_drafter(**options) -> Drafter`; nothing is imported
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Sequence
 
@@ -36,6 +37,22 @@ def create_drafter(name: str, **options: object) -> Drafter:
         raise InvalidRequest("drafter", name, f"drafters of the router are {', '.join(CPU_DRAFTER_NAMES)}")
     drafter: Drafter = importlib.import_module(f"actors.drafters.{name}").create_drafter(**options)
     return drafter
+
+
+def create_drafters(
+    names: Sequence[str], *, corpora: Sequence[str | os.PathLike[str]] = (), tokenizer_fingerprint: str | None = None
+) -> dict[str, Drafter]:
+    """The CPU drafters among expanded names, by name.
+
+    corpora: for the drafter retrieval, directories of `paceline corpus build`; tokenizer_fingerprint: the target's, None:
+    unknown. Raises ModelError for a corpus that cannot be used.
+    """
+    if corpora and RETRIEVAL not in names:
+        raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")
+    options: dict[str, dict[str, object]] = {
+        RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": tokenizer_fingerprint}
+    }
+    return {name: create_drafter(name, **options.get(name, {})) for name in names if name != DRAFT_MODEL}
 
 
 def expand_drafters(names: Sequence[str], *, has_draft_model: bool = True, field: str = "drafters") -> tuple[str, ...]:

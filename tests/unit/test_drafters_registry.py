@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actors.drafters.registry import CPU_DRAFTER_NAMES, DRAFTER_NAMES, create_drafter, expand_drafters
-from actors.errors import InvalidRequest
+from actors.drafters.registry import (
+    CPU_DRAFTER_NAMES,
+    DRAFTER_NAMES,
+    create_drafter,
+    create_drafters,
+    expand_drafters,
+)
+from actors.errors import InvalidRequest, ModelError
 
 # What requests and configurations may name, and `auto` stands for: every one is part of the interface.
 CPU_DRAFTERS = (
@@ -32,6 +38,17 @@ def test_every_cpu_drafter_is_created_under_its_own_name_and_holds_nothing_for_s
     drafter.forget(123)
     drafter.observe([])
     assert drafter.propose([]) == []
+
+
+def test_all_cpu_drafters_of_a_list_are_created_and_corpora_are_for_retrieval() -> None:
+    names = expand_drafters(("auto",))
+    drafters = create_drafters(names)
+    assert list(drafters) == [name for name in names if name != "draft_model"]
+    assert all(drafter.name == name for name, drafter in drafters.items())
+    with pytest.raises(ModelError, match="there is no such directory"):
+        create_drafters(("retrieval",), corpora=["/no/such/corpus"])
+    with pytest.raises(InvalidRequest, match="drafters must include retrieval to use it"):
+        create_drafters(("suffix",), corpora=["/no/such/corpus"])
 
 
 def test_options_reach_the_drafter() -> None:
