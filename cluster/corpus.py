@@ -50,6 +50,7 @@ def build_corpus(
     An index that is there is replaced. Raises ConfigError for a corpus that cannot be indexed, ModelError where `out`
     cannot be written.
     """
+    out = Path(os.path.abspath(out))  # the last part of "." and of "a/.." is no name
     _require_index_or_nothing(out)
     with directory_lock(out):
         automaton, num_documents = SuffixAutomaton(), 0
@@ -208,7 +209,11 @@ def _size(path: Path) -> int:
 
 def _require_index_or_nothing(out: Path) -> None:
     """What takes the place of a directory must not destroy another one. Raises ConfigError."""
-    if not out.exists():
-        return
-    if not out.is_dir() or {entry.name for entry in out.iterdir()} - {HEADER_FILE, ARRAYS_FILE}:
+    try:
+        is_other = out.exists() and (
+            not out.is_dir() or not {entry.name for entry in out.iterdir()} <= {HEADER_FILE, ARRAYS_FILE}
+        )
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be read: {error.strerror or error}") from None
+    if is_other:
         raise ConfigError(f"--out {out}: exists and is no corpus index; choose another directory")

@@ -44,8 +44,8 @@ def create_drafters(
 ) -> dict[str, Drafter]:
     """The CPU drafters among expanded names, by name.
 
-    corpora: for the drafter retrieval, directories of `paceline corpus build`; tokenizer_fingerprint: the target's, None:
-    unknown. Raises ModelError for a corpus that cannot be used.
+    corpora: directories of `paceline corpus build`, for the drafter retrieval; tokenizer_fingerprint: the target's,
+    None: unknown. Raises ModelError for a corpus that cannot be used.
     """
     if corpora and RETRIEVAL not in names:
         raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")

@@ -142,6 +142,8 @@ def test_an_index_is_replaced_and_nothing_else_is(build, refuse, run, target, tm
     assert err.endswith("exists and is no corpus index; choose another directory\n")
     assert documents_of(open_index(tmp_path / "index")) == [ids("second")]
     (tmp_path / "file").write_text("")
+    status, _, err = run("corpus", "build", tmp_path / "a", "--out", tmp_path / ("x" * 300), "--target", target)
+    assert (status, err.count("\n")) == (2, 1), err
     for entry in (HEADER_FILE, ARRAYS_FILE, "thesis.tex"):
         (tmp_path / "index" / entry).unlink()
     (tmp_path / "index").rmdir()
