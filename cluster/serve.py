@@ -9,7 +9,8 @@ from pathlib import Path
 from ray import serve
 
 from actors.draft_worker import DraftSettings
-from actors.drafters.registry import DRAFT_MODEL, expand_drafters
+from actors.drafters.registry import DRAFT_MODEL, RETRIEVAL, create_drafter, expand_drafters
+from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import ModelInfo, choose_device, read_model_info
@@ -59,6 +60,8 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
     drafters = expand_drafters(config.speculation.drafters, field="speculation.drafters")
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
+    if config.speculation.corpora:
+        _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
     draft: ModelSource | None = None
     builds_drafter = False
     wants_draft_model = DRAFT_MODEL in drafters and config.draft.workers > 0
@@ -70,6 +73,14 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
         draft = resolve_model(config.draft.model, home, progress)
     target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
     return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter)
+
+
+def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokenizer_fingerprint: str) -> None:
+    """Raises ModelError for one that cannot be used, InvalidRequest where nothing would draft from them."""
+    if RETRIEVAL not in drafters:
+        limit = f"speculation.drafters must include {RETRIEVAL} to use it"
+        raise InvalidRequest("speculation.corpora", str(corpora[0]), limit)
+    create_drafter(RETRIEVAL, corpora=corpora, tokenizer_fingerprint=tokenizer_fingerprint)
 
 
 def cluster_application(plan: ClusterPlan) -> serve.Application:
@@ -105,7 +116,15 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             block_size=config.draft.block_size,
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
-    router = router_application(config.router, config.speculation, config.draft, DIRECTORY, TARGET_ID, *upstream)
+    router = router_application(
+        config.router,
+        config.speculation,
+        config.draft,
+        plan.info.tokenizer_fingerprint,
+        DIRECTORY,
+        TARGET_ID,
+        *upstream,
+    )
     return gateway_application(router, str(plan.target.path), _served_model(plan), config.gateway)
 
 

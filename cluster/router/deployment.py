@@ -11,7 +11,7 @@ import ray
 from ray import serve
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import DRAFT_MODEL, create_drafter, expand_drafters
+from actors.drafters.registry import create_drafters, expand_drafters
 from actors.errors import Unavailable
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from cluster.config import DraftConfig, RouterConfig, SpeculationConfig
@@ -38,6 +38,7 @@ class Router:
         config: RouterConfig,
         speculation: SpeculationConfig,
         draft: DraftConfig,
+        tokenizer_fingerprint: str,
         directory_name: str,
         target_id: str,
         *upstream: Any,
@@ -51,9 +52,12 @@ class Router:
         self._connections = Connections(keys, target_id)
         self._driver: RouterDriver | None = None
         self._metrics: RouterMetrics | None = None
-        names = expand_drafters(speculation.drafters)
         # Kernels compile here, before the first request.
-        self._drafters: dict[str, Drafter] = {name: create_drafter(name) for name in names if name != DRAFT_MODEL}
+        self._drafters: dict[str, Drafter] = create_drafters(
+            expand_drafters(speculation.drafters),
+            corpora=speculation.corpora,
+            tokenizer_fingerprint=tokenizer_fingerprint,
+        )
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -138,6 +142,7 @@ def router_application(
     config: RouterConfig,
     speculation: SpeculationConfig,
     draft: DraftConfig,
+    tokenizer_fingerprint: str,
     directory_name: str,
     target_id: str,
     *upstream: Any,
@@ -152,4 +157,4 @@ def router_application(
         health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    return deployment.bind(config, speculation, draft, directory_name, target_id, *upstream)
+    return deployment.bind(config, speculation, draft, tokenizer_fingerprint, directory_name, target_id, *upstream)

@@ -1,12 +1,18 @@
 """What a configuration makes of a cluster before anything is started."""
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from actors.drafters.registry import CPU_DRAFTER_NAMES
+from actors.errors import InvalidRequest, ModelError
+from actors.models.catalog import resolve_model
+from actors.models.loader import read_model_info
 from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig, DraftConfig, GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.corpus import build_corpus
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.router.deployment import router_application
@@ -62,9 +68,31 @@ def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters
 
 def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond():
     config = RouterConfig(max_running=2, max_waiting=3)
-    router = router_application(config, SpeculationConfig(), DraftConfig(), "directory", "target")
+    router = router_application(config, SpeculationConfig(), DraftConfig(), "fingerprint", "directory", "target")
     gateway = gateway_application(router, "tokenizer", ServedModel("tiny", 64, 97, ()), GatewayConfig())
     assert 5 <= router._bound_deployment.max_queued_requests <= 64
     assert 64 <= gateway._bound_deployment.max_queued_requests <= 4096
     refusal = gateway._bound_deployment._deployment_config.backpressure_config
     assert (refusal.status_code, refusal.retry_after_s) == (429, 1.0)
+
+
+def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
+    pieces = [(np.arange(1, 40, dtype=np.int32), True)]
+    build_corpus(pieces, read_model_info(resolve_model(str(model), tmp_path)), tmp_path / "good")
+    info = read_model_info(resolve_model(str(model), tmp_path))
+    build_corpus(pieces, dataclasses.replace(info, tokenizer_fingerprint="another"), tmp_path / "other")
+
+    def with_corpus(name: str, drafters: list[str]):
+        config = {
+            "target": {"model": str(model), "device": "cpu"},
+            "speculation": {"drafters": drafters, "corpora": [str(tmp_path / name)]},
+        }
+        return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+    assert "retrieval" in with_corpus("good", ["retrieval"]).drafters
+    with pytest.raises(InvalidRequest, match=r"speculation\.corpora.*must include retrieval"):
+        with_corpus("good", ["suffix"])
+    with pytest.raises(ModelError, match="tokenizer"):
+        with_corpus("other", ["retrieval"])
+    with pytest.raises(ModelError, match="missing"):
+        with_corpus("missing", ["retrieval"])
