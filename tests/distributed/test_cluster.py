@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
 import ray
 from ray import serve
@@ -77,6 +78,12 @@ class Cluster:
     def process_of(self, deployment: str) -> int:
         health = serve.get_deployment_handle(deployment, APPLICATION).health.remote().result()
         return health[-1].process_id if isinstance(health, list) else health["process_id"]
+
+    def router_process(self) -> int:
+        title = f"ray::ServeReplica:{APPLICATION}:Router"
+        started = psutil.Process().children(recursive=True)
+        (process,) = (one.pid for one in started if " ".join(one.cmdline()).startswith(title))
+        return process
 
     def wait_for(self, condition, seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
@@ -186,17 +193,19 @@ class TestExactCluster:
         assert sum(stats["accepted_tokens"].values()) <= stats["draft_tokens"]
         assert answer["usage"]["completion_tokens"] == 60
 
-    def test_a_client_that_leaves_frees_its_sequence_within_a_second(self, cluster):
+    def test_a_client_that_leaves_frees_its_sequence_and_its_blocks_within_a_second(self, cluster):
         body = {"prompt": PROMPTS[0], "max_tokens": 1800, "temperature": 0, "ignore_eos": True, "stream": True}
         body["speculation"] = {"enabled": False}  # or it would soon be done
         with cluster.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()  # kept: the response is closed with it
             next(lines)
             cluster.wait_for(lambda: cluster.metric("paceline_sequences_running") == 1, 5, "the sequence to run")
-        cluster.wait_for(lambda: cluster.metric("paceline_sequences_running") == 0, 1.0, "the sequence to be freed")
-        # One more round tells the target.
-        cluster.complete(PROMPTS[1], max_tokens=2)
-        assert cluster.metric("paceline_kv_blocks_free") >= cluster.metric("paceline_kv_blocks") - 4
+        deadline = time.monotonic() + 1.0
+        cluster.wait_for(lambda: cluster.metric("paceline_sequences_running") == 0, 1.0, "the sequence's end")
+        enough = cluster.metric("paceline_kv_blocks") - 4
+        left = max(0.0, deadline - time.monotonic())
+        # Nobody else asks for anything meanwhile.
+        cluster.wait_for(lambda: cluster.metric("paceline_kv_blocks_free") >= enough, left, "the return of its blocks")
 
     def test_more_requests_than_the_queue_holds_are_refused_with_retry_after(self, cluster):
         def ask(prompt: str) -> httpx.Response:
@@ -221,6 +230,44 @@ class TestExactCluster:
             os.kill(cluster.process_of("DraftPool"), signal.SIGKILL)
             assert [stream.result() for stream in streams] == wanted
         cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "the worker's return")
+
+    def test_killing_the_router_under_a_full_queue_and_new_clients_costs_and_repeats_no_token(self, cluster, oracle):
+        wanted = [g.text for g in oracle.generate(PROMPTS, max_new_tokens=200, ignore_eos=True)]
+        begun = [threading.Event() for _ in PROMPTS]
+        is_over = threading.Event()
+        arrived: list[tuple[int, httpx.Response]] = []
+
+        def keep_coming(index: int) -> None:
+            body = {"prompt": PROMPTS[index], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+            pause_s = 0.0
+            while not is_over.wait(pause_s):
+                answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=240)
+                arrived.append((index, answer))
+                pause_s = float(answer.headers.get("retry-after", 0.1))
+
+        with ThreadPoolExecutor(8 + 48) as pool:
+            try:
+                streams = [
+                    pool.submit(cluster.stream, prompt, one.set, max_tokens=200, speculation={"enabled": False})
+                    for prompt, one in zip(PROMPTS, begun, strict=True)
+                ]
+                assert all(one.wait(60) for one in begun)
+                comers = [pool.submit(keep_coming, index % 8) for index in range(48)]
+                cluster.wait_for(lambda: any(answer.status_code == 429 for _, answer in arrived), 30, "a full queue")
+                assert not any(stream.done() for stream in streams)
+                num_before = len(arrived)
+                os.kill(cluster.router_process(), signal.SIGKILL)
+                assert [stream.result() for stream in streams] == wanted
+            finally:
+                is_over.set()
+            for comer in comers:
+                comer.result()
+        assert cluster.metric("paceline_request_resumed_total") >= 8
+        codes = {answer.status_code for _, answer in arrived[num_before:]}
+        assert {200, 429} <= codes <= {200, 429, 503}
+        assert all(int(answer.headers["retry-after"]) >= 1 for _, answer in arrived if answer.status_code != 200)
+        served = [(index, answer) for index, answer in arrived if answer.status_code == 200]
+        assert all(answer.json()["choices"][0]["text"] == wanted[index][:20] for index, answer in served)
 
 
 class TestTensorParallelCluster:
