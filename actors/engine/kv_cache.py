@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -24,12 +26,18 @@ class KvCache:
         """Key and value tensors of a layer; key and value [rows, kv_heads, head_dim] show their shape and dtype."""
         tensors = self._layers.get(layer)
         if tensors is None:
-            tensors = (
-                torch.zeros((self.num_slots + 1, *key.shape[1:]), dtype=key.dtype, device=self.device),
-                torch.zeros((self.num_slots + 1, *value.shape[1:]), dtype=value.dtype, device=self.device),
-            )
+            tensors = self._zeros(key), self._zeros(value)
             self._layers[layer] = tensors
         return tensors
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """For all slots; zeros, because what padding reads is multiplied by 0, which does not help against NaN."""
+        shape = (self.num_slots + 1, *like.shape[1:])
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=like.dtype, device=self.device)
+        # Memory from numpy's zeros is taken from the system when it is first written, that of torch's at once.
+        num_bytes = math.prod(shape) * like.dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
 
     def gather(
         self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor

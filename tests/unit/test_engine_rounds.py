@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.draft_engine import DraftEngine
+from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import ROW_TILE, ModelRunner, row_tier
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
@@ -246,3 +248,15 @@ def test_in_bitwise_mode_a_row_has_the_same_bits_at_every_place_of_a_tile_with_a
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(rows[0], row) for rows in activations for row in rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_is_zero_and_takes_memory_only_as_it_is_written(dtype):
+    before = psutil.Process().memory_info().rss
+    cache = KvCache(1 << 18, torch.device("cpu"))
+    key, value = cache.layer(0, torch.ones((1, 4, 64), dtype=dtype), torch.ones((1, 4, 32), dtype=dtype))
+    assert (key.shape, value.shape, key.dtype) == (((1 << 18) + 1, 4, 64), ((1 << 18) + 1, 4, 32), dtype)
+    assert psutil.Process().memory_info().rss - before < cache.num_bytes // 4
+    assert not key[12345].any()
+    key[7] = 1.0
+    assert cache.layer(0, key[:1], value[:1])[0][7].all()
