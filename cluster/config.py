@@ -37,6 +37,7 @@ class TargetConfig(_Section):
     prefix_cache: bool = True
     exact: Literal["default", "bitwise"] = "default"
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
 
 
 class DraftConfig(_Section):

@@ -103,7 +103,12 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [
         target_group_application(
-            target, DIRECTORY, TARGET_ID, config.target.start_timeout_s, config.router.verify_timeout_s
+            target,
+            DIRECTORY,
+            TARGET_ID,
+            config.target.start_timeout_s,
+            config.router.verify_timeout_s,
+            config.target.health_timeout_s,
         )
     ]
     if plan.draft is not None:

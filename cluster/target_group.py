@@ -77,8 +77,9 @@ class TargetRank:
 
 
 class TargetGroup:
-    """Serve deployment: starts the ranks, fails its health check when one of them is gone or a batch takes longer
-    than `batch_limit_s`, so that Serve starts the whole group anew. It carries no requests."""
+    """Serve deployment: starts the ranks, fails its health check when one of them is gone, says nothing for
+    `health_timeout_s` or has a batch that takes longer than `batch_limit_s`, so that Serve starts the whole group
+    anew. It carries no requests."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -87,8 +88,11 @@ class TargetGroup:
         worker_id: str,
         start_timeout_s: float,
         batch_limit_s: float,
+        health_timeout_s: float,
     ) -> None:
         self._batch_limit_s = batch_limit_s
+        self._health_timeout_s = health_timeout_s
+        self._is_healthy = True
         incarnation = secrets.randbits(62)
         group = get_current_placement_group()
         gpus = 1 if settings.device.startswith("cuda") else 0
@@ -110,12 +114,27 @@ class TargetGroup:
             raise Unavailable(f"the target group did not start within {start_timeout_s:g} s") from None
 
     async def health(self) -> list[RankHealth]:
-        return list(await asyncio.gather(*(rank.health.remote() for rank in self._ranks)))
+        """Of every rank. Raises Unavailable when one does not answer in time, and Ray's error when one is gone."""
+        return list(await asyncio.gather(*map(self._health_of, range(len(self._ranks)))))
 
     async def check_health(self) -> None:
-        check_ranks(await self.health(), self._batch_limit_s)
+        try:
+            check_ranks(await self.health(), self._batch_limit_s)
+        except Exception:
+            self._is_healthy = False
+            raise
+        self._is_healthy = True
+
+    async def _health_of(self, rank: int) -> RankHealth:
+        try:
+            async with asyncio.timeout(self._health_timeout_s):
+                return await self._ranks[rank].health.remote()
+        except TimeoutError:
+            raise Unavailable(f"target rank {rank}: no answer within {self._health_timeout_s:g} s") from None
 
     async def __del__(self) -> None:
+        if not self._is_healthy:
+            return  # rank 0 may wait for one that hangs: Ray kills what is left
         try:
             async with asyncio.timeout(5.0):
                 await self._ranks[0].stop.remote()
@@ -124,11 +143,18 @@ class TargetGroup:
 
 
 def target_group_application(
-    settings: TargetSettings, directory_name: str, worker_id: str, start_timeout_s: float, batch_limit_s: float
+    settings: TargetSettings,
+    directory_name: str,
+    worker_id: str,
+    start_timeout_s: float,
+    batch_limit_s: float,
+    health_timeout_s: float,
 ) -> serve.Application:
-    """One target group as a Serve application, started anew when a batch takes longer than `batch_limit_s`.
+    """One target group as a Serve application, started anew when a batch takes longer than `batch_limit_s`, or a rank
+    does not say within `health_timeout_s` how it is, three times in a row.
 
-    Its placement group has a bundle for the shell and one a rank.
+    Its placement group has a bundle for the shell and one a rank. When it is removed, Ray kills the ranks, those that
+    hang too.
     """
     bundle = {"GPU": 1.0, "CPU": 1.0} if settings.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
@@ -138,7 +164,8 @@ def target_group_application(
         placement_group_bundles=[{"CPU": 0.1}, *([bundle] * settings.tensor_parallel)],
         placement_group_strategy="PACK",
         health_check_period_s=1.0,
-        health_check_timeout_s=5.0,
+        health_check_timeout_s=health_timeout_s + 5.0,  # of the shell itself
+        graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
         graceful_shutdown_timeout_s=10.0,
     )
-    return deployment.bind(settings, directory_name, worker_id, start_timeout_s, batch_limit_s)
+    return deployment.bind(settings, directory_name, worker_id, start_timeout_s, batch_limit_s, health_timeout_s)

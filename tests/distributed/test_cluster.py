@@ -76,8 +76,11 @@ class Cluster:
         return 0.0
 
     def process_of(self, deployment: str) -> int:
-        health = serve.get_deployment_handle(deployment, APPLICATION).health.remote().result()
-        return health[-1].process_id if isinstance(health, list) else health["process_id"]
+        return serve.get_deployment_handle(deployment, APPLICATION).health.remote().result()["process_id"]
+
+    def rank_processes(self) -> list[int]:
+        health = serve.get_deployment_handle("TargetGroup", APPLICATION).health.remote().result()
+        return [rank.process_id for rank in health]
 
     def router_process(self) -> int:
         title = f"ray::ServeReplica:{APPLICATION}:Router"
@@ -111,7 +114,9 @@ def speak_ascii(directory: Path) -> None:
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
 
 
-def start(model_dirs, exact: str, tensor_parallel: int, max_waiting: int = 64) -> Cluster:
+def start(
+    model_dirs, exact: str, tensor_parallel: int, draft_workers: int = 2, health_timeout_s: float = 5.0, **router: int
+) -> Cluster:
     http_port, grpc_port = free_ports(2)
     config = ClusterConfig.model_validate(
         {
@@ -122,9 +127,15 @@ def start(model_dirs, exact: str, tensor_parallel: int, max_waiting: int = 64) -
                 "exact": exact,
                 "tensor_parallel": tensor_parallel,
                 "kv_cache_tokens": 16384,
+                "health_timeout_s": health_timeout_s,
             },
-            "draft": {"model": str(model_dirs[1]), "workers": 2, "device": "cpu", "kv_cache_tokens": 16384},
-            "router": {"max_running": 8, "max_waiting": max_waiting, "max_prefill_rows": 64},
+            "draft": {
+                "model": str(model_dirs[1]),
+                "workers": draft_workers,
+                "device": "cpu",
+                "kv_cache_tokens": 16384,
+            },
+            "router": {"max_running": 8, "max_prefill_rows": 64, **router},
             "gateway": {"http_port": http_port, "grpc_port": grpc_port},
         }
     )
@@ -134,7 +145,7 @@ def start(model_dirs, exact: str, tensor_parallel: int, max_waiting: int = 64) -
     serve.run(cluster_application(plan), name=APPLICATION)
     cluster = Cluster(config)
     cluster.wait_for(lambda: cluster.http.get("/readyz").status_code == 200, 60, "readiness")
-    cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "two draft workers")
+    cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == draft_workers, 60, "the draft workers")
     return cluster
 
 
@@ -271,22 +282,43 @@ class TestExactCluster:
 
 
 class TestTensorParallelCluster:
-    """Two ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
+    """Three ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
 
     @pytest.fixture(scope="class")
     def cluster(self, model_dirs):
-        yield start(model_dirs, "default", 3)
+        yield start(model_dirs, "default", 3, draft_workers=0, health_timeout_s=2.0)
         stop()
 
-    def test_killing_a_rank_in_the_middle_of_streams_loses_and_repeats_nothing(self, cluster, model_dirs):
+    @pytest.fixture(scope="class")
+    def wanted(self, model_dirs) -> list[str]:
         oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
-        wanted = [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=200, ignore_eos=True)]
-        assert cluster.stream(PROMPTS[0], max_tokens=200) == wanted[0]
+        return [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=80, ignore_eos=True)]
+
+    @pytest.mark.parametrize(("rank", "fault"), [(2, signal.SIGKILL), (2, signal.SIGSTOP), (0, signal.SIGSTOP)])
+    def test_a_rank_that_dies_or_hangs_in_the_middle_of_streams_costs_and_repeats_no_token(
+        self, cluster, wanted, rank, fault
+    ):
+        assert cluster.stream(PROMPTS[0], max_tokens=80) == wanted[0]
+        lost = cluster.metric("paceline_targets_lost_total")
+        processes = cluster.rank_processes()
         seen = threading.Semaphore(0)
-        with ThreadPoolExecutor(4) as pool:
-            streams = [pool.submit(cluster.stream, p, seen.release, max_tokens=200) for p in PROMPTS[:4]]
-            for _ in range(12):
-                seen.acquire(timeout=30)
-            os.kill(cluster.process_of("TargetGroup"), signal.SIGKILL)
-            assert [stream.result() for stream in streams] == wanted
-        assert cluster.metric("paceline_targets_lost_total") >= 1
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                streams = [pool.submit(cluster.stream, p, seen.release, max_tokens=80) for p in PROMPTS[:4]]
+                for _ in range(12):
+                    assert seen.acquire(timeout=30)
+                os.kill(processes[rank], fault)
+                assert not all(stream.done() for stream in streams)
+                assert [stream.result() for stream in streams] == wanted
+            assert cluster.metric("paceline_targets_lost_total") >= lost + 1
+            cluster.wait_for(lambda: not any(map(is_alive, processes)), 30, "the end of the old ranks")
+        finally:
+            if is_alive(processes[rank]):
+                os.kill(processes[rank], signal.SIGKILL)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,11 +18,12 @@ import ray
 
 from actors.engine.build import build_target_engine
 from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.errors import Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
 from actors.target_worker import TargetSettings
-from cluster.target_group import TargetGroup
+from cluster.target_group import RankHealth, TargetGroup
 
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
@@ -163,7 +165,35 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
     try:
         group = Group.__new__(Group)
         with pytest.raises(OSError, match="no more memory on this device"):
-            await group.__init__(Settings(*fields), "directory", "target", 60.0, 60.0)
+            await group.__init__(Settings(*fields), "directory", "target", 60.0, 60.0, 60.0)
         assert (tmp_path / "failed").exists()
+    finally:
+        ray.shutdown()
+
+
+async def test_a_rank_that_hangs_is_named_by_the_groups_health_check():
+    class Rank:
+        def health(self) -> RankHealth:
+            return RankHealth(None, 0, 0.0, os.getpid())
+
+    class Group(TargetGroup):
+        def __del__(self):
+            """There is nothing to stop."""
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        group = Group.__new__(Group)
+        group._ranks = [ray.remote(Rank).remote() for _ in range(3)]
+        group._batch_limit_s, group._health_timeout_s = 60.0, 60.0
+        processes = [rank.process_id for rank in await group.health()]
+        await group.check_health()
+        os.kill(processes[1], signal.SIGSTOP)
+        group._health_timeout_s = 8.0
+        with pytest.raises(Unavailable, match="target rank 1: no answer within 8 s"):
+            await group.check_health()
+        os.kill(processes[1], signal.SIGKILL)
+        group._health_timeout_s = 60.0
+        with pytest.raises(ray.exceptions.RayActorError):
+            await group.check_health()
     finally:
         ray.shutdown()
