@@ -19,6 +19,11 @@ NONE = "none"
 DRAFT_MODEL = "draft_model"
 RETRIEVAL = "retrieval"
 
+# What "auto" stands for, beside the draft model. The others find what one of these finds: prompt lookup what the suffix
+# automaton does, the n-gram table and token recycling what the soft n-gram memory does. Two sources that know the same
+# make the planner too sure of it.
+AUTO_DRAFTERS = ("prediction", RETRIEVAL, "soft_ngram", "suffix")
+
 _NOT_CPU_DRAFTERS = frozenset({"contract", "registry", DRAFT_MODEL})
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
@@ -58,8 +63,9 @@ def create_drafters(
 def expand_drafters(names: Sequence[str], *, has_draft_model: bool = True, field: str = "drafters") -> tuple[str, ...]:
     """What a configuration or request asks for, as distinct names of CPU drafters and draft_model, in order.
 
-    () and ("none",) mean no speculation and give (). "auto" stands for all CPU drafters, and the draft model where
-    there is one. Raises InvalidRequest naming `field` for unknown names and for "none" beside others.
+    () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
+    the draft model where there is one. Raises InvalidRequest naming `field` for unknown names and for "none" beside
+    others.
     """
     for name in names:
         if name not in DRAFTER_NAMES:
@@ -71,7 +77,7 @@ def expand_drafters(names: Sequence[str], *, has_draft_model: bool = True, field
     expanded: list[str] = []
     for name in names:
         if name == AUTO:
-            expanded.extend(CPU_DRAFTER_NAMES)
+            expanded.extend(AUTO_DRAFTERS)
             if has_draft_model:
                 expanded.append(DRAFT_MODEL)
         else:

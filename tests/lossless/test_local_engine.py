@@ -139,8 +139,11 @@ def test_an_engine_that_was_interrupted_in_the_middle_of_a_round_serves_on(model
 
 
 def test_a_draft_model_that_fails_costs_its_drafts_and_nothing_else(model_dirs, monkeypatch, caplog):
-    local = engine(model_dirs["llama"], ("draft_model",))
-    wanted = [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)]
+    plain = engine(model_dirs["llama"], ("none",))
+    wanted = [g.token_ids for g in plain.generate(PROMPTS, max_new_tokens=NEW_TOKENS)]
+    local = engine(
+        model_dirs["llama"], ("draft_model",)
+    )  # new: it asks the draft model before it knows what that costs
     draft = local._draft
     forward, calls = draft._runner.forward, []
 

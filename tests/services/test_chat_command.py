@@ -25,7 +25,7 @@ from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 COMMAND = [str(Path(sys.executable).with_name("paceline")), "chat"]
-WAIT_S = 200.0
+WAIT_S = 100.0
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +180,7 @@ def test_a_terminal_shows_colours_stops_at_ctrl_c_and_ends_at_ctrl_d(engine_opti
     chat.expect("at most 4 tokens")
     chat.send("hello\n")
     assert "\x1b[39m" in chat.expect("tokens/s")
+    chat.expect("> ")
     chat.send("\x03")
     chat.expect("Ctrl-D ends")
     chat.send("/length 900\nhello again\n")
@@ -190,6 +191,7 @@ def test_a_terminal_shows_colours_stops_at_ctrl_c_and_ends_at_ctrl_d(engine_opti
     chat.expect("at most 4 tokens")
     chat.send("and now\n")
     chat.expect("4 tokens in")
+    chat.expect("> ")  # before the prompt is there, the terminal would keep the key for itself
     chat.send("\x04")
     status, text = chat.end()
     assert status == 0

@@ -403,7 +403,7 @@ def test_a_grpc_deadline_reaches_the_router_and_frees_the_sequence(stub, router,
             list(answer)
 
     assert failure(run)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0.3 < router.last_request.timeout_s <= 0.6
+    assert 0.3 < router.last_request.timeout_s <= 0.61  # clocks are read twice
     router.wait_running(0, 1.0)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.drafters.registry import CPU_DRAFTER_NAMES
+from actors.drafters.registry import AUTO_DRAFTERS
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
@@ -59,7 +59,7 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
         (["none"], ()),
         (["suffix"], ("suffix",)),
         (["suffix", "draft_model"], ("suffix",)),
-        (["auto"], CPU_DRAFTER_NAMES),
+        (["auto"], AUTO_DRAFTERS),
     ],
 )
 def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters, running):
