@@ -198,6 +198,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     max_model_len: int
     block_size: int
     total_blocks: int
+    step_times: list[tuple[int, float]] = []  # of a target: (rows, seconds) of a forward in a short context
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

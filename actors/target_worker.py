@@ -6,16 +6,16 @@ import logging
 import threading
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from actors.engine.build import build_target_engine
 from actors.engine.options import Exactness
 from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
 from actors.engine.target_engine import TargetEngine
+from actors.engine.warm_up import warm_up
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
-from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem, WorkerInfo
+from actors.messages import WorkerInfo
 from actors.models.loader import choose_device, max_model_len
 from actors.models.loader import load_config as load_model_config
 from actors.models.source import ModelSource
@@ -55,6 +55,7 @@ class TargetWorker:
         self._thread: threading.Thread | None = None
         self._meeting: torch.distributed.TCPStore | None = None  # rank 0 of several
         self._error: str | None = None
+        self._step_times: list[tuple[int, float]] = []
 
     def open_meeting(self, host: str) -> tuple[str, int]:
         """On rank 0, before `load`: host and port where the ranks will find each other."""
@@ -81,7 +82,7 @@ class TargetWorker:
             tensor_parallel=settings.tensor_parallel,
             rank=self._rank,
         )
-        _warm_up(self._engine)
+        self._step_times = warm_up(self._engine)
 
     def start(self, host: str) -> None:
         """Begin to serve. Rank 0 listens on `host`; nobody is admitted until `server.allow` is told whom."""
@@ -135,6 +136,7 @@ class TargetWorker:
             min(longest, options.num_blocks * options.block_size),
             options.block_size,
             options.num_blocks,
+            self._step_times,
         )
 
     def _lead(self) -> None:
@@ -156,14 +158,3 @@ class TargetWorker:
         except Exception as error:
             logger.exception("target rank %d ended", self._rank)
             self._error = f"{type(error).__name__}: {error}"
-
-
-def _warm_up(engine: TargetEngine) -> None:
-    """One token through the whole engine, on every rank: a group that cannot compute must not say it is ready.
-
-    It is sampled, because the first sampled token compiles kernels.
-    """
-    tokens = np.ones(2, dtype=np.int32)
-    begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")
-    engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(1, 0, tokens), len(tokens), begin=begin)]))
-    engine.verify(VerifyBatch(0, [], [1]))

@@ -22,6 +22,7 @@ from actors.drafters.registry import AUTO, DRAFT_MODEL, create_drafters, expand_
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.target_engine import TargetEngine
+from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
 from actors.messages import (
     Acceptance,
@@ -169,6 +170,7 @@ class LocalEngine:
             self.max_model_len,
             options.block_size,
             gamma,
+            profile=warm_up(self._target),
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])

@@ -1,4 +1,4 @@
-"""What a drafter's confidence is worth: learnt online, one curve per source."""
+"""What a drafter's confidence is worth, alone and beside others: learnt online, curve by curve."""
 
 from __future__ import annotations
 
@@ -11,56 +11,77 @@ KNOTS = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 
 
 _PRIOR_STRENGTH = 6.0  # observations a knot's prior is worth
 _MAX_WEIGHT = 96.0  # observations a knot remembers
-_REFRESH_ROUNDS = 8
-_DECAY = 0.98  # of all weights, every refresh: a source that was bad is tried again after some hundred rounds
+_DECAY_ROUNDS = 8
+_DECAY = 0.98  # of all weights, so often: a source that was bad is tried again after some hundred rounds
+_FIT_OBSERVATIONS = 16.0  # new ones after which curves are fitted anew
 
 
 class Calibration:
-    """confidence -> probability that the node is accepted, for each of `num_sources` sources.
+    """confidence -> probability that the node is accepted, in `num_curves` curves, one for each kind of node.
 
     Every verified node is one observation, shared between the two knots around its confidence. A knot's level is
-    (hits + prior) / (trials + prior strength), where the prior is the confidence itself times the source's overall
+    (hits + prior) / (trials + prior strength), where the prior is the confidence itself times the curve's overall
     ratio of accepted to promised nodes, so that few samples move the whole curve and many shape it. Levels are then
     made non-decreasing by isotonic regression. All weights decay with the rounds: what is known of a source that the
     planner has stopped choosing fades back to its own word, and it gets another, cheap, try.
     """
 
-    def __init__(self, num_sources: int) -> None:
-        self.hits = np.zeros((num_sources, len(KNOTS)))  # float64, added to by `planner.tally_nodes`
-        self.trials = np.zeros((num_sources, len(KNOTS)))
-        self.levels = np.tile(KNOTS, (num_sources, 1))  # acceptance probability at each knot
+    def __init__(self, num_curves: int) -> None:
+        self.hits = np.zeros((num_curves, len(KNOTS)))  # float64, added to by `planner.tally_nodes`
+        self.trials = np.zeros((num_curves, len(KNOTS)))
+        self.levels = np.tile(KNOTS, (num_curves, 1))  # acceptance probability at each knot
         self._rounds = 0
+        self._fitted_weight = 0.0  # of all trials when the curves were fitted last
 
-    def probability(self, source: int, confidence: float) -> float:
+    def probability(self, curve: int, confidence: float) -> float:
         """Of one node; the planner's kernels read `levels` themselves."""
-        return float(np.interp(confidence, KNOTS, self.levels[source]))
+        return float(np.interp(confidence, KNOTS, self.levels[curve]))
 
-    def observe(self, source: int, confidence: np.ndarray, is_accepted: np.ndarray) -> None:
+    def observe(self, curve: int, confidence: np.ndarray, is_accepted: np.ndarray) -> None:
         """Take in verified nodes: confidence float [n] in [0, 1], is_accepted bool [n]."""
         for value, accepted in zip(confidence.tolist(), is_accepted.tolist(), strict=True):
             right = min(max(int(np.searchsorted(KNOTS, value, side="right")), 1), len(KNOTS) - 1)
             share = (value - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1])
             for knot, weight in ((right - 1, 1.0 - share), (right, share)):
-                self.trials[source, knot] += weight
-                self.hits[source, knot] += weight * accepted
+                self.trials[curve, knot] += weight
+                self.hits[curve, knot] += weight * accepted
 
     def end_round(self) -> None:
-        """Every few rounds: forget a little and fit the curves anew."""
+        """Every few rounds forget a little; and fit the curves anew, at once where a round has taught much: the first
+        rounds of many sequences believe their drafters, and must not do so for long."""
         self._rounds += 1
-        if self._rounds % _REFRESH_ROUNDS == 0:
-            self.refresh()
+        is_time = self._rounds % _DECAY_ROUNDS == 0
+        if is_time or self.trials.sum() >= self._fitted_weight + _FIT_OBSERVATIONS:
+            self.refresh(_DECAY if is_time else 1.0)
 
-    def refresh(self) -> None:
-        scale = _DECAY * np.minimum(1.0, _MAX_WEIGHT / np.maximum(self.trials, 1e-9))
+    def refresh(self, decay: float = _DECAY) -> None:
+        scale = decay * np.minimum(1.0, _MAX_WEIGHT / np.maximum(self.trials, 1e-9))
         self.trials *= scale
         self.hits *= scale
+        self._fitted_weight = float(self.trials.sum())
         promised = self.trials @ KNOTS
         ratio = np.clip((self.hits.sum(axis=1) + 2.0) / (promised + 2.0), 0.02, 4.0)
         prior = np.clip(ratio[:, None] * KNOTS, 0.0, 1.0)
         fitted = (self.hits + _PRIOR_STRENGTH * prior) / (self.trials + _PRIOR_STRENGTH)
         weights = self.trials + _PRIOR_STRENGTH
         falling = (np.diff(fitted, axis=1) < 0.0).any(axis=1)
-        for source in range(len(fitted)):
-            if falling[source]:
-                fitted[source] = isotonic(fitted[source].tolist(), weights[source].tolist())
+        for curve in range(len(fitted)):
+            if falling[curve]:
+                fitted[curve] = isotonic(fitted[curve].tolist(), weights[curve].tolist())
         self.levels = np.minimum(fitted, 1.0)
+
+
+class SourceCalibration:
+    """The two calibrations of draft sources.
+
+    `own` has a curve per source: what its confidence is worth on average. `agreement` starts from there: curve s is for
+    nodes that source s alone proposes, the last one for nodes of several sources.
+    """
+
+    def __init__(self, num_sources: int) -> None:
+        self.own = Calibration(num_sources)
+        self.agreement = Calibration(num_sources + 1)
+
+    def end_round(self) -> None:
+        self.own.end_round()
+        self.agreement.end_round()

@@ -221,6 +221,7 @@ class RouterCore:
             now,
             entries,
             self._to_free,
+            num_rows=sum(entry.rows for entry in entries),
             num_running=len(self._scheduler.running),
             num_emitting=num_emitting,
             row_budget=0,

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.drafters.registry import DRAFT_MODEL
-from cluster.router.calibration import Calibration
+from cluster.router.calibration import Calibration, SourceCalibration
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_wait import DraftWait
 from cluster.router.planner import (
@@ -45,8 +45,9 @@ class DraftChoice:
         """max_rows: draft nodes of all sequences in a round."""
         self._step_times = step_times
         self._names = list(names)
-        self._draft_model = len(names) - 1  # its source index; the next one is for chains under rejection
-        self._calibration = Calibration(len(names) + 1)
+        self._draft_model = len(names) - 1  # its source index
+        self._calibration = SourceCalibration(len(names))
+        self._chain_calibration = Calibration(1)  # of the draft model under rejection
         self._max_rows = max_rows
         self._vocab_size = vocab_size
         self._draft_wait = draft_wait
@@ -71,24 +72,21 @@ class DraftChoice:
         if self._explore_in <= 0:
             round.explores = True
             self._explore_in = self._explore_rounds
-        base_rows = sum(entry.rows for entry in round.entries)
-        verify_s = self._step_times.times(base_rows, wanted + 1)
         round.row_budget = wanted
         if not round.explores:
-            most = most_nodes_that_can_pay(float(round.num_emitting), self._draft_wait.overhead_s, verify_s)
+            verify_s = self._step_times.times_of_drafts(round.num_rows, round.num_running, wanted + 1)
+            most = most_nodes_that_can_pay(float(round.num_running), self._draft_wait.overhead_s, verify_s)
             round.row_budget = min(wanted, most)
         for entry in round.entries:
             entry.max_nodes = min(entry.max_nodes, round.row_budget)
 
     def choose(self, round: Round) -> None:
         """Merge the proposals of every sequence and keep the nodes that pay."""
-        base_rows = sum(entry.rows for entry in round.entries)
-        expected = float(round.num_emitting)
         fixed_s = self._draft_wait.overhead_s
         if round.asked_draft_model:
             fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
-        chain_tokens, chain_rows = self._cut_chains(round, base_rows, fixed_s)
-        self._choose_nodes(round, base_rows + chain_rows, expected + chain_tokens, fixed_s, chain_rows)
+        chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
+        self._choose_nodes(round, chain_tokens, chain_rows, fixed_s)
 
     def learn(
         self, round: Round, emitted: list[Emitted], verify_s: float, now: float
@@ -108,7 +106,7 @@ class DraftChoice:
             credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
             verified, accepted = tally_nodes(
-                round.proposed, round.node_index, was_verified, was_accepted, forest.start, self._calibration
+                round.proposed, round.node_index, forest, was_verified, was_accepted, self._calibration
             )
         num_tokens = num_gained = 0
         for index, first, path in emitted:
@@ -118,7 +116,7 @@ class DraftChoice:
                 outcome = np.zeros(entry.num_verified, np.bool_)
                 outcome[: len(path)] = True
                 confidence = parent_confidence(entry.proposals[0][1])[: entry.num_verified]
-                self._calibration.observe(self._draft_model + 1, confidence, outcome)
+                self._chain_calibration.observe(0, confidence, outcome)
                 num_gained += len(path)
                 self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
             elif path and round.asked_draft_model and forest is not None:
@@ -127,14 +125,21 @@ class DraftChoice:
                 if only in masks:
                     num_gained += len(masks) - masks.index(only)
         self._calibration.end_round()
+        self._chain_calibration.end_round()
         if emitted:
-            round_s = max(verify_s, now - round.planned_at)
+            outside_s = max(0.0, now - round.planned_at - verify_s)
+            decoding_s = verify_s * self._share_of_decoding(round)
             self._draft_wait.observe(
-                round.num_emitting, round.asked_draft_model, num_tokens, num_gained, round_s, verify_s
+                round.num_emitting, round.asked_draft_model, num_tokens, num_gained, outside_s, decoding_s
             )
         return verified, accepted
 
-    def _cut_chains(self, round: Round, base_rows: int, fixed_s: float) -> tuple[float, int]:
+    def _share_of_decoding(self, round: Round) -> float:
+        """Of the target's time in the round, what it would have taken without prompts."""
+        rows = self._step_times.seconds(round.num_rows)
+        return self._step_times.seconds(min(round.num_rows, round.num_running)) / rows
+
+    def _cut_chains(self, round: Round, fixed_s: float) -> tuple[float, int]:
         """Shorten the chains of sequences under rejection; returns their expected accepted tokens and their rows.
 
         Whether node i is verified may depend on the nodes before it but never on its own token, or the emitted tokens
@@ -145,14 +150,14 @@ class DraftChoice:
         if not chains:
             return 0.0, 0
         room = round.row_budget // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
-        price = price_of_a_row(float(round.num_emitting), fixed_s, self._step_times.times(base_rows, room + 1))
-        levels = self._calibration
+        verify_s = self._step_times.times_of_drafts(round.num_rows, round.num_running, room + 1)
+        price = price_of_a_row(float(round.num_running), fixed_s, verify_s)
         expected, rows = 0.0, 0
         for entry in chains:
             tree = entry.proposals[0][1]
             count = 0
             for confidence in parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
-                probability = levels.probability(self._draft_model + 1, confidence)
+                probability = self._chain_calibration.probability(0, confidence)
                 if probability < price:
                     break
                 expected += probability
@@ -163,9 +168,7 @@ class DraftChoice:
             rows += count
         return expected, rows
 
-    def _choose_nodes(
-        self, round: Round, base_rows: int, expected_tokens: float, fixed_s: float, rows_taken: int
-    ) -> None:
+    def _choose_nodes(self, round: Round, chain_tokens: float, chain_rows: int, fixed_s: float) -> None:
         proposals: list[Proposal] = []
         stop_tokens: list[int] = []
         stop_start = [0]
@@ -188,15 +191,19 @@ class DraftChoice:
             for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
-        room = min(len(merged), max(0, round.row_budget - rows_taken))
-        verify_s = self._step_times.times(base_rows, room + 1)
+        room = min(len(merged), max(0, round.row_budget - chain_rows))
+        expected_tokens = round.num_running + chain_tokens
+        verify_s = self._step_times.times_of_drafts(
+            round.num_rows + chain_rows, round.num_running + chain_rows, room + 1
+        )
         forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
         if round.explores:
+            taken = round.num_rows + chain_rows
             if len(forest):
                 self._explore_rounds = _FIRST_EXPLORE_ROUNDS
             else:
                 self._explore_rounds = min(_LAST_EXPLORE_ROUNDS, self._explore_rounds * 2)
-            beyond = self._step_times.next_unsure_rows(base_rows + len(forest)) - base_rows
+            beyond = self._step_times.next_unsure_rows(taken + len(forest)) - taken
             forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
         round.forest, round.node_index = forest, node_index
         start = forest.start.tolist()

@@ -87,10 +87,10 @@ class DraftWait:
         return False
 
     def observe(
-        self, num_emitting: int, asked: bool, tokens: int, gained: int, round_s: float, verify_s: float
+        self, num_emitting: int, asked: bool, tokens: int, gained: int, outside_s: float, verify_s: float
     ) -> None:
-        """Take in a round: emitted tokens, those owed to draft models alone, whole time and the target's part."""
-        outside_s = max(0.0, round_s - verify_s)
+        """Take in a round: emitted tokens, those owed to draft models alone, and the time the target took for them;
+        outside_s: what the round took besides the target's forward."""
         if not asked:
             self._overhead_s += (outside_s - self._overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True

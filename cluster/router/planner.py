@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from cluster.router.calibration import KNOTS, Calibration
+from cluster.router.calibration import KNOTS, SourceCalibration
 
 MAX_SOURCES = 62  # one bit each in a node's source mask
 
@@ -46,6 +46,7 @@ class Forest:
     token_ids: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n], within the sequence; -1: child of the root
     probability: np.ndarray  # float64 [n]: of being on the accepted path
+    claim: np.ndarray  # float64 [n]: the same as its sources have it, before it counts who else proposed the node
     best_source: np.ndarray  # int32 [n]: the source that was most sure of the node; it gets the credit
     sources: np.ndarray  # int64 [n]: bit s is set where source s proposed the node
 
@@ -81,14 +82,16 @@ def has_tree_shape(tree: DraftTree, max_nodes: int) -> bool:
 
 
 def merge_trees(
-    proposals: Sequence[Proposal], limits: SequenceLimits, calibration: Calibration, vocab_size: int
+    proposals: Sequence[Proposal], limits: SequenceLimits, calibration: SourceCalibration, vocab_size: int
 ) -> tuple[Forest, ProposedNodes]:
     """One tree per sequence out of the trees of all sources, equal prefixes sharing nodes.
 
     Confidences become probabilities by the source's calibration, never above the parent's. Where sources agree, the
-    node's probability lies halfway between the greatest of theirs (they know the same) and noisy-or (they know
-    nothing of each other). Children that together exceed their parent are scaled down to it. Stop tokens and
-    whatever follows them are left out: the target emits a stop token by itself and nothing after it is ever shown.
+    node's claim lies halfway between the greatest of theirs (they know the same) and noisy-or (they know nothing of
+    each other). A second calibration makes it a probability: by the source of a node that has only one, by one curve
+    for all nodes that have several. For a node that the others do not propose is worth less than its source's average,
+    and one that they do is worth more. Children that together exceed their parent are scaled down to it. Stop tokens
+    and whatever follows them are left out: the target emits a stop token by itself and nothing after it is ever shown.
     A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
     Trees must have passed `has_tree_shape`.
     """
@@ -100,7 +103,7 @@ def merge_trees(
     np.cumsum([len(tree.token_ids) for tree in trees], out=tree_start[1:])
     tree_source = np.array([proposal.source for proposal in proposals], np.int32)
     confidence = np.concatenate([tree.confidence for tree in trees])
-    is_valid, node, source_of, start, token_ids, parents, probability, best_source, sources = _merge(
+    is_valid, node, source_of, start, token_ids, parents, probability, claim, best_source, sources = _merge(
         np.concatenate([tree.token_ids for tree in trees]),
         np.concatenate([tree.parents for tree in trees]),
         confidence,
@@ -110,12 +113,13 @@ def merge_trees(
         num_sequences,
         vocab_size,
         KNOTS,
-        calibration.levels,
+        calibration.own.levels,
+        calibration.agreement.levels,
         limits.max_depth,
         limits.stop_tokens,
         limits.stop_start,
     )
-    forest = Forest(start, token_ids, parents, probability, best_source, sources)
+    forest = Forest(start, token_ids, parents, probability, claim, best_source, sources)
     return forest, ProposedNodes(source_of, confidence, node, is_valid)
 
 
@@ -149,6 +153,7 @@ def choose_nodes(
             forest.token_ids[kept],
             parents,
             forest.probability[kept],
+            forest.claim[kept],
             forest.best_source[kept],
             forest.sources[kept],
         ),
@@ -177,16 +182,16 @@ def price_of_a_row(expected_tokens: float, fixed_s: float, verify_s: np.ndarray)
 def tally_nodes(
     proposed: ProposedNodes,
     node_index: np.ndarray,
+    forest: Forest,
     was_verified: np.ndarray,
     was_accepted: np.ndarray,
-    start: np.ndarray,
-    calibration: Calibration,
+    calibration: SourceCalibration,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Teach the calibration what became of the round's nodes, and count them per sequence and source.
 
-    node_index maps the nodes of `proposed` to those verified (second result of `choose_nodes`); was_verified and
-    was_accepted are bool [nodes verified] with the sequences' nodes at `start`. Returns the verified and the accepted
-    nodes of each source, int32 [sequences, sources]; a node of several sources counts for each.
+    forest and node_index are the results of `choose_nodes`; was_verified and was_accepted are bool [len(forest)].
+    Returns the verified and the accepted nodes of each source, int32 [sequences, sources]; a node of several sources
+    counts for each.
     """
     verified, accepted = _tally(
         proposed.source,
@@ -195,30 +200,33 @@ def tally_nodes(
         node_index,
         was_verified,
         was_accepted,
-        start,
+        forest.start,
+        forest.claim,
+        forest.sources,
         KNOTS,
-        calibration.trials,
-        calibration.hits,
+        calibration.own.trials,
+        calibration.own.hits,
+        calibration.agreement.trials,
+        calibration.agreement.hits,
     )
     return verified, accepted
 
 
 def warm_up() -> None:
     """Compile or load the kernels, so that no request waits for them."""
-    calibration = Calibration(1)
+    calibration = SourceCalibration(1)
     limits = SequenceLimits(np.ones(1, np.int32), np.ones(1, np.int32), np.empty(0, np.int32), np.zeros(2, np.int32))
     tree = DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32))
     forest, proposed = merge_trees([Proposal(0, 0, tree)], limits, calibration, 1)
     chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(2))
     flags = np.ones(len(chosen), np.bool_)
-    tally_nodes(proposed, index, flags, flags, chosen.start, calibration)
+    tally_nodes(proposed, index, chosen, flags, flags, calibration)
 
 
 def _empty_forest(num_sequences: int) -> Forest:
-    none = np.empty(0, np.int32)
-    return Forest(
-        np.zeros(num_sequences + 1, np.int32), none, none, np.empty(0, np.float64), none, np.empty(0, np.int64)
-    )
+    no_ids, no_values = np.empty(0, np.int32), np.empty(0, np.float64)
+    start = np.zeros(num_sequences + 1, np.int32)
+    return Forest(start, no_ids, no_ids, no_values, no_values, no_ids, np.empty(0, np.int64))
 
 
 _NOTHING_PROPOSED = ProposedNodes(
@@ -233,6 +241,31 @@ def _interpolate(value, knots, levels):  # type: ignore[no-untyped-def]
         right += 1
     share = (value - knots[right - 1]) / (knots[right] - knots[right - 1])
     return levels[right - 1] + share * (levels[right] - levels[right - 1])
+
+
+@numba.njit(cache=True)
+def _agreement_curve(mask, several):  # type: ignore[no-untyped-def]
+    """Index of the curve of nodes with these sources: that of the only one, or `several`."""
+    if mask & (mask - 1):
+        return several
+    source = 0
+    while mask >> (source + 1):
+        source += 1
+    return source
+
+
+@numba.njit(cache=True)
+def _observe(value, accepted, knots, trials, hits):  # type: ignore[no-untyped-def]
+    """Share one observation between the two knots around its value."""
+    right = 1
+    while right < len(knots) - 1 and knots[right] <= value:
+        right += 1
+    share = (value - knots[right - 1]) / (knots[right] - knots[right - 1])
+    trials[right - 1] += 1.0 - share
+    trials[right] += share
+    if accepted:
+        hits[right - 1] += 1.0 - share
+        hits[right] += share
 
 
 @numba.njit(cache=True)
@@ -261,6 +294,7 @@ def _merge(  # type: ignore[no-untyped-def]
     vocab_size,
     knots,
     levels,
+    agreement_levels,
     max_depth,
     stop_tokens,
     stop_start,
@@ -345,7 +379,12 @@ def _merge(  # type: ignore[no-untyped-def]
     while sequence < num_sequences:
         sequence += 1
         start[sequence] = count
+    claim = out_p[:count].copy()
     for s in range(num_sequences):
+        for m in range(start[s], start[s + 1]):
+            curve = agreement_levels[_agreement_curve(out_sources[m], len(agreement_levels) - 1)]
+            p = _interpolate(claim[m], knots, curve)
+            out_p[m] = min(p, out_p[start[s] + out_parent[m]]) if out_parent[m] >= 0 else p
         root_sum = 0.0
         for m in range(start[s], start[s + 1]):
             if out_parent[m] < 0:
@@ -369,6 +408,7 @@ def _merge(  # type: ignore[no-untyped-def]
         out_token[:count].copy(),
         out_parent[:count].copy(),
         out_p[:count].copy(),
+        claim,
         out_best[:count].copy(),
         out_sources[:count].copy(),
     )
@@ -425,33 +465,39 @@ def _choose(start, parents, probability, max_nodes, expected_tokens, fixed_s, ve
 
 @numba.njit(cache=True)
 def _tally(  # type: ignore[no-untyped-def]
-    source, confidence, node, node_index, was_verified, was_accepted, start, knots, trials, hits
+    source,
+    confidence,
+    node,
+    node_index,
+    was_verified,
+    was_accepted,
+    start,
+    claim,
+    sources,
+    knots,
+    trials,
+    hits,
+    agreement_trials,
+    agreement_hits,
 ):
     num_sequences = len(start) - 1
     verified = np.zeros((num_sequences, trials.shape[0]), np.int32)
     accepted = np.zeros((num_sequences, trials.shape[0]), np.int32)
-    s = 0
     sequence_of = np.empty(len(was_verified), np.int32)
     for s in range(num_sequences):
         for m in range(start[s], start[s + 1]):
             sequence_of[m] = s
+            if was_verified[m]:
+                curve = _agreement_curve(sources[m], len(agreement_trials) - 1)
+                _observe(claim[m], was_accepted[m], knots, agreement_trials[curve], agreement_hits[curve])
     for i in range(len(source)):
         if node[i] < 0:
             continue
         m = node_index[node[i]]
         if m < 0 or not was_verified[m]:
             continue
-        value = confidence[i]
-        right = 1
-        while right < len(knots) - 1 and knots[right] <= value:
-            right += 1
-        share = (value - knots[right - 1]) / (knots[right] - knots[right - 1])
         origin = source[i]
         verified[sequence_of[m], origin] += 1
-        trials[origin, right - 1] += 1.0 - share
-        trials[origin, right] += share
-        if was_accepted[m]:
-            accepted[sequence_of[m], origin] += 1
-            hits[origin, right - 1] += 1.0 - share
-            hits[origin, right] += share
+        accepted[sequence_of[m], origin] += was_accepted[m]
+        _observe(confidence[i], was_accepted[m], knots, trials[origin], hits[origin])
     return verified, accepted

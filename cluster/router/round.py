@@ -61,6 +61,7 @@ class Round:
     planned_at: float
     entries: list[RoundEntry]
     finished: list[int]  # sequences the target is to free
+    num_rows: int  # without drafts
     num_running: int
     num_emitting: int
     row_budget: int  # draft nodes of all sequences

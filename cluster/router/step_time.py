@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -64,19 +64,21 @@ class StepTimeCurve:
     Each tier keeps its last 15 measurements, so that a changed machine is noticed and one slow forward is not. The
     medians are made non-decreasing by isotonic regression. Outside the measured range the curve goes on with its
     last slope, and at least with a small prior slope: optimistic, so that the planner tries what it does not know.
-    Profile points `(rows, seconds)` stand in for tiers that have no measurement of their own yet.
+    Profile points `(rows, seconds)` say how the time grows where no round has been yet: a point of a tier without
+    measurements stands there, scaled by what the nearest measured tier takes against the profile. Rounds are slower
+    than the profile's short contexts, and the slope must not suffer from that.
     """
 
     def __init__(self, profile: Iterable[tuple[int, float]] = ()) -> None:
         self._tiers: dict[int, _Tier] = {}
-        self._profile: dict[int, tuple[float, float]] = {}
+        self._profile: dict[int, tuple[float, float]] = {}  # (rows, seconds) by tier
         for rows, seconds in profile:
             if rows < 1 or not (math.isfinite(seconds) and seconds > 0.0):
                 raise ValueError(f"profile point ({rows}, {seconds}): rows must be >= 1 and seconds finite and > 0")
             self._profile[bisect_left(_TIERS, rows)] = (float(rows), seconds)
-        self._knot_rows = np.empty(0)
-        self._knot_seconds = np.empty(0)
-        self._changed = True
+        self._profile_curve = _curve_through(self._profile, dict.fromkeys(self._profile, 1.0))
+        self._curve = self._profile_curve
+        self._changed = False
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one forward. Values that cannot be a measurement (no rows, no time, not finite) are ignored."""
@@ -92,7 +94,23 @@ class StepTimeCurve:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""
         if self._changed:
             self._rebuild()
-        return np.interp(np.arange(first, first + count, dtype=np.float64), self._knot_rows, self._knot_seconds)
+        return np.interp(np.arange(first, first + count, dtype=np.float64), *self._curve)
+
+    def times_of_drafts(self, rows: int, decoding_rows: int, count: int) -> np.ndarray:
+        """Seconds of a round of `decoding_rows` rows with 0, 1, ..., count - 1 draft rows more: float64 [count],
+        non-decreasing, > 0. The round holds `rows` rows without drafts.
+
+        The others are of prompts. They have to be computed in one round or another, so their time is left out: beside
+        it, any draft would seem worth its own. But a row more costs what it costs in a round of that size; at least
+        what the prompts' rows do, for the curve's slope between two neighbouring measurements is a rough one.
+        """
+        if rows <= decoding_rows:
+            return self.times(rows, count)
+        with_drafts = self.times(rows, count)
+        decoding_s = self.seconds(decoding_rows)
+        prompt_row_s = (with_drafts[0] - decoding_s) / (rows - decoding_rows)
+        extra_s: np.ndarray = np.maximum(with_drafts - with_drafts[0], prompt_row_s * np.arange(count))
+        return decoding_s + extra_s
 
     def seconds(self, rows: int) -> float:
         return float(self.times(rows, 1)[0])
@@ -105,25 +123,30 @@ class StepTimeCurve:
         return _TIERS[min(index + 1, len(_TIERS) - 1)]
 
     def _rebuild(self) -> None:
-        points = dict(self._profile)
-        weights = dict.fromkeys(points, 1.0)
-        for index, tier in self._tiers.items():
-            points[index] = tier.point
-            weights[index] = float(len(tier.seconds))
+        points = {index: tier.point for index, tier in self._tiers.items()}
+        weights = {index: float(len(tier.seconds)) for index, tier in self._tiers.items()}
+        slower = {index: seconds / np.interp(rows, *self._profile_curve) for index, (rows, seconds) in points.items()}
+        for index, (rows, seconds) in self._profile.items():
+            if index not in self._tiers:
+                nearest = min(slower, key=lambda tier: abs(tier - index), default=None)
+                points[index] = (rows, seconds * (1.0 if nearest is None else slower[nearest]))
+                weights[index] = 1.0
+        self._curve = _curve_through(points, weights)
         self._changed = False
-        if not points:
-            points[0], weights[0] = (1.0, _PRIOR_SECONDS), 1.0
-        order = sorted(points)
-        rows = [points[index][0] for index in order]
-        seconds = isotonic([points[index][1] for index in order], [weights[index] for index in order])
-        if rows[0] > 1.0:
-            seconds.insert(0, seconds[0] / (1.0 + _PRIOR_SLOPE * (rows[0] - 1.0)))
-            rows.insert(0, 1.0)
-        slope = _PRIOR_SLOPE * seconds[0]
-        if len(rows) > 1:
-            slope = max(slope, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
-        beyond = float(_TIERS[-1] * 2)
-        seconds.append(seconds[-1] + slope * (beyond - rows[-1]))
-        rows.append(beyond)
-        self._knot_rows = np.array(rows)
-        self._knot_seconds = np.array(seconds)
+
+
+def _curve_through(
+    points: Mapping[int, tuple[float, float]], weights: Mapping[int, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and seconds of the knots, float64 [n], n >= 2; the points are (rows, seconds) by tier."""
+    order = sorted(points)
+    rows = [points[index][0] for index in order] or [1.0]
+    seconds = isotonic([points[index][1] for index in order], [weights[index] for index in order]) or [_PRIOR_SECONDS]
+    if rows[0] > 1.0:
+        seconds.insert(0, seconds[0] / (1.0 + _PRIOR_SLOPE * (rows[0] - 1.0)))
+        rows.insert(0, 1.0)
+    slope = _PRIOR_SLOPE * seconds[0]
+    if len(rows) > 1:
+        slope = max(slope, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+    beyond = float(_TIERS[-1] * 2)
+    return np.array([*rows, beyond]), np.array([*seconds, seconds[-1] + slope * (beyond - rows[-1])])

@@ -23,7 +23,7 @@ from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, Learnin
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.soft_ngram import SoftNgramTable
-from cluster.router.calibration import Calibration
+from cluster.router.calibration import SourceCalibration
 from cluster.router.planner import Proposal, SequenceLimits, choose_nodes, merge_trees, tally_nodes
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench"
@@ -171,7 +171,7 @@ def replay(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: in
     """Tokens a round when every row is free. Each answer starts from what the drafters know now; of its own rows only
     those on the accepted path are learnt, because nobody knows the others: serving learns more."""
     tokens = rounds = nodes = 0
-    calibration = Calibration(len(drafters))
+    calibration = SourceCalibration(len(drafters))
     limits = SequenceLimits(
         np.array([max_nodes], np.int32), np.array([10_000], np.int32), np.empty(0, np.int32), np.zeros(2, np.int32)
     )
@@ -197,7 +197,7 @@ def replay(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: in
             if proposals:
                 is_accepted = np.zeros(len(chosen), np.bool_)
                 is_accepted[path] = True
-                tally_nodes(proposed, index, np.ones(len(chosen), np.bool_), is_accepted, chosen.start, calibration)
+                tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
             calibration.end_round()
             known, size = size, min(size + len(path) + 1, len(text))
             teach_answer(learners, answer, known - prompt, size - prompt)

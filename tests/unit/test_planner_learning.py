@@ -114,6 +114,38 @@ def test_a_machine_that_has_become_slower_is_noticed():
     assert curve.seconds(16) == pytest.approx(0.05)
 
 
+def test_one_round_of_many_wrong_nodes_is_enough_to_doubt_their_source():
+    calibration = Calibration(1)
+    calibration.observe(0, np.full(48, 0.8, np.float32), np.arange(48) < 6)
+    calibration.end_round()
+    assert calibration.probability(0, 0.8) < 0.25
+
+
+def test_rounds_slower_than_the_profile_leave_its_slope():
+    profile = [(1, 0.05), (4, 0.06), (8, 0.09), (16, 0.15), (32, 0.28)]
+    curve = StepTimeCurve(profile)
+    for _ in range(5):
+        curve.observe(8, 0.18)  # long contexts: slower than the profile says of 16 rows
+    assert curve.seconds(8) == pytest.approx(0.18)
+    assert curve.seconds(16) == pytest.approx(0.30)
+    assert curve.seconds(32) == pytest.approx(0.56)
+    assert curve.seconds(4) == pytest.approx(0.12)
+    curve.observe(16, 0.2)
+    assert curve.seconds(16) == pytest.approx(0.2)
+    assert curve.seconds(32) == pytest.approx(0.2 * 28 / 15)
+
+
+def test_prompts_in_a_round_do_not_make_its_drafts_seem_cheap():
+    curve = StepTimeCurve([(1, 0.04), (4, 0.04), (8, 0.06), (16, 0.1), (32, 0.18), (256, 1.3)])
+    alone, beside = curve.times_of_drafts(4, 4, 9), curve.times_of_drafts(256, 4, 9)
+    assert alone.tolist() == curve.times(4, 9).tolist()
+    assert beside[0] == alone[0]
+    assert np.diff(beside).tolist() == pytest.approx([0.005] * 8)
+    # Two measurements that happen to be level must not make a row free.
+    flat = StepTimeCurve([(4, 0.04), (256, 1.3), (384, 1.3)])
+    assert np.diff(flat.times_of_drafts(256, 4, 9)).tolist() == pytest.approx([0.005] * 8)
+
+
 @pytest.mark.parametrize(
     ("rows", "seconds"), [(0, 1.0), (-3, 1.0), (4, 0.0), (4, -1.0), (4, float("nan")), (4, float("inf"))]
 )
@@ -136,7 +168,7 @@ def run(wait, rounds, gain, wait_s, num_emitting=1):
     for _ in range(rounds):
         asks = wait.pays(num_emitting)
         asked += asks
-        wait.observe(num_emitting, asks, 2 + gain * asks, gain * asks, 0.041 + wait_s * asks, 0.04)
+        wait.observe(num_emitting, asks, 2 + gain * asks, gain * asks, 0.001 + wait_s * asks, 0.04)
     return asked
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree, depths_of
-from cluster.router.calibration import Calibration
+from cluster.router.calibration import SourceCalibration
 from cluster.router.planner import (
     Forest,
     Proposal,
@@ -39,7 +39,7 @@ def limits(num_sequences, max_nodes=100, max_depth=100, stop=()):
 
 
 def merge(proposals, num_sequences=1, **bounds):
-    return merge_trees(proposals, limits(num_sequences, **bounds), Calibration(4), VOCAB_SIZE)
+    return merge_trees(proposals, limits(num_sequences, **bounds), SourceCalibration(4), VOCAB_SIZE)
 
 
 def paths(forest, sequence):
@@ -221,18 +221,38 @@ def test_exploring_verifies_more_rows_than_pay():
 
 def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_others():
     first, second = tree([(1, -1), (2, 0)], [0.9, 0.8]), tree([(1, -1), (5, -1)], [0.7, 0.0])
-    calibration = Calibration(2)
+    calibration = SourceCalibration(2)
     forest, proposed = merge_trees([Proposal(0, 0, first), Proposal(0, 1, second)], limits(1), calibration, VOCAB_SIZE)
     chosen, index = choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
     assert set(paths(chosen, 0)) == {(1,), (1, 2)}
     accepted = np.array([True, False])
-    verified, right = tally_nodes(proposed, index, np.ones(2, np.bool_), accepted, chosen.start, calibration)
+    verified, right = tally_nodes(proposed, index, chosen, np.ones(2, np.bool_), accepted, calibration)
     assert verified.tolist() == [[2, 1]]
     assert right.tolist() == [[1, 1]]
-    assert calibration.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
-    assert calibration.hits.sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
-    tally_nodes(proposed, index, np.zeros(2, np.bool_), accepted, chosen.start, calibration)
-    assert calibration.trials.sum() == pytest.approx(3.0)
+    assert calibration.own.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
+    assert calibration.own.hits.sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
+    assert calibration.agreement.trials.sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
+    assert calibration.agreement.hits.sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
+    tally_nodes(proposed, index, chosen, np.zeros(2, np.bool_), accepted, calibration)
+    assert calibration.own.trials.sum() == pytest.approx(3.0)
+    assert calibration.agreement.trials.sum() == pytest.approx(2.0)
+
+
+def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_of_two():
+    calibration = SourceCalibration(2)
+    both, alone = tree([(1, -1)], [0.5]), tree([(1, -1), (2, -1)], [0.5, 0.5])
+    unbounded = np.full(1, 10, np.int32)
+    for _ in range(200):
+        proposals = [Proposal(0, 0, both), Proposal(0, 1, alone)]
+        forest, proposed = merge_trees(proposals, limits(1), calibration, VOCAB_SIZE)
+        chosen, index = choose_nodes(forest, unbounded, 1.0, 0.0, np.array([1.0, 1.001, 1.002]), 2)
+        is_accepted = chosen.token_ids == 1  # what both propose is always right, the other token never
+        tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+        calibration.end_round()
+    probability = dict(zip(forest.token_ids.tolist(), forest.probability.tolist(), strict=True))
+    assert probability[1] > 0.8
+    assert probability[2] < 0.1
+    assert calibration.own.probability(1, 0.5) == pytest.approx(0.5, abs=0.05)  # half of its nodes were right
 
 
 def test_no_proposals_are_an_empty_forest():

@@ -1,0 +1,39 @@
+"""First forwards of a target engine: proves that it computes, and measures what rows cost."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.engine.target_engine import TargetEngine
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+
+_PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # draft nodes are chosen among this many; beyond, the curve goes on as it was
+_PROFILE_RUNS = 2  # of which the faster counts: the first one of a shape compiles and allocates
+
+
+def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
+    """Run a few forwards; (rows, seconds) of a forward by its rows, in a context of one token.
+
+    To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. One
+    token is sampled, because the first sampled token compiles kernels. The engine holds no sequence before or after.
+    """
+    prompt = np.ones(2, dtype=np.int32)
+    sampled = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(prompt), "warm-up")
+    engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(1, 0, prompt), len(prompt), begin=sampled)]))
+    engine.verify(VerifyBatch(0, [], [1]))
+    room = min(engine.vocab_size, engine.options.num_blocks * engine.options.block_size - 1)
+    return [(rows, _fastest(engine, rows)) for rows in _PROFILE_ROWS if rows <= room]
+
+
+def _fastest(engine: TargetEngine, rows: int) -> float:
+    """Seconds of a forward of one committed token with rows - 1 draft nodes behind it, side by side, so that no
+    position is beyond what the model was made for."""
+    begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
+    delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
+    token_ids, parents = np.arange(rows - 1, dtype=np.int32), np.full(rows - 1, -1, dtype=np.int32)
+    seconds = []
+    for _ in range(_PROFILE_RUNS):
+        batch = VerifyBatch(0, [VerifyItem(delta, 1, token_ids, parents, begin=begin)])
+        seconds.append(engine.verify(batch).elapsed_s)
+        engine.verify(VerifyBatch(0, [], [1]))
+    return min(seconds)
