@@ -39,8 +39,8 @@ class SequenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """One tree per sequence, flat. Parents come before children, siblings are distinct, probability does not rise
-    from parent to child, and the children of a node together are at most as probable as the node."""
+    """One tree per sequence, flat. Parents come before children, siblings are distinct, neither probability nor claim
+    rises from parent to child, and the children of a node together claim at most what the node does."""
 
     start: np.ndarray  # int32 [sequences + 1]: where each sequence's nodes begin
     token_ids: np.ndarray  # int32 [n]
@@ -88,10 +88,11 @@ def merge_trees(
 
     Confidences become probabilities by the source's calibration, never above the parent's. Where sources agree, the
     node's claim lies halfway between the greatest of theirs (they know the same) and noisy-or (they know nothing of
-    each other). A second calibration makes it a probability: by the source of a node that has only one, by one curve
-    for all nodes that have several. For a node that the others do not propose is worth less than its source's average,
-    and one that they do is worth more. Children that together exceed their parent are scaled down to it. Stop tokens
-    and whatever follows them are left out: the target emits a stop token by itself and nothing after it is ever shown.
+    each other). The claims of children that together exceed their parent's are scaled down to it. A second calibration
+    makes the claim a probability: by the source of a node that has only one, by one curve for all nodes that have
+    several. For a node that the others do not propose is worth less than its source's average, and one that they do is
+    worth more. Stop tokens and whatever follows them are left out: the target emits a stop token by itself and nothing
+    after it is ever shown.
     A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
     Trees must have passed `has_tree_shape`.
     """
@@ -380,26 +381,26 @@ def _merge(  # type: ignore[no-untyped-def]
         sequence += 1
         start[sequence] = count
     claim = out_p[:count].copy()
+    probability = np.empty(count, np.float64)
     for s in range(num_sequences):
-        for m in range(start[s], start[s + 1]):
-            curve = agreement_levels[_agreement_curve(out_sources[m], len(agreement_levels) - 1)]
-            p = _interpolate(claim[m], knots, curve)
-            out_p[m] = min(p, out_p[start[s] + out_parent[m]]) if out_parent[m] >= 0 else p
         root_sum = 0.0
         for m in range(start[s], start[s + 1]):
             if out_parent[m] < 0:
-                root_sum += out_p[m]
+                root_sum += claim[m]
         child_sum = np.zeros(start[s + 1] - start[s], np.float64)
         for m in range(start[s], start[s + 1]):
             if out_parent[m] >= 0:
-                child_sum[out_parent[m]] += out_p[m]
+                child_sum[out_parent[m]] += claim[m]
         for m in range(start[s], start[s + 1]):
             if out_parent[m] < 0:
                 limit, together = 1.0, root_sum
             else:
-                limit, together = out_p[start[s] + out_parent[m]], child_sum[out_parent[m]]
+                limit, together = claim[start[s] + out_parent[m]], child_sum[out_parent[m]]
             if together > limit:
-                out_p[m] = min(out_p[m] * limit / together, limit)
+                claim[m] = min(claim[m] * limit / together, limit)
+            curve = agreement_levels[_agreement_curve(out_sources[m], len(agreement_levels) - 1)]
+            p = max(0.0, _interpolate(claim[m], knots, curve))
+            probability[m] = min(p, probability[start[s] + out_parent[m]]) if out_parent[m] >= 0 else p
     return (
         is_valid,
         node_of,
@@ -407,7 +408,7 @@ def _merge(  # type: ignore[no-untyped-def]
         start,
         out_token[:count].copy(),
         out_parent[:count].copy(),
-        out_p[:count].copy(),
+        probability,
         claim,
         out_best[:count].copy(),
         out_sources[:count].copy(),
