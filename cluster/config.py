@@ -57,7 +57,7 @@ class DraftConfig(_Section):
 class SpeculationConfig(_Section):
     """How drafts are made, merged and accepted."""
 
-    drafters: tuple[str, ...] = ("auto",)  # auto, none, draft_model, prompt_lookup, suffix
+    drafters: tuple[str, ...] = ("auto",)  # names of `paceline generate --drafter`, or none
     corpora: tuple[Path, ...] = ()  # directories of `paceline corpus build`, for the drafter retrieval
     acceptance: Literal["coupled", "rejection"] = "coupled"
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16  # tree nodes a sequence and round
