@@ -189,8 +189,7 @@ class NgramTableDrafter:
                table.best_count, table.totals)  # fmt: skip
 
 
-def create_drafter(**options: object) -> NgramTableDrafter:
-    return NgramTableDrafter(**options)  # type: ignore[arg-type]
+create_drafter = NgramTableDrafter
 
 
 @njit(cache=True, nogil=True)

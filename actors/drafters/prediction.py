@@ -69,8 +69,7 @@ class PredictionDrafter:
         return DraftTree(*found) if len(found[0]) else DraftTree.empty()
 
 
-def create_drafter(*, floor: float = _FLOOR) -> PredictionDrafter:
-    return PredictionDrafter(floor=floor)
+create_drafter = PredictionDrafter
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

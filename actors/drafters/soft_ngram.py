@@ -147,22 +147,4 @@ class SoftNgramDrafter:
         return table
 
 
-def create_drafter(
-    *,
-    order: int = 3,
-    successors: int = MAX_SUCCESSORS,
-    budget_bytes: int = 256 << 20,
-    max_namespaces: int = 8,
-    delta_bytes: int = 0,
-    floor: float = _FLOOR,
-    prompt_weight: float = _PROMPT_WEIGHT,
-) -> SoftNgramDrafter:
-    return SoftNgramDrafter(
-        order=order,
-        successors=successors,
-        budget_bytes=budget_bytes,
-        max_namespaces=max_namespaces,
-        delta_bytes=delta_bytes,
-        floor=floor,
-        prompt_weight=prompt_weight,
-    )
+create_drafter = SoftNgramDrafter

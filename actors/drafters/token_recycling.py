@@ -124,10 +124,7 @@ class TokenRecyclingDrafter:
         _fill(table, _PRIOR, 1, 2, np.zeros(1, np.int32), np.full(1, -1, np.int32))
 
 
-def create_drafter(
-    *, tree: str = "dynamic", floor: float = _FLOOR, max_namespaces: int = _MAX_NAMESPACES
-) -> TokenRecyclingDrafter:
-    return TokenRecyclingDrafter(tree=tree, floor=floor, max_namespaces=max_namespaces)
+create_drafter = TokenRecyclingDrafter
 
 
 def _static_tree(spec: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
