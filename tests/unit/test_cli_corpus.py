@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +11,7 @@ import pytest
 from actors.models.toy import START_OF_TURN, make_byte_tokenizer, save_tiny_model
 from cache_service.corpus_index import ARRAYS_FILE, HEADER_FILE, CorpusIndex, open_index
 from cache_service.suffix_automaton import Cursor
-from cluster.cli import main as cli
 from cluster.corpus import _PIECE_CHARS
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """Run the command in this process: run("corpus", ...) -> (exit status, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit:
-            status = exit.code or 0
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")
