@@ -15,8 +15,17 @@ from cluster.chat.lines import is_interactive, read_lines
 from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, checked
 from cluster.chat.view import View, make_console
-from cluster.cli.generate import Dtype, Exact
-from cluster.cli.progress import progress_bars
+from cluster.cli.engine import (
+    DeviceOption,
+    DraftModelOption,
+    Dtype,
+    Exact,
+    ExactOption,
+    GammaOption,
+    ModelOption,
+    ThreadsOption,
+    local_engine,
+)
 from cluster.config import paceline_home
 
 # Of the engine in this process; a server has its own.
@@ -26,8 +35,8 @@ _ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "device"
 def chat(
     context: typer.Context,
     url: str = typer.Option(None, help="Talk to the server at http://host:port; by default a model in this process."),
-    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
-    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    model: ModelOption = "smollm2",
+    draft_model: DraftModelOption = "auto",
     drafter: str = typer.Option("auto", help="Names, comma-separated, as in `paceline generate`."),
     system: str = typer.Option(None, help="What the model is told before all turns."),
     max_new_tokens: int = typer.Option(
@@ -40,11 +49,11 @@ def chat(
     compare: bool = typer.Option(False, "--compare", help="Decode every turn again without drafts."),
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
     load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
-    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
-    dtype: Dtype = typer.Option(Dtype.float32),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
-    exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
-    threads: int = typer.Option(None, min=1, help="Torch threads; by default as many as there are cores."),
+    gamma: GammaOption = 4,
+    dtype: Dtype = Dtype.float32,
+    device: DeviceOption = "auto",
+    exact: ExactOption = Exact.default,
+    threads: ThreadsOption = None,
 ) -> None:
     """Talk with a model; every token has the colour of who proposed it. /help lists the commands.
 
@@ -76,7 +85,20 @@ def chat(
 
         backend: Backend = ServerBackend(url)
     else:
-        backend = _local_backend(model, draft_model, drafter, gamma, dtype, device, exact, threads)
+        from cluster.chat.local_backend import LocalBackend
+
+        engine = local_engine(
+            model=model,
+            draft_model=draft_model,
+            drafter=drafter,
+            gamma=gamma,
+            dtype=dtype,
+            device=device,
+            exact=exact,
+            threads=threads,
+            batch_size=1,
+        )
+        backend = LocalBackend(engine)
     view = View(make_console(sys.stdout), make_console(sys.stderr))
     session = ChatSession(backend, settings, Conversation(system), view)
     try:
@@ -93,35 +115,3 @@ def chat(
         backend.close()
     if session.num_failures and not is_interactive():
         raise typer.Exit(1)
-
-
-def _local_backend(
-    model: str,
-    draft_model: str,
-    drafter: str,
-    gamma: int,
-    dtype: Dtype,
-    device: str,
-    exact: Exact,
-    threads: int | None,
-) -> Backend:
-    import torch
-
-    from cluster.chat.local_backend import LocalBackend
-    from cluster.local import LocalEngine
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with progress_bars() as progress:
-        engine = LocalEngine(
-            model,
-            draft_model=draft_model,
-            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
-            gamma=gamma,
-            batch_size=1,
-            dtype=dtype.value,
-            device=device,
-            exact=exact.value,
-            progress=progress,
-        )
-    return LocalBackend(engine)

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,32 +15,27 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from actors.errors import InvalidRequest
-from cluster.cli.progress import progress_bars
+from cluster.cli.engine import (
+    AcceptanceRule,
+    DeviceOption,
+    DraftModelOption,
+    Dtype,
+    Exact,
+    ExactOption,
+    GammaOption,
+    ModelOption,
+    ThreadsOption,
+    local_engine,
+)
 from cluster.request_limits import check_local_fields
 
 if TYPE_CHECKING:
     from cluster.router.trace import RoundTrace
 
 
-class Dtype(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class Exact(StrEnum):
-    default = "default"
-    bitwise = "bitwise"
-
-
-class AcceptanceRule(StrEnum):
-    coupled = "coupled"
-    rejection = "rejection"
-
-
 def generate(
-    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
-    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    model: ModelOption = "smollm2",
+    draft_model: DraftModelOption = "auto",
     drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, prompt_lookup, suffix."),
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     prompt: str = typer.Option(None, help="One prompt."),
@@ -58,13 +52,13 @@ def generate(
     top_p: float = typer.Option(1.0, help="Above 0, up to 1; 1: off."),
     top_k: int = typer.Option(0, help="0: off."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
-    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    gamma: GammaOption = 4,
     batch_size: int = typer.Option(8, min=1, max=1024),
-    dtype: Dtype = typer.Option(Dtype.float32),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
-    exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
+    dtype: Dtype = Dtype.float32,
+    device: DeviceOption = "auto",
+    exact: ExactOption = Exact.default,
     acceptance: AcceptanceRule = typer.Option(AcceptanceRule.coupled),
-    threads: int = typer.Option(None, min=1, help="Torch threads; by default as many as there are cores."),
+    threads: ThreadsOption = None,
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end of sequence."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a prompt."),
     trace: bool = typer.Option(False, "--trace", help="A line on stderr a round: who proposed what, and times."),
@@ -79,26 +73,19 @@ def generate(
     }
     _check_options(sampling)
     prompts, predictions = _prompts(prompt, prompts_file, prediction)
-    import torch
-
-    from cluster.local import LocalEngine
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with progress_bars() as progress:
-        engine = LocalEngine(
-            model,
-            draft_model=draft_model,
-            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
-            corpora=corpus,
-            gamma=gamma,
-            batch_size=batch_size,
-            dtype=dtype.value,
-            device=device,
-            exact=exact.value,
-            acceptance=acceptance.value,
-            progress=progress,
-        )
+    engine = local_engine(
+        model=model,
+        draft_model=draft_model,
+        drafter=drafter,
+        gamma=gamma,
+        dtype=dtype,
+        device=device,
+        exact=exact,
+        threads=threads,
+        batch_size=batch_size,
+        corpora=corpus,
+        acceptance=acceptance,
+    )
     on_round = _trace_writer() if trace else None
     shows_bar = sys.stderr.isatty() and not trace
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)

@@ -1,0 +1,76 @@
+"""The engine of this process: the options that commands have in common, and what is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.cli.progress import progress_bars
+
+if TYPE_CHECKING:
+    from cluster.local import LocalEngine
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Exact(StrEnum):
+    default = "default"
+    bitwise = "bitwise"
+
+
+class AcceptanceRule(StrEnum):
+    coupled = "coupled"
+    rejection = "rejection"
+
+
+ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF file or Hugging Face id.")]
+DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
+GammaOption = Annotated[int, typer.Option(min=1, max=64, help="Tokens the draft model guesses a round.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")]
+ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
+
+
+def local_engine(
+    *,
+    model: str,
+    draft_model: str,
+    drafter: str,
+    gamma: int,
+    dtype: Dtype,
+    device: str,
+    exact: Exact,
+    threads: int | None,
+    batch_size: int,
+    corpora: Sequence[Path] = (),
+    acceptance: AcceptanceRule = AcceptanceRule.coupled,
+) -> LocalEngine:
+    """Models are prepared under progress bars. drafter: names, comma-separated. Raises ModelError or InvalidRequest."""
+    import torch  # here, so that --help does not wait for it
+
+    from cluster.local import LocalEngine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with progress_bars() as progress:
+        return LocalEngine(
+            model,
+            draft_model=draft_model,
+            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
+            corpora=corpora,
+            gamma=gamma,
+            batch_size=batch_size,
+            dtype=dtype.value,
+            device=device,
+            exact=exact.value,
+            acceptance=acceptance.value,
+            progress=progress,
+        )
