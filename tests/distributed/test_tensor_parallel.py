@@ -161,11 +161,12 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
         def __del__(self):
             """There is nothing to stop."""
 
+    timeouts = {"start_timeout_s": 60.0, "batch_limit_s": 60.0, "health_timeout_s": 60.0}
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         group = Group.__new__(Group)
         with pytest.raises(OSError, match="no more memory on this device"):
-            await group.__init__(Settings(*fields), "directory", "target", 60.0, 60.0, 60.0)
+            await group.__init__(Settings(*fields), "directory", "target", **timeouts)
         assert (tmp_path / "failed").exists()
     finally:
         ray.shutdown()
