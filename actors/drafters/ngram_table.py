@@ -162,20 +162,16 @@ class NgramTableDrafter:
         seen = self._num_seen.get(context.seq_id, 0) if context.start else 0
         if self._by_request and not context.start:
             table.clear()
-        if len(tokens) > max(seen, 1):
-            padded = np.concatenate([np.full(MAX_CONTEXT, -1, np.int32), tokens])
-            windows = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)
-            first = max(seen, 1)
-            followed = np.ascontiguousarray(windows[first : len(tokens)])
-            table.count(followed, np.ascontiguousarray(tokens[first:]), self._shortest, self._longest, self._max_ngrams)
+        first = min(max(seen, 1), len(tokens))
+        contexts = _contexts(tokens, first)
+        if first < len(tokens):
+            followed = np.ascontiguousarray(tokens[first:])
+            table.count(contexts[:-1], followed, self._shortest, self._longest, self._max_ngrams)
         self._num_seen[context.seq_id] = len(tokens)
         if context.max_nodes < 1:
             return DraftTree.empty()
-        last = np.full(MAX_CONTEXT, -1, np.int32)
-        known = tokens[-MAX_CONTEXT:]
-        last[MAX_CONTEXT - len(known) :] = known
         drafted, confidence = _draft(
-            last, context.max_nodes, self._shortest, self._longest, self._is_random, self._floor,
+            contexts[-1], context.max_nodes, self._shortest, self._longest, self._is_random, self._floor,
             table.contexts, table.best, table.best_count, table.totals,
         )  # fmt: skip
         return DraftTree.chain(drafted, confidence) if len(drafted) else DraftTree.empty()
@@ -190,6 +186,13 @@ class NgramTableDrafter:
 
 
 create_drafter = NgramTableDrafter
+
+
+def _contexts(tokens: np.ndarray, first: int) -> np.ndarray:
+    """The MAX_CONTEXT tokens before each token from `first` on, and before the one to come; -1 before the beginning."""
+    padding = np.full(max(MAX_CONTEXT - first, 0), -1, np.int32)
+    padded = np.concatenate([padding, tokens[max(first - MAX_CONTEXT, 0) :]])
+    return np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT).copy()
 
 
 @njit(cache=True, nogil=True)
