@@ -19,7 +19,7 @@ from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, Verifie
 from actors.errors import InvalidRequest
 
 _FLOOR = 0.03
-_MAX_NGRAMS = 1 << 18  # a table; about 24 bytes each
+_MAX_NGRAMS = 1 << 18  # a table; 64 to 128 bytes each
 _MAX_TABLES = 256
 _FIRST_SLOTS = 1 << 10
 
@@ -52,6 +52,7 @@ class _Table:
         added = len(token_ids) * (longest - shortest + 1)
         if self.num_ngrams + added > most:
             self.clear()
+        # At least half of the slots stay free, or a search for what is not there would not end.
         if 2 * (self.num_ngrams + added) > len(self.ngrams):
             self._grow(1 << (2 * (self.num_ngrams + added)).bit_length())
         self.num_ngrams += _count(
@@ -219,7 +220,7 @@ def _slot(table, key):  # type: ignore[no-untyped-def]
 def _count(  # type: ignore[no-untyped-def]
     contexts, token_ids, shortest, longest, known, best, best_count, totals, ngrams, occurrences
 ):
-    """Returns how many n-grams are new."""
+    """Returns how many n-grams are new; no more contexts are."""
     added = 0
     width = contexts.shape[1]
     for row in range(len(token_ids)):
@@ -230,12 +231,13 @@ def _count(  # type: ignore[no-untyped-def]
             key = _hash(contexts[row], length)
             pair = ((key ^ np.uint64(np.uint32(token))) * np.uint64(0xD6E8FEB86659FD93)) | np.uint64(1)
             slot = _slot(ngrams, pair)
-            if ngrams[slot] == 0:
-                ngrams[slot] = pair
-                added += 1
-            occurrences[slot] += 1
             at = _slot(known, key)
+            # A new context has a new n-gram, but for two whose hashes are the same: neither table may fill up.
+            if ngrams[slot] == 0 or known[at] == 0:
+                added += 1
+            ngrams[slot] = pair
             known[at] = key
+            occurrences[slot] += 1
             totals[at] += 1
             if occurrences[slot] >= best_count[at]:  # of equal ones the latest
                 best[at] = token

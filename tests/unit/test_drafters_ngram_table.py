@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
+from actors.drafters import ngram_table
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, VerifiedRows
 from actors.drafters.ngram_table import NgramTableDrafter, create_drafter
 from actors.errors import InvalidRequest
@@ -139,6 +140,38 @@ def test_memory_is_bounded():
     for seq_id in range(600):
         propose(drafter, [1, 2, 3], seq_id=seq_id, namespace=str(seq_id))
     assert len(drafter._tables) <= 256
+
+
+def has_room(table: ngram_table._Table) -> bool:
+    """A search ends at a free slot, so that every table must have some."""
+    return all(2 * np.count_nonzero(keys) <= len(keys) for keys in (table.contexts, table.ngrams))
+
+
+@pytest.mark.parametrize("most", [64, 1 << 10, 1 << 18])
+@pytest.mark.parametrize("vocabulary", [3, 40, 150_000])
+def test_tables_keep_free_slots_whatever_is_counted_and_cleared(most, vocabulary):
+    rng = np.random.default_rng(most + vocabulary)
+    table = ngram_table._Table()
+    for _ in range(300):
+        rows = int(rng.choice([0, 1, 5, 64, 700]))
+        contexts = rng.integers(0, vocabulary, (rows, MAX_CONTEXT)).astype(np.int32)
+        table.count(contexts, rng.integers(0, vocabulary, rows).astype(np.int32), 1, MAX_CONTEXT, most)
+        assert has_room(table)
+        if rng.random() < 0.05:
+            table.clear()
+
+
+def test_tables_keep_free_slots_when_all_ngrams_have_one_hash(monkeypatch):
+    monkeypatch.setattr(ngram_table, "_hash", lambda context, length: np.uint64(2 * context[-1] + 1))
+    monkeypatch.setattr(ngram_table, "_count", ngram_table._count.py_func)
+    table = ngram_table._Table(64)
+    with np.errstate(over="ignore"):
+        for token in range(200):
+            context = np.full((1, MAX_CONTEXT), token, np.int32)
+            table.count(context, np.array([2 * token], np.int32), 1, 1, 1 << 18)  # (2 * token + 1) ^ (2 * token) is 1
+            assert np.count_nonzero(table.contexts) == token + 1
+            assert has_room(table)
+    assert np.count_nonzero(table.ngrams) == 1
 
 
 @pytest.mark.parametrize(
