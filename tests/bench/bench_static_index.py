@@ -85,7 +85,8 @@ def report_index(name: str, tokens: np.ndarray, queries: np.ndarray, folder: Pat
     static = built(tokens)
     path = folder / name.replace(" ", "-")
     path.mkdir(parents=True)
-    write_index(path, CorpusHeader("smollm2", "-", 2**22, 1, len(tokens)), static)
+    num_documents = int((tokens < 0).sum())
+    write_index(path, CorpusHeader("smollm2", "-", 2**22, num_documents, len(tokens) - num_documents), static)
     mapped = open_index(path).automaton
     opening = [seconds_of(lambda verify=verify: open_index(path, verify=verify)) for verify in (False, True)]
     match = seconds_of(lambda: mapped.advance(Cursor(), queries))
