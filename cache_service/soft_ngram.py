@@ -378,9 +378,11 @@ def _spread(keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use
             while new_keys[place] != 0:
                 place += 1
             new_keys[place] = keys[slot]
-            new_tokens[place] = tokens[slot]
-            new_masses[place] = masses[slot]
-            new_use[place] = use[slot]
+            for i in range(MAX_SUCCESSORS):
+                new_tokens[place, i] = tokens[slot, i]
+                new_masses[place, i] = masses[slot, i]
+            for i in range(_USE_COLUMNS):
+                new_use[place, i] = use[slot, i]
 
 
 @njit(cache=True, nogil=True)
