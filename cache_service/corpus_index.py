@@ -38,8 +38,8 @@ class CorpusHeader:
     target: str  # name of the model whose tokenizer made the ids
     tokenizer_fingerprint: str
     vocab_size: int  # every id is below it
-    num_documents: int
-    num_tokens: int  # without the separators between documents
+    num_documents: int  # each ends with a separator
+    num_tokens: int  # without the separators, >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,11 @@ def open_index(directory: Path, tokenizer_fingerprint: str | None = None, *, ver
             raise CorpusError(f"{directory / ARRAYS_FILE}: {fault}")
     if len(arrays["root"]) > header.vocab_size or int(arrays["text"].max()) >= header.vocab_size:
         raise CorpusError(f"{path}: vocab_size is {header.vocab_size}; the text has token {int(arrays['text'].max())}")
+    if header.num_tokens < 1 or header.num_documents + header.num_tokens != len(automaton):
+        raise CorpusError(
+            f"{path}: num_documents is {header.num_documents} and num_tokens {header.num_tokens}; with a separator "
+            f"after each document there must be {len(automaton)} in all, and at least one token"
+        )
     return CorpusIndex(directory, header, automaton)
 
 

@@ -8,8 +8,8 @@ Plain n-gram counts are the case of rows that are sure.
 Layout. Flat arrays, 64 bytes in all for a context: a 64-bit hash of its tokens, up to 8 successors with summed
 probability, how many rows were added, how many drafted tokens were accepted there, and when it was last of use.
 Buckets of 8 slots: a context lives in the bucket that its hash names, so a lookup reads one cache line of keys and
-never probes on; where the bucket is full, the context of least use makes room. So the size is fixed, nothing is ever
-moved, and there are no tombstones. A context remembers a few rows: older ones fade.
+never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `double` is
+called, nothing is moved before, and there are no tombstones. A context remembers a few rows: older ones fade.
 
 A context of two tokens or more is stored only where the one a token shorter was known before: until the shorter one
 recurs both would say the same, and most never do. On greedy answers this halves the contexts and costs no draft.
@@ -42,14 +42,16 @@ MAX_SUCCESSORS = 8
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
-_SLOT_BYTES = 64
+SLOT_BYTES = 64
+"""A context's."""
+
 _BUCKET = 8  # slots: their keys fill one cache line
 _UNIT = 2048  # probability 1, and one row, in masses and counts
 _MOST = 65_535  # what a mass or count can hold
 
 _NO_TOKENS = np.uint64(0x2545F4914F6CDD1D)  # hash of the context of no tokens
 
-MIN_BYTES = _BUCKET * _SLOT_BYTES
+MIN_BYTES = _BUCKET * SLOT_BYTES
 """The least a table can be told to hold."""
 
 MAX_BYTES = 2**32 * MIN_BYTES
@@ -100,7 +102,7 @@ class Entries(NamedTuple):
 
 
 class SoftNgramTable:
-    """Soft n-gram counts in a fixed number of bytes. Tokens are int32, >= 0."""
+    """Soft n-gram counts in a number of bytes that only `double` changes. Tokens are int32, >= 0."""
 
     __slots__ = ("_counters", "_delta", "_keys", "_masses", "_order", "_tokens", "_use")
 
@@ -130,14 +132,18 @@ class SoftNgramTable:
         return int(self._counters[_CONTEXTS])
 
     @property
+    def num_slots(self) -> int:
+        """Contexts there is room for, if they were spread evenly."""
+        return len(self._keys)
+
+    @property
     def order(self) -> int:
         return self._order
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated; the operating system backs those that were touched."""
-        own = sum(array.nbytes for array in (self._keys, self._tokens, self._masses, self._use, self._counters))
-        return own + (self._delta.memory_bytes if self._delta is not None else 0)
+        return self.num_slots * SLOT_BYTES + (self._delta.memory_bytes if self._delta is not None else 0)
 
     @property
     def stats(self) -> SoftNgramStats:
@@ -167,6 +173,18 @@ class SoftNgramTable:
         _learn(*self._arrays, *rows, mass, units, self._order, orders)
         if self._delta is not None:
             _learn(*self._delta._arrays, *rows, mass, units, self._order, orders)
+
+    def double(self) -> None:
+        """Make room for twice as many contexts; those that are held stay. The delta keeps its size. Raises ValueError
+        beyond MAX_BYTES."""
+        slots = 2 * len(self._keys)
+        if slots * SLOT_BYTES > MAX_BYTES:
+            raise ValueError(f"twice {len(self._keys) * SLOT_BYTES} bytes are too many; the most is {MAX_BYTES}")
+        old = self._keys, self._tokens, self._masses, self._use
+        self._keys, self._tokens, self._masses, self._use = (
+            np.zeros((slots, *array.shape[1:]), array.dtype) for array in old
+        )
+        _spread(*old, self._keys, self._tokens, self._masses, self._use)
 
     def draft(
         self, last_tokens: npt.NDArray[np.integer], max_nodes: int, floor: float = 0.0
@@ -267,6 +285,7 @@ def warm_up() -> None:
     table.draft(tokens[0], 4)
     table.credit(tokens[0], 1)
     table.merge(table.export_delta())
+    table.double()
 
 
 def _no_entries() -> Entries:
@@ -348,6 +367,22 @@ def _find(keys, key):  # type: ignore[no-untyped-def]
         if keys[slot] == key:
             return slot
     return ~first
+
+
+@njit(cache=True, nogil=True)
+def _spread(keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use):  # type: ignore[no-untyped-def]
+    """Copy all contexts into arrays twice as long: those of a bucket go to two that no other one's go to."""
+    for slot in range(len(keys)):
+        if keys[slot] != 0:
+            place = ~_find(new_keys, keys[slot])
+            while new_keys[place] != 0:
+                place += 1
+            new_keys[place] = keys[slot]
+            for i in range(MAX_SUCCESSORS):
+                new_tokens[place, i] = tokens[slot, i]
+                new_masses[place, i] = masses[slot, i]
+            for i in range(_USE_COLUMNS):
+                new_use[place, i] = use[slot, i]
 
 
 @njit(cache=True, nogil=True)

@@ -427,7 +427,7 @@ def _check(text, links, clones, edges, root):  # type: ignore[no-untyped-def]
         if clones[row, _LENGTH] < 1 or clones[row, _COUNT] < 1:
             return 4, ~row
         begin, end = clones[row, _FIRST_EDGE], clones[row + 1, _FIRST_EDGE]
-        if begin > end:
+        if begin > end or end > len(edges):
             return 5, ~row
         for slot in range(begin, end):
             target = edges[slot, _TARGET]

@@ -234,7 +234,7 @@ class SuffixAutomaton:
         """Copy tokens behind the text, where the kernels find them."""
         count = len(tokens)
         size = len(self) + 1
-        if tokens.dtype != np.int32 and count and (tokens.min() < SEPARATOR or tokens.max() > np.iinfo(np.int32).max):
+        if count and (tokens.min() < SEPARATOR or tokens.max() > np.iinfo(np.int32).max):
             raise ValueError(f"tokens range from {tokens.min()} to {tokens.max()}; they must be in [-1, 2**31 - 1]")
         if size + count > MAX_TOKENS:
             raise ValueError(f"tokens would be {size + count}; one automaton holds {MAX_TOKENS}")

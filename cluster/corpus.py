@@ -47,20 +47,24 @@ def build_corpus(
 ) -> CorpusIndex:
     """Index pieces of documents, (token ids, whether the document ends), and write them to `out`, whole or not at all.
 
-    An index that is there is replaced. Raises ConfigError for a corpus that cannot be indexed, ModelError where `out`
-    cannot be written.
+    The last document ends with the last piece, whatever that says. An index that is there is replaced. Raises
+    ConfigError for a corpus that cannot be indexed, ModelError where `out` cannot be written.
     """
     out = Path(os.path.abspath(out))  # the last part of "." and of "a/.." is no name
     _require_index_or_nothing(out)
     with directory_lock(out):
         automaton, num_documents = SuffixAutomaton(), 0
         separator = np.array([SEPARATOR], np.int32)
+        ends_document = True
         try:
             for token_ids, ends_document in documents:
                 automaton.extend(token_ids)
                 if ends_document:
                     automaton.extend(separator)
                     num_documents += 1
+            if not ends_document:
+                automaton.extend(separator)
+                num_documents += 1
             num_tokens = len(automaton) - num_documents
             if num_tokens == 0:
                 raise ConfigError("the corpus has no tokens; give files with text in them")

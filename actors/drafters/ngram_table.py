@@ -20,19 +20,25 @@ from actors.errors import InvalidRequest
 
 _FLOOR = 0.03
 _MAX_NGRAMS = 1 << 18  # a table; 64 to 128 bytes each
-_MAX_TABLES = 256
+_BUDGET_BYTES = 256 << 20  # all tables
 _FIRST_SLOTS = 1 << 10
+_SLOT_BYTES = 32  # a slot of all columns
+_LARGEST_SHARE = 4  # what comes at once fills at most this part of a table: one long prompt does not push out all else
 
 
 class _Table:
-    """Counts by context and by context and token, both open addressing; a context's best token beside its count."""
+    """Counts by context and by context and token, both open addressing; a context's best token beside its count.
 
-    __slots__ = ("best", "best_count", "contexts", "ngrams", "num_ngrams", "occurrences", "totals")
+    At most half of the slots are ever filled, so a probe always comes to its key or to a free slot.
+    """
+
+    __slots__ = ("best", "best_count", "contexts", "ngrams", "num_contexts", "num_ngrams", "occurrences", "totals")
 
     def __init__(self, slots: int = _FIRST_SLOTS) -> None:
         self.clear(slots)
 
     def clear(self, slots: int = _FIRST_SLOTS) -> None:
+        """slots: a power of two."""
         self.contexts = np.zeros(slots, np.uint64)  # hash; 0: free
         self.best = np.zeros(slots, np.int32)
         self.best_count = np.zeros(slots, np.int32)
@@ -40,25 +46,32 @@ class _Table:
         self.ngrams = np.zeros(slots, np.uint64)
         self.occurrences = np.zeros(slots, np.int32)
         self.num_ngrams = 0
+        self.num_contexts = 0  # no more than there are n-grams, but for collisions of hashes
 
     @property
     def memory_bytes(self) -> int:
-        arrays = (self.contexts, self.best, self.best_count, self.totals, self.ngrams, self.occurrences)
-        return sum(array.nbytes for array in arrays)
+        return _SLOT_BYTES * len(self.ngrams)
 
     def count(self, contexts: np.ndarray, token_ids: np.ndarray, shortest: int, longest: int, most: int) -> None:
-        """Count token_ids (int32 [n]) after contexts (int32 [n, MAX_CONTEXT]). A table of `most` n-grams starts over:
-        what is said now matters more than what was said long ago."""
-        added = len(token_ids) * (longest - shortest + 1)
-        if self.num_ngrams + added > most:
+        """Count token_ids (int32 [n]) after contexts (int32 [n, MAX_CONTEXT]), of many only the last. A table of `most`
+        n-grams starts over: what is said now matters more than what was said long ago."""
+        levels = longest - shortest + 1
+        rows = max(1, most // (_LARGEST_SHARE * levels))
+        # Fresh copies: numba would compile another version for read-only arrays and other layouts.
+        contexts = np.array(contexts[-rows:], np.int32, order="C")
+        token_ids = np.array(token_ids[-rows:], np.int32, order="C")
+        added = len(token_ids) * levels
+        if max(self.num_ngrams, self.num_contexts) + added > most:
             self.clear()
-        # At least half of the slots stay free, or a search for what is not there would not end.
-        if 2 * (self.num_ngrams + added) > len(self.ngrams):
-            self._grow(1 << (2 * (self.num_ngrams + added)).bit_length())
-        self.num_ngrams += _count(
+        filled = max(self.num_ngrams, self.num_contexts) + added
+        if 2 * filled > len(self.ngrams):
+            self._grow(_slots_for(filled))
+        new_ngrams, new_contexts = _count(
             contexts, token_ids, shortest, longest,
             self.contexts, self.best, self.best_count, self.totals, self.ngrams, self.occurrences,
         )  # fmt: skip
+        self.num_ngrams += new_ngrams
+        self.num_contexts += new_contexts
 
     def _grow(self, slots: int) -> None:
         grown = _Table(slots)
@@ -83,11 +96,13 @@ class NgramTableDrafter:
         keep: Literal["request", "namespace"] = "namespace",
         unknown: Literal["stop", "random"] = "stop",
         max_ngrams: int = _MAX_NGRAMS,
+        budget_bytes: int = _BUDGET_BYTES,
         floor: float = _FLOOR,
     ) -> None:
         """n: tokens of an n-gram, 2 to MAX_CONTEXT + 1. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
         filler_top_k: likeliest tokens of every row that are counted too; 1: only what was emitted. keep: counts of one
-        request or of all in its namespace. unknown: what comes after a context never seen. Raises InvalidRequest."""
+        request or of all in its namespace. unknown: what comes after a context never seen. max_ngrams: of a table.
+        budget_bytes: of all tables together; those longest unused make room. Raises InvalidRequest."""
         limits = {
             "n": (n, 2, MAX_CONTEXT + 1),
             "filler_top_k": (filler_top_k, 1, 64),
@@ -96,6 +111,9 @@ class NgramTableDrafter:
         for field, (value, least, most) in limits.items():
             if not least <= value <= most:
                 raise InvalidRequest(field, value, f"it must be {least} to {most}")
+        largest = _SLOT_BYTES * max(_FIRST_SLOTS, _slots_for(max_ngrams))
+        if budget_bytes < largest:
+            raise InvalidRequest("budget_bytes", budget_bytes, f"one table of {max_ngrams} n-grams takes {largest}")
         choices = {
             "levels": (levels, ("one", "many")),
             "keep": (keep, ("request", "namespace")),
@@ -110,8 +128,10 @@ class NgramTableDrafter:
         self._by_request = keep == "request"
         self._is_random = unknown == "random"
         self._max_ngrams = max_ngrams
-        self._floor = floor
+        self._budget_bytes = budget_bytes
+        self._floor = float(floor)
         self._tables: OrderedDict[int | str, _Table] = OrderedDict()  # least recently used first
+        self._num_bytes = 0  # of all tables
         self._num_seen: dict[int, int] = {}
         self._warm_up()
 
@@ -123,11 +143,11 @@ class NgramTableDrafter:
 
     def forget(self, seq_id: int) -> None:
         self._num_seen.pop(seq_id, None)
-        if self._by_request:
-            self._tables.pop(seq_id, None)
+        if self._by_request and seq_id in self._tables:
+            self._num_bytes -= self._tables.pop(seq_id).memory_bytes
 
     def memory_bytes(self) -> int:
-        return sum(table.memory_bytes for table in self._tables.values())
+        return self._num_bytes
 
     def learn(self, rows: VerifiedRows) -> None:
         """Count the likeliest tokens of rows with soft labels; observed tokens come with the proposals."""
@@ -137,42 +157,48 @@ class NgramTableDrafter:
         is_soft = rows.probs[:, 1] > 0.0
         if self._by_request:
             for seq_id in np.unique(rows.sequences[is_soft]).tolist():
-                self._count_fillers(seq_id, rows, is_soft & (rows.sequences == seq_id), top)
+                if seq_id in self._tables:  # else it does not use this drafter
+                    self._count_fillers(seq_id, rows, is_soft & (rows.sequences == seq_id), top)
         elif is_soft.any():
             self._count_fillers(rows.namespace, rows, is_soft, top)
 
     def _count_fillers(self, key: int | str, rows: VerifiedRows, chosen: np.ndarray, top: int) -> None:
         contexts = np.repeat(rows.contexts[chosen], top, axis=0)
-        self._table(key).count(
-            contexts, np.ascontiguousarray(rows.token_ids[chosen, :top]).reshape(-1),
-            self._shortest, self._longest, self._max_ngrams,
-        )  # fmt: skip
+        self._count_in(key, contexts, rows.token_ids[chosen, :top].reshape(-1))
 
-    def _table(self, key: int | str) -> _Table:
+    def _count_in(self, key: int | str, contexts: np.ndarray, token_ids: np.ndarray) -> _Table:
+        """Count in a table, new or not, that is from now on the one used last."""
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = _Table()
-            if len(self._tables) > _MAX_TABLES:
-                self._tables.popitem(last=False)
+            self._num_bytes += table.memory_bytes
         self._tables.move_to_end(key)
+        before = table.memory_bytes
+        table.count(contexts, token_ids, self._shortest, self._longest, self._max_ngrams)
+        self._num_bytes += table.memory_bytes - before
+        while self._num_bytes > self._budget_bytes:
+            _, unused = self._tables.popitem(last=False)
+            self._num_bytes -= unused.memory_bytes
         return table
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
-        table = self._table(context.seq_id if self._by_request else context.namespace)
+        key = context.seq_id if self._by_request else context.namespace
         tokens = context.tokens
-        seen = self._num_seen.get(context.seq_id, 0) if context.start else 0
         if self._by_request and not context.start:
-            table.clear()
+            self.forget(context.seq_id)
+        # What a table that had to make room knew is told to the next one.
+        seen = self._num_seen.get(context.seq_id, 0) if context.start and key in self._tables else 0
         first = min(max(seen, 1), len(tokens))
-        contexts = _contexts(tokens, first)
-        if first < len(tokens):
-            followed = np.ascontiguousarray(tokens[first:])
-            table.count(contexts[:-1], followed, self._shortest, self._longest, self._max_ngrams)
+        # The context of the first new token and all that follow, -1 where nothing was.
+        before = np.full(max(0, MAX_CONTEXT - first), -1, np.int32)
+        padded = np.concatenate([before, tokens[max(0, first - MAX_CONTEXT) :]])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)
+        table = self._count_in(key, windows[:-1], tokens[first:])
         self._num_seen[context.seq_id] = len(tokens)
         if context.max_nodes < 1:
             return DraftTree.empty()
         drafted, confidence = _draft(
-            contexts[-1], context.max_nodes, self._shortest, self._longest, self._is_random, self._floor,
+            windows[-1].copy(), context.max_nodes, self._shortest, self._longest, self._is_random, self._floor,
             table.contexts, table.best, table.best_count, table.totals,
         )  # fmt: skip
         return DraftTree.chain(drafted, confidence) if len(drafted) else DraftTree.empty()
@@ -189,11 +215,9 @@ class NgramTableDrafter:
 create_drafter = NgramTableDrafter
 
 
-def _contexts(tokens: np.ndarray, first: int) -> np.ndarray:
-    """The MAX_CONTEXT tokens before each token from `first` on, and before the one to come; -1 before the beginning."""
-    padding = np.full(max(MAX_CONTEXT - first, 0), -1, np.int32)
-    padded = np.concatenate([padding, tokens[max(first - MAX_CONTEXT, 0) :]])
-    return np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT).copy()
+def _slots_for(filled: int) -> int:
+    """The least power of two that is at least twice as many."""
+    return 1 << (2 * filled - 1).bit_length()
 
 
 @njit(cache=True, nogil=True)
@@ -220,8 +244,8 @@ def _slot(table, key):  # type: ignore[no-untyped-def]
 def _count(  # type: ignore[no-untyped-def]
     contexts, token_ids, shortest, longest, known, best, best_count, totals, ngrams, occurrences
 ):
-    """Returns how many n-grams are new; no more contexts are."""
-    added = 0
+    """Returns how many n-grams and how many contexts are new."""
+    new_ngrams, new_contexts = 0, 0
     width = contexts.shape[1]
     for row in range(len(token_ids)):
         token = token_ids[row]
@@ -231,18 +255,19 @@ def _count(  # type: ignore[no-untyped-def]
             key = _hash(contexts[row], length)
             pair = ((key ^ np.uint64(np.uint32(token))) * np.uint64(0xD6E8FEB86659FD93)) | np.uint64(1)
             slot = _slot(ngrams, pair)
-            at = _slot(known, key)
-            # A new context has a new n-gram, but for two whose hashes are the same: neither table may fill up.
-            if ngrams[slot] == 0 or known[at] == 0:
-                added += 1
-            ngrams[slot] = pair
-            known[at] = key
+            if ngrams[slot] == 0:
+                ngrams[slot] = pair
+                new_ngrams += 1
             occurrences[slot] += 1
+            at = _slot(known, key)
+            if known[at] == 0:
+                known[at] = key
+                new_contexts += 1
             totals[at] += 1
             if occurrences[slot] >= best_count[at]:  # of equal ones the latest
                 best[at] = token
                 best_count[at] = occurrences[slot]
-    return added
+    return new_ngrams, new_contexts
 
 
 @njit(cache=True, nogil=True)

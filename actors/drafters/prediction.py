@@ -18,6 +18,9 @@ from actors.drafters.contract import DraftContext, Outcome
 # left it, or not begun); the planner calibrates it online.
 _ACCEPTANCE = np.array([0.45, 0.60, 0.75, 0.82, 0.87, 0.90, 0.92, 0.94, 0.95, 0.96, 0.97], np.float32)
 _LONGEST_MATCH = 16  # tokens that are compared to find the place again
+_NEARBY = 16  # tokens around the place where one token alone is enough to take it up again
+_MOST_PLACES = 64  # with the same last two tokens, that are compared for one token not as predicted
+_MOST_FOLLOWED = 1024  # tokens at once; of more, what came before is taken to be as long as predicted
 _FLOOR = 0.02
 
 
@@ -25,9 +28,15 @@ _FLOOR = 0.02
 class _Place:
     """Where an answer is in its prediction."""
 
-    num_seen: int = 0  # tokens of the sequence that have been followed
+    predicted: np.ndarray  # int32 [n], a copy of its own
+    bigrams: np.ndarray  # uint64 [n - 1], of `_bigrams_of`
+    num_seen: int  # tokens of the sequence that have been followed
     next: int = 0  # the predicted token that comes next if nothing changes
     length: int = 0  # tokens in a row that were as predicted
+
+    @property
+    def memory_bytes(self) -> int:
+        return 64 + self.predicted.nbytes + self.bigrams.nbytes
 
 
 class PredictionDrafter:
@@ -36,10 +45,10 @@ class PredictionDrafter:
     name = "prediction"
 
     def __init__(self, *, floor: float = _FLOOR) -> None:
-        self._floor = floor
+        self._floor = float(floor)
         self._places: dict[int, _Place] = {}
-        sample = _read_only(np.array([1, 2, 1], np.int32))
-        _follow(sample, 0, sample, 0, 0)
+        sample = np.array([1, 2, 1], np.int32)
+        _follow(sample, 0, sample, _bigrams_of(sample), 0, 0)
         _draft(sample, 0, 0, 2, _ACCEPTANCE, 0.0)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
@@ -52,59 +61,128 @@ class PredictionDrafter:
         self._places.pop(seq_id, None)
 
     def memory_bytes(self) -> int:
-        return 64 * len(self._places)  # predictions belong to their requests
+        return sum(place.memory_bytes for place in self._places.values())
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
-        predicted = _read_only(context.prediction)
-        if not len(predicted) or context.max_nodes < 1:
+        if not len(context.prediction) or context.max_nodes < 1:
             return DraftTree.empty()
         place = self._places.get(context.seq_id)
         if place is None or place.num_seen > len(context.tokens) or context.start == 0:
-            place = self._places[context.seq_id] = _Place(context.num_prompt_tokens)
-        output = _read_only(context.tokens[context.num_prompt_tokens :])
-        seen = place.num_seen - context.num_prompt_tokens
-        place.next, place.length = _follow(output, seen, predicted, place.next, place.length)
-        place.num_seen = len(context.tokens)
-        found = _draft(predicted, place.next, place.length, context.max_nodes, _ACCEPTANCE, self._floor)
+            # Copies here and below: numba would compile another version for read-only arrays.
+            predicted = np.array(context.prediction, np.int32)
+            place = _Place(predicted, _bigrams_of(predicted), context.num_prompt_tokens)
+            self._places[context.seq_id] = place
+        self._catch_up(place, context)
+        found = _draft(place.predicted, place.next, place.length, context.max_nodes, _ACCEPTANCE, self._floor)
         return DraftTree(*found) if len(found[0]) else DraftTree.empty()
+
+    def _catch_up(self, place: _Place, context: DraftContext) -> None:
+        size = len(context.tokens)
+        skipped = max(0, size - place.num_seen - _MOST_FOLLOWED)
+        if skipped:
+            place.next, place.length = min(place.next + skipped, len(place.predicted)), 0
+        first = place.num_seen + skipped
+        begin = max(context.num_prompt_tokens, first - _LONGEST_MATCH)
+        output = np.array(context.tokens[begin:], np.int32)
+        place.next, place.length = _follow(
+            output, first - begin, place.predicted, place.bigrams, place.next, place.length
+        )
+        place.num_seen = size
 
 
 create_drafter = PredictionDrafter
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view of one kind, so that the kernels are compiled once."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def _bigrams_of(predicted: np.ndarray) -> np.ndarray:
+    """Where each two tokens stand: hash and index of the second one in one number, ascending, uint64 [n - 1]."""
+    return np.sort(_keys_of(predicted))
 
 
 @njit(cache=True, nogil=True)
-def _follow(output, seen, predicted, place, length):  # type: ignore[no-untyped-def]
+def _hash(before, token):  # type: ignore[no-untyped-def]
+    """32 bits in the upper half of a number; pairs that share them are told apart when they are compared."""
+    key = (np.uint64(np.uint32(before)) << np.uint64(32)) | np.uint64(np.uint32(token))
+    key *= np.uint64(0x9E3779B97F4A7C15)
+    key ^= key >> np.uint64(32)
+    key *= np.uint64(0xD6E8FEB86659FD93)
+    return (key >> np.uint64(32)) << np.uint64(32)
+
+
+@njit(cache=True, nogil=True)
+def _keys_of(predicted):  # type: ignore[no-untyped-def]
+    keys = np.empty(max(0, len(predicted) - 1), np.uint64)
+    for end in range(1, len(predicted)):
+        keys[end - 1] = _hash(predicted[end - 1], predicted[end]) | np.uint64(end)
+    return keys
+
+
+@njit(cache=True, nogil=True)
+def _run(output, position, predicted, end):  # type: ignore[no-untyped-def]
+    """How many tokens up to output[position] and predicted[end] are the same, at most _LONGEST_MATCH."""
+    run = 0
+    while run < _LONGEST_MATCH and run <= end and run <= position:
+        if predicted[end - run] != output[position - run]:
+            break
+        run += 1
+    return run
+
+
+@njit(cache=True, nogil=True)
+def _distance(end, place):  # type: ignore[no-untyped-def]
+    return end - place if end >= place else 2 * (place - end)
+
+
+@njit(cache=True, nogil=True)
+def _end(bigrams, at):  # type: ignore[no-untyped-def]
+    return np.int64(bigrams[at] & np.uint64(0xFFFFFFFF))
+
+
+@njit(cache=True, nogil=True)
+def _find(output, position, predicted, bigrams, place):  # type: ignore[no-untyped-def]
+    """Where the longest run of tokens up to output[position] occurs: (index of its last one, its length or 0).
+
+    Of equal ones the nearest to `place`, rather ahead than behind. A single token is looked for only nearby, longer
+    runs at the _MOST_PLACES nearest occurrences of their last two tokens.
+    """
+    best_end, best = place, 0
+    for end in range(max(0, place - _NEARBY // 2), min(place + _NEARBY + 1, len(predicted))):
+        run = _run(output, position, predicted, end)
+        if run > best or (run == best and run > 0 and _distance(end, place) < _distance(best_end, place)):
+            best_end, best = end, run
+    if position == 0:
+        return best_end, best
+    pair = _hash(output[position - 1], output[position])
+    ahead = np.searchsorted(bigrams, pair | np.uint64(place))
+    behind = ahead - 1
+    for _ in range(_MOST_PLACES):
+        has_ahead = ahead < len(bigrams) and (bigrams[ahead] ^ pair) >> np.uint64(32) == 0
+        has_behind = behind >= 0 and (bigrams[behind] ^ pair) >> np.uint64(32) == 0
+        if not has_ahead and not has_behind:
+            break
+        if has_ahead and has_behind:
+            has_ahead = _distance(_end(bigrams, ahead), place) <= _distance(_end(bigrams, behind), place)
+        at = _end(bigrams, ahead if has_ahead else behind)
+        if has_ahead:
+            ahead += 1
+        else:
+            behind -= 1
+        run = _run(output, position, predicted, at)
+        if run > 1 and (run > best or (run == best and _distance(at, place) < _distance(best_end, place))):
+            best_end, best = at, run
+    return best_end, best
+
+
+@njit(cache=True, nogil=True)
+def _follow(output, seen, predicted, bigrams, place, length):  # type: ignore[no-untyped-def]
     """Go through output[seen:]: (next predicted token, tokens in a row that were as predicted)."""
     for position in range(seen, len(output)):
         if place < len(predicted) and predicted[place] == output[position]:
             place += 1
             length += 1
             continue
-        # The longest run of the last tokens that occurs; of equal ones the nearest, rather ahead than behind.
-        best, best_distance, best_end = 0, 0, place
-        for end in range(len(predicted)):
-            if predicted[end] != output[position]:
-                continue
-            run = 1
-            while run < _LONGEST_MATCH and run <= end and run <= position:
-                if predicted[end - run] != output[position - run]:
-                    break
-                run += 1
-            distance = end - place if end >= place else 2 * (place - end)
-            if run > best or (run == best and distance < best_distance):
-                best, best_distance, best_end = run, distance, end + 1
-        if best > 1 or (best == 1 and best_distance <= _LONGEST_MATCH):
-            place = best_end
-        length = best if place == best_end else 0
-        if best == 0:
-            length = 0
+        end, length = _find(output, position, predicted, bigrams, place)
+        if length > 0:
+            place = end + 1
     return place, length
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
-from cache_service.soft_ngram import MAX_SUCCESSORS, MIN_BYTES, SoftNgramTable, warm_up
+from cache_service.soft_ngram import MAX_SUCCESSORS, MIN_BYTES, SLOT_BYTES, SoftNgramTable, warm_up
 
 # A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
 _FLOOR = 0.002
@@ -22,6 +22,10 @@ _FLOOR = 0.002
 # A prompt's token was written by somebody else, and says less than a row of the target's own probabilities: in replays
 # of Spec-Bench 0.05 drafts best, 1 is worse than no prompts at all.
 _PROMPT_WEIGHT = 0.05
+
+# Of a namespace's table: room for the contexts of a prompt or two. So hundreds of small namespaces fit beside each
+# other, and the few with much text get tables as large as they can use.
+_FIRST_BYTES = 1 << 20
 
 
 class _Asked(NamedTuple):
@@ -42,35 +46,31 @@ class SoftNgramDrafter:
         order: int = 3,
         successors: int = MAX_SUCCESSORS,
         budget_bytes: int = 256 << 20,
-        max_namespaces: int = 8,
+        table_bytes: int = 32 << 20,
         delta_bytes: int = 0,
         floor: float = _FLOOR,
         prompt_weight: float = _PROMPT_WEIGHT,
     ) -> None:
         """order: tokens of the longest context; successors: next tokens of each row to learn; budget_bytes: of all
-        tables together, each gets as much; max_namespaces: tables, of which the longest unused makes room;
-        delta_bytes: of each table, for what was learnt since the last `export_delta`; floor: the least confidence of a
-        node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where a target's row is 1.
+        tables together, of which the longest unused makes room; table_bytes: the most of one table, which begins small
+        and grows; delta_bytes: of each table, for what was learnt since the last `export_delta`; floor: the least
+        confidence of a node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where a target's row
+        is 1.
 
         Raises InvalidRequest.
         """
-        least = max_namespaces * (max(delta_bytes, 0) + MIN_BYTES)
+        least = max(delta_bytes, 0) + MIN_BYTES
         for name, value, is_right, limit in (
             ("order", order, 1 <= order <= MAX_CONTEXT, f"it must be in [1, {MAX_CONTEXT}]"),
             ("successors", successors, 1 <= successors <= MAX_SUCCESSORS, f"it must be in [1, {MAX_SUCCESSORS}]"),
-            ("max_namespaces", max_namespaces, max_namespaces >= 1, "it must be at least 1"),
             (
                 "delta_bytes",
                 delta_bytes,
                 delta_bytes == 0 or delta_bytes >= MIN_BYTES,
                 f"it must be 0 or at least {MIN_BYTES}",
             ),
-            (
-                "budget_bytes",
-                budget_bytes,
-                budget_bytes >= least,
-                f"the tables of all namespaces take at least {least}",
-            ),
+            ("budget_bytes", budget_bytes, budget_bytes >= least, f"one table takes at least {least}"),
+            ("table_bytes", table_bytes, table_bytes >= least, f"one table takes at least {least}"),
             ("floor", floor, 0.0 <= floor <= 1.0, "it must be in [0, 1]"),
             ("prompt_weight", prompt_weight, 0.0 <= prompt_weight <= 1.0, "it must be in [0, 1]"),
         ):
@@ -78,8 +78,8 @@ class SoftNgramDrafter:
                 raise InvalidRequest(name, value, limit)
         self.num_successors = successors
         self._order = order
-        self._table_bytes = budget_bytes // max_namespaces
-        self._max_namespaces = max_namespaces
+        self._budget_bytes = budget_bytes
+        self._most_bytes = min(table_bytes, budget_bytes) - delta_bytes  # of a table without its delta
         self._delta_bytes = delta_bytes
         self._floor = floor
         self._prompt_weight = prompt_weight
@@ -95,7 +95,9 @@ class SoftNgramDrafter:
         is_prompt = bool((probs[:, :1] == 1.0).all() and not probs[:, 1:].any())
         weight = self._prompt_weight if is_prompt else 1.0
         if weight > 0.0:
-            self._table(rows.namespace).learn(rows.contexts, token_ids, probs, weight)
+            table = self._table(rows.namespace)
+            table.learn(rows.contexts, token_ids, probs, weight)
+            self._grow(table)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Credit the contexts whose drafts were accepted: they are the last to make room for others."""
@@ -124,7 +126,9 @@ class SoftNgramDrafter:
 
     def merge_delta(self, namespace: str, data: bytes) -> None:
         """Take in what another replica learnt. Raises ValueError for bytes that are no such delta."""
-        self._table(namespace).merge(data)
+        table = self._table(namespace)
+        table.merge(data)
+        self._grow(table)
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
         if context.namespace not in self._tables:
@@ -140,11 +144,29 @@ class SoftNgramDrafter:
         """The namespace's table, from now on the one used last."""
         table = self._tables.pop(namespace, None)
         if table is None:
-            while len(self._tables) >= self._max_namespaces:
-                del self._tables[next(iter(self._tables))]
-            table = SoftNgramTable(self._table_bytes, self._order, delta_bytes=self._delta_bytes)
+            first_bytes = self._most_bytes
+            while first_bytes >= 2 * _FIRST_BYTES:
+                first_bytes //= 2
+            table = SoftNgramTable(first_bytes + self._delta_bytes, self._order, delta_bytes=self._delta_bytes)
+            self._tables[namespace] = table
+            self._make_room()
         self._tables[namespace] = table
         return table
+
+    def _grow(self, table: SoftNgramTable) -> None:
+        """Twice the size when half of the slots are filled: fuller buckets begin to overflow."""
+        while 2 * len(table) > table.num_slots and 2 * table.num_slots * SLOT_BYTES <= self._most_bytes:
+            table.double()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop the tables longest unused until the others keep to the budget; never the one used last."""
+        total = self.memory_bytes()
+        for name, table in list(self._tables.items())[:-1]:
+            if total <= self._budget_bytes:
+                break
+            total -= table.memory_bytes
+            del self._tables[name]
 
 
 create_drafter = SoftNgramDrafter

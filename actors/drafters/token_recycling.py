@@ -68,7 +68,7 @@ class TokenRecyclingDrafter:
         if max_namespaces < 1:
             raise InvalidRequest("max_namespaces", max_namespaces, "it must be at least 1")
         self._shape = None if tree == "dynamic" else _static_tree(tree)
-        self._floor = floor
+        self._floor = float(floor)
         self._max_namespaces = max_namespaces
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()  # least recently used first
         self._warm_up()
@@ -91,7 +91,9 @@ class TokenRecyclingDrafter:
         known = self._namespace(rows.namespace)
         tokens = rows.contexts[:, -1]
         known.make_room(int(tokens.max()) + 1)
-        _learn(known.successors, known.hits, np.ascontiguousarray(tokens), rows.token_ids, rows.probs)
+        # Copies: numba would compile another version for read-only arrays and other layouts.
+        token_ids, probs = np.array(rows.token_ids, np.int32, order="C"), np.array(rows.probs, np.float32, order="C")
+        _learn(known.successors, known.hits, np.array(tokens, np.int32), token_ids, probs)
         if known.hits.sum() > _MEMORY_ROWS:
             known.hits *= 0.5
 

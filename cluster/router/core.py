@@ -57,6 +57,7 @@ TARGET = "target"  # who proposed a recovered or bonus token
 _MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
 _SUSPICIOUS_ROUNDS = 2  # failed in a row, after which a sequence runs alone, so that it fails no others
 _GIVEN_UP_ROUNDS = 4  # failed in a row, the last of them alone, after which its request fails
+_MAX_TAUGHT_ROWS = 2048  # of prompts in a round: drafters learn about half a million a second, and all others wait
 _DRAFTLESS_ROUNDS = 8  # of a sequence whose drafts lacked KV blocks, or whose rounds failed
 
 
@@ -529,23 +530,36 @@ class RouterCore:
         return finish is not None
 
     def _teach(self, round: Round, result: VerifyResult, emitted: list[Emitted]) -> None:
-        """Let drafters learn from every row the target computed, and from a prompt when it is done."""
+        """Let drafters learn from every row the target computed, and from prompts that are done."""
         count = self._drafting.num_successors
         if not count:
             return
         entries = [round.entries[index] for index, _, _ in emitted]
-        for entry in entries:
-            sequence = entry.sequence
-            if not sequence.is_taught:
-                sequence.is_taught = True
-                prompt = sequence.tokens()[: sequence.num_prompt]
-                self._drafting.teach(rows_of_prompt(sequence.begin.namespace, sequence.seq_id, prompt, count))
+        self._teach_prompts([entry.sequence for entry in entries], count)
         successors = successors_of(result, self._vocab_size)
         if successors is None:
             self.counters.invalid_successors += result.successors is not None
             return
         for rows in rows_of_round(round, result, entries, *successors):
             self._drafting.teach(rows)
+
+    def _teach_prompts(self, sequences: list[Sequence], count: int) -> None:
+        """A part of a long prompt each round, while its sequence runs; sequences with the same prompt share the work.
+        count: successors of a row."""
+        left = _MAX_TAUGHT_ROWS
+        for sequence in sequences:
+            last = sequence.num_prompt - 1
+            if sequence.num_taught >= last or not left:
+                continue
+            begin = max(other.num_taught for other in self._scheduler.running if other.has_prompt_of(sequence))
+            end = min(last, begin + left)
+            sequence.num_taught = end
+            if begin < end:
+                prompt = sequence.tokens()[: sequence.num_prompt]
+                self._drafting.teach(
+                    rows_of_prompt(sequence.begin.namespace, sequence.seq_id, prompt, count, begin, end)
+                )
+                left -= end - begin
 
     def _credits(self, round: Round, entry: RoundEntry, path: list[int]) -> list[str]:
         """Who was most sure of each accepted node."""

@@ -47,7 +47,9 @@ def rows_of_round(
         before = np.full(MAX_CONTEXT, -1, np.int32)
         known = entry.sequence.tokens()[max(0, entry.num_tokens - MAX_CONTEXT) : entry.num_tokens]
         before[MAX_CONTEXT - len(known) :] = known
-        contexts = _tree_contexts(before, entry.token_ids[:num_nodes], entry.parents[:num_nodes])
+        # Copies: numba would compile another version for read-only arrays, which messages are made of.
+        tree = np.array(entry.token_ids[:num_nodes], np.int32), np.array(entry.parents[:num_nodes], np.int32)
+        contexts = _tree_contexts(before, *tree)
         rows = np.arange(row, row + 1 + num_nodes)
         parts.setdefault(entry.sequence.begin.namespace, []).append((contexts, rows, np.full(len(rows), entry.seq_id)))
     for namespace, found in parts.items():
@@ -55,16 +57,20 @@ def rows_of_round(
         yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows], sequences)
 
 
-def rows_of_prompt(namespace: str, seq_id: int, token_ids: np.ndarray, num_successors: int) -> VerifiedRows:
-    """Every token of a prompt (int32 [n]) but the last, as a context of the one that follows it."""
-    count = max(0, len(token_ids) - 1)
-    padded = np.concatenate([np.full(MAX_CONTEXT, -1, np.int32), token_ids[:count]])
-    contexts = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)[1:]
+def rows_of_prompt(
+    namespace: str, seq_id: int, token_ids: np.ndarray, num_successors: int, begin: int = 0, end: int | None = None
+) -> VerifiedRows:
+    """Tokens begin to end - 1 of a prompt (int32 [n]), all but the last at most, as contexts of what follows them."""
+    end = max(0, len(token_ids) - 1) if end is None else end
+    count = end - begin
+    before = np.full(max(0, MAX_CONTEXT - begin), -1, np.int32)
+    padded = np.concatenate([before, token_ids[max(0, begin - MAX_CONTEXT) : end]])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)[1:]
     successors = np.zeros((count, num_successors), np.int32)
     probs = np.zeros((count, num_successors), np.float32)
-    successors[:, 0] = token_ids[1:]
+    successors[:, 0] = token_ids[begin + 1 : end + 1]
     probs[:, 0] = 1.0
-    return VerifiedRows(namespace, np.ascontiguousarray(contexts), successors, probs, np.full(count, seq_id))
+    return VerifiedRows(namespace, np.array(windows, np.int32, order="C"), successors, probs, np.full(count, seq_id))
 
 
 @njit(cache=True, nogil=True)

@@ -32,7 +32,6 @@ class Sequence:
         "is_at_target",
         "is_cancelled",
         "is_ended",
-        "is_taught",
         "max_draft_tokens",
         "max_tokens",
         "most_computed",
@@ -41,6 +40,7 @@ class Sequence:
         "num_failed_rounds",
         "num_prompt",
         "num_setbacks",
+        "num_taught",
         "num_tokens",
         "request",
         "request_id",
@@ -93,7 +93,7 @@ class Sequence:
         self.drafts_from = 0  # the round before which it gets no drafts, because they lacked blocks or rounds failed
         self.is_cancelled = False
         self.is_ended = False  # its outcome has been delivered
-        self.is_taught = False  # drafters have learnt its prompt
+        self.num_taught = 0  # rows of its prompt that drafters have learnt, from it or from another one
         self.stats = SpeculationStats(accepted_tokens={})
 
     @property
@@ -110,6 +110,14 @@ class Sequence:
         view = self._buffer[start : self.num_tokens]
         view.flags.writeable = False
         return view
+
+    def has_prompt_of(self, other: Sequence) -> bool:
+        """Whether both belong to one namespace and have the same prompt."""
+        return (
+            self.num_prompt == other.num_prompt
+            and self.begin.namespace == other.begin.namespace
+            and np.array_equal(self._buffer[: self.num_prompt], other._buffer[: other.num_prompt])
+        )
 
     def append(self, token_ids: SequenceOf[int]) -> None:
         """Commit tokens; at most `num_left`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -116,11 +116,9 @@ class StepTimeCurve:
         return float(self.times(rows, 1)[0])
 
     def next_unsure_rows(self, rows: int) -> int:
-        """The row count above `rows` that is worth trying: the end of the next tier."""
-        index = bisect_left(_TIERS, rows)
-        if _TIERS[index] > rows:
-            return _TIERS[index]
-        return _TIERS[min(index + 1, len(_TIERS) - 1)]
+        """The row count above `rows` that is worth trying: the end of the next tier; `rows` where there is none."""
+        index = bisect_right(_TIERS, rows)
+        return _TIERS[index] if index < len(_TIERS) else rows
 
     def _rebuild(self) -> None:
         points = {index: tier.point for index, tier in self._tiers.items()}

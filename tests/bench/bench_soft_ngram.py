@@ -211,10 +211,10 @@ def report_replays(tests: Sequence[Answer], train: Sequence[Answer], plot: Path 
         "suffix": lambda: [create_drafter("suffix")],
         "token_recycling": lambda: [create_drafter("token_recycling")],
         "suffix + token_recycling": lambda: [create_drafter("suffix"), create_drafter("token_recycling")],
-        "soft_ngram, order 1": lambda: [create_drafter("soft_ngram", order=1, budget_bytes=TABLE, max_namespaces=1)],
-        "soft_ngram": lambda: [create_drafter("soft_ngram", budget_bytes=TABLE, max_namespaces=1)],
+        "soft_ngram, order 1": lambda: [create_drafter("soft_ngram", order=1, budget_bytes=TABLE)],
+        "soft_ngram": lambda: [create_drafter("soft_ngram", budget_bytes=TABLE)],
         "suffix + soft_ngram": lambda: [
-            create_drafter("suffix"), create_drafter("soft_ngram", budget_bytes=TABLE, max_namespaces=1)
+            create_drafter("suffix"), create_drafter("soft_ngram", budget_bytes=TABLE)
         ],
     }  # fmt: skip
     print(f"tokens a round, {len(tests)} answers; after N other requests (tokens of their answers):")

@@ -76,7 +76,8 @@ def report_index(name: str, tokens: np.ndarray, queries: np.ndarray, folder: Pat
     static = built(tokens)
     path = folder / name.replace(" ", "-")
     path.mkdir(parents=True)
-    write_index(path, CorpusHeader("smollm2", "-", 2**22, 1, len(tokens)), static)
+    num_documents = int((tokens < 0).sum())
+    write_index(path, CorpusHeader("smollm2", "-", 2**22, num_documents, len(tokens) - num_documents), static)
     mapped = open_index(path).automaton
     opening = [best_seconds(lambda verify=verify: open_index(path, verify=verify), 3) for verify in (False, True)]
     match = best_seconds(lambda: mapped.advance(Cursor(), queries), 3)

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.models.catalog import resolve_model
+from actors.models.loader import read_model_info
 from actors.models.toy import START_OF_TURN, make_byte_tokenizer, save_tiny_model
 from cache_service.corpus_index import ARRAYS_FILE, HEADER_FILE, CorpusIndex, open_index
 from cache_service.suffix_automaton import Cursor
-from cluster.corpus import _PIECE_CHARS
+from cluster.corpus import _PIECE_CHARS, build_corpus
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,17 @@ def test_a_match_never_crosses_a_border(build, tmp_path):
     automaton = build(tmp_path / "a", tmp_path / "b").automaton
     cursor = automaton.advance(Cursor(), np.array(ids("one twothree"), np.int32))
     assert cursor.length == len("three")
+
+
+@pytest.mark.parametrize(
+    "pieces", [[([1, 2], False)], [([1], True), ([2], False)], [([1], True), ([], False), ([2], True)]]
+)
+def test_the_last_document_ends_with_the_last_piece(tmp_path, target, pieces):
+    info = read_model_info(resolve_model(str(target), tmp_path))
+    index = build_corpus(((np.array(tokens, np.int32), ends) for tokens, ends in pieces), info, tmp_path / "index")
+    assert index.header.num_tokens == 2
+    assert index.header.num_documents == int((index.automaton.arrays["text"][1:] < 0).sum()) >= 1
+    assert index.automaton.arrays["text"][-1] == -1
 
 
 def test_an_index_is_replaced_and_nothing_else_is(build, refuse, run, target, tmp_path):

@@ -16,7 +16,10 @@ from cache_service.errors import CorpusError
 from cache_service.static_automaton import StaticAutomaton
 from cache_service.suffix_automaton import Cursor, SuffixAutomaton
 
-HEADER = CorpusHeader("smollm2", "0123456789abcdef", 200_064, 2, 10)
+
+def header_of(tokens: np.ndarray) -> CorpusHeader:
+    num_documents = int((tokens < 0).sum())
+    return CorpusHeader("smollm2", "0123456789abcdef", 200_064, num_documents, len(tokens) - num_documents)
 
 
 def write(directory: Path, tokens: np.ndarray) -> StaticAutomaton:
@@ -24,7 +27,7 @@ def write(directory: Path, tokens: np.ndarray) -> StaticAutomaton:
     automaton.extend(tokens.astype(np.int32))
     static = StaticAutomaton.freeze(automaton)
     directory.mkdir()
-    write_index(directory, HEADER, static)
+    write_index(directory, header_of(tokens), static)
     return static
 
 
@@ -55,9 +58,10 @@ def fault(directory: Path) -> str:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    static = write(tmp_path / "index", rng.integers(0, 50, 5000))
-    index = open_index(tmp_path / "index", HEADER.tokenizer_fingerprint)
-    assert index.header == HEADER
+    tokens = rng.integers(0, 50, 5000)
+    static = write(tmp_path / "index", tokens)
+    index = open_index(tmp_path / "index", "0123456789abcdef")
+    assert index.header == header_of(tokens)
     assert {name: array.tolist() for name, array in index.automaton.arrays.items()} == {
         name: array.tolist() for name, array in static.arrays.items()
     }
@@ -137,6 +141,8 @@ def test_a_header_of_something_else_is_refused(copy: Path, content: bytes, expec
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"vocab_size": 100}, "vocab_size is 100; the text has token 200018"),
         ({"num_tokens": "many"}, "num_tokens is 'many'"),
+        ({"num_tokens": 0, "num_documents": 12}, "num_documents is 12 and num_tokens 0"),
+        ({"num_tokens": 11}, "num_documents is 2 and num_tokens 11; with a separator after each document there must"),
         ({"size_bytes": 7}, "the header says 7"),
         ({"crc32": 1}, "the checksum is"),
         ({"arrays": []}, "arrays is no table of arrays"),

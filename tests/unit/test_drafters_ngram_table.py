@@ -128,18 +128,64 @@ def test_an_unknown_context_ends_the_draft_or_is_filled_with_known_tokens():
     assert tree.confidence[0] < 0.05
 
 
-def test_memory_is_bounded():
+def test_a_table_never_holds_more_ngrams_than_it_may_and_always_has_free_slots():
     drafter = create_drafter(max_ngrams=1 << 12)
     rng = np.random.default_rng(0)
-    sizes = []
-    for seq_id in range(60):
-        propose(drafter, rng.integers(0, 50_000, 500).tolist(), seq_id=seq_id)
+    for seq_id, length in enumerate([3000, 1, 7, 500, 2000] * 12):
+        text = rng.integers(0, 50_000, length).tolist()
+        propose(drafter, text, seq_id=seq_id)
+        propose(drafter, [*text, 5], length, seq_id=seq_id)
+        drafter.learn(soft([1, 2, 3], rng.integers(0, 50_000, 3).tolist()))
         drafter.forget(seq_id)
-        sizes.append(drafter.memory_bytes())
-    assert max(sizes) <= 48 * (1 << 13)
-    for seq_id in range(600):
-        propose(drafter, [1, 2, 3], seq_id=seq_id, namespace=str(seq_id))
-    assert len(drafter._tables) <= 256
+        (table,) = drafter._tables.values()
+        assert np.count_nonzero(table.ngrams) == table.num_ngrams <= 1 << 12
+        assert np.count_nonzero(table.contexts) == table.num_contexts
+        assert 2 * max(table.num_ngrams, table.num_contexts) <= len(table.ngrams)
+        assert drafter.memory_bytes() == sum(array.nbytes for array in arrays_of(table)) <= 128 << 12
+
+
+def arrays_of(table) -> list[np.ndarray]:
+    return [table.contexts, table.best, table.best_count, table.totals, table.ngrams, table.occurrences]
+
+
+def test_one_long_prompt_leaves_what_the_namespace_knew():
+    drafter = create_drafter(max_ngrams=1 << 12)
+    phrase = [100, 101, 102, 103, 104]
+    propose(drafter, phrase)
+    prompt = np.random.default_rng(0).integers(1000, 50_000, 20_000).tolist()
+    propose(drafter, prompt, seq_id=2)
+    propose(drafter, [*prompt, 7], len(prompt), seq_id=2)
+    assert propose(drafter, phrase[:2], seq_id=3).token_ids.tolist() == phrase[2:]
+    assert propose(drafter, prompt[-5:-3], seq_id=4).token_ids.tolist()[:3] == prompt[-3:]
+
+
+def test_the_bytes_of_all_tables_are_bounded_and_the_longest_unused_make_room():
+    drafter = create_drafter(max_ngrams=1 << 10, budget_bytes=1 << 18)
+    text = [1, 2, 3]
+    for name in range(600):
+        propose(drafter, text, seq_id=name, namespace=str(name))
+        propose(drafter, text[:2], seq_id=10_000, namespace="0")
+        assert drafter.memory_bytes() == sum(table.memory_bytes for table in drafter._tables.values()) <= 1 << 18
+    assert propose(drafter, text[:2], seq_id=10_001, namespace="0").token_ids.tolist() == [3]
+    assert propose(drafter, text[:2], seq_id=10_001, namespace="1").token_ids.tolist() == []
+
+
+def test_requests_that_do_not_use_the_drafter_push_out_none_that_does():
+    drafter = create_drafter(keep="request", max_ngrams=64, budget_bytes=1 << 15)
+    text = [1, 2, 3, 1, 2]
+    propose(drafter, text)
+    for seq_id in range(100, 400):
+        drafter.learn(soft([7, 8], [1, 2, 3], seq_id=seq_id))
+    assert propose(drafter, text, len(text)).token_ids.tolist()[0] == 3
+    assert len(drafter._tables) == 1
+
+
+def test_a_request_whose_table_made_room_counts_from_its_start_again():
+    drafter = create_drafter(keep="request", max_ngrams=64, budget_bytes=1 << 15)
+    text = [1, 2, 3, 1, 2]
+    propose(drafter, text, seq_id=1)
+    propose(drafter, [7, 8, 9], seq_id=2)
+    assert propose(drafter, text, len(text), seq_id=1).token_ids.tolist()[0] == 3
 
 
 def has_room(table: ngram_table._Table) -> bool:
@@ -176,7 +222,16 @@ def test_tables_keep_free_slots_when_all_ngrams_have_one_hash(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"n": 1}, {"n": 9}, {"levels": "two"}, {"keep": "ever"}, {"unknown": "?"}, {"filler_top_k": 0}, {"max_ngrams": 1}],
+    [
+        {"n": 1},
+        {"n": 9},
+        {"levels": "two"},
+        {"keep": "ever"},
+        {"unknown": "?"},
+        {"filler_top_k": 0},
+        {"max_ngrams": 1},
+        {"budget_bytes": 1 << 23},
+    ],
 )
 def test_options_out_of_range_are_named(options):
     with pytest.raises(InvalidRequest, match=next(iter(options))):

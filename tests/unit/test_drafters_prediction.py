@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
+from actors.drafters import prediction
 from actors.drafters.contract import DraftContext
 from actors.drafters.prediction import PredictionDrafter, create_drafter
 from actors.messages import SamplingParams
@@ -123,3 +126,28 @@ def test_a_sequence_that_starts_over_is_followed_anew(drafter):
     assert propose(drafter, [], predicted, start=0).token_ids.tolist()[0] == 100
     drafter.forget(1)
     assert drafter.memory_bytes() == 0
+
+
+def test_what_a_round_and_a_restart_cost_does_not_grow_with_the_prediction(drafter):
+    """Nothing is as predicted, and the last tokens stand everywhere in the prediction."""
+    seconds = []
+    for size in (2_000, 128_000):
+        output = ([7] * 16 + [9]) * 250
+        predicted = np.full(size, 7, np.int32)
+        place = prediction._Place(predicted, prediction._bigrams_of(predicted), 0)
+        begin = time.process_time()
+        for _ in range(5):
+            prediction._follow(np.array(output, np.int32), 0, predicted, place.bigrams, 0, 0)
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 4 * max(seconds[0], 0.01)  # 64 times as long where all of it is searched
+
+
+def test_after_a_restart_far_into_the_answer_the_place_is_found_again(drafter):
+    predicted = [*range(1000, 6000)]
+    answer = [*predicted[:2000], 7, 8, *predicted[2000:4500]]
+    assert propose(drafter, answer, predicted).token_ids.tolist()[:2] == [5500, 5501]
+    drafter.forget(1)
+    rows = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] * 300  # every tenth place is as good; the one that was reached is taken
+    tree = propose(drafter, rows[:2500], [*rows[:2500], 50, *rows], max_nodes=1)
+    assert tree.token_ids.tolist() == [50]
+    drafter.forget(1)

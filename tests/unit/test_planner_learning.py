@@ -83,6 +83,16 @@ def test_a_curve_goes_through_its_measurements_and_between_them_in_straight_line
     assert curve.seconds(128) == pytest.approx(0.065 + 64 * (0.065 - 0.051) / 32)
 
 
+def test_rows_worth_trying_are_the_end_of_the_next_tier_and_end_with_the_last_one():
+    curve = StepTimeCurve()
+    assert [curve.next_unsure_rows(rows) for rows in (1, 2, 4, 5, 6, 100_000)] == [2, 3, 6, 6, 8, 1 << 17]
+    assert [curve.next_unsure_rows(rows) for rows in (1 << 17, (1 << 17) + 1, 1 << 20)] == [
+        1 << 17,
+        (1 << 17) + 1,
+        1 << 20,
+    ]
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), max_size=60))
 def test_a_curve_never_falls_and_is_never_zero(samples):
     curve = StepTimeCurve()

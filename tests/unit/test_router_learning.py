@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,17 @@ def test_every_prompt_token_is_a_context_of_the_next():
     assert rows_of_prompt("a", 1, np.array([7], np.int32), 3).contexts.shape == (0, MAX_CONTEXT)
 
 
+def test_the_rows_of_a_prompt_are_the_same_in_parts():
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 40).astype(np.int32)
+    prompt.flags.writeable = False
+    whole = rows_of_prompt("a", 1, prompt, 3)
+    cuts = [0, 0, 1, 3, 4, 5, 20, 39]
+    parts = [rows_of_prompt("a", 1, prompt, 3, begin, end) for begin, end in pairwise(cuts)]
+    for name in ("contexts", "token_ids", "probs", "sequences"):
+        assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+    assert all(part.contexts.flags.writeable and part.contexts.flags.c_contiguous for part in parts)
+
+
 def round_of(core: RouterCore, next_token: int, path: list[int], make) -> None:
     round, _ = core.plan_round(0.0)
     core.draft_locally(round)
@@ -130,6 +142,43 @@ def test_namespaces_are_taught_apart():
     for namespace in "ab":
         seen = np.concatenate([rows.contexts.ravel() for rows in pupil.taught if rows.namespace == namespace])
         assert not set(seen.tolist()) & ({4, 5, 6} if namespace == "a" else {1, 2, 3})
+
+
+def prompts_taught(pupil: Pupil) -> list[VerifiedRows]:
+    return [rows for rows in pupil.taught if (rows.probs[:, 0] == 1.0).all()]
+
+
+def test_a_long_prompt_is_taught_in_parts_while_its_sequence_runs():
+    pupil = Pupil()
+    speculation = SpeculationConfig(drafters=("auto",))
+    core = RouterCore(RouterConfig(max_prefill_rows=1 << 14), speculation, {"pupil": pupil}, VOCAB, 1 << 14, 16, 4)
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 5000)
+    core.add(request(prompt), 0.0)
+    core.add(request([1, 2, 3], "b", "short"), 0.0)
+    counts = []
+    for _ in range(5):
+        first = len(prompts_taught(pupil))
+        round_of(core, 9, [], numbered)
+        counts.append(sum(len(rows.contexts) for rows in prompts_taught(pupil)[first:]))
+    assert counts == [2048, 2048, 905, 0, 0]
+    told = [rows for rows in prompts_taught(pupil) if rows.namespace == "a"]
+    assert np.concatenate([rows.token_ids[:, 0] for rows in told]).tolist() == prompt[1:].tolist()
+    assert np.concatenate([rows.contexts[:, -1] for rows in told]).tolist() == prompt[:-1].tolist()
+
+
+def test_a_prompt_with_several_answers_is_taught_once():
+    pupil = Pupil()
+    core = core_with(pupil)
+    prompt = list(range(20))
+    for answer in range(4):
+        core.add(request(prompt, "a", f"answer {answer}"), 0.0)
+    core.add(request([*prompt[:-1], 40], "a", "another prompt"), 0.0)
+    core.add(request(prompt, "b", "another namespace"), 0.0)
+    round_of(core, 9, [], numbered)
+    core.add(request(prompt, "a", "late"), 0.0)
+    round_of(core, 9, [], numbered)
+    assert [(rows.namespace, len(rows.contexts)) for rows in prompts_taught(pupil)] == [("a", 19), ("a", 19), ("b", 19)]
+    assert prompts_taught(pupil)[1].token_ids[-1, 0] == 40
 
 
 @pytest.mark.parametrize(

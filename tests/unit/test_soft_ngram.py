@@ -499,14 +499,52 @@ def test_no_namespace_drafts_from_another_ones_text() -> None:
 
 
 def test_the_namespace_longest_unused_makes_room_and_bytes_are_bounded() -> None:
-    drafter = SoftNgramDrafter(budget_bytes=2 * ROOMY, max_namespaces=2)
+    drafter = SoftNgramDrafter(budget_bytes=2 * ROOMY, table_bytes=ROOMY)
     drafter.learn(rows_in("a", SOFT))
     drafter.learn(rows_in("b", SOFT))
     assert len(drafts(drafter, [1, 2], "a"))  # now b is the longest unused
     drafter.learn(rows_in("c", SOFT))
     assert drafter.namespaces == ["a", "c"]
     assert len(drafts(drafter, [1, 2], "b")) == 0
-    assert 0 < drafter.memory_bytes() <= 2 * ROOMY + 128
+    assert 0 < drafter.memory_bytes() <= 2 * ROOMY
+
+
+def test_many_namespaces_in_turn_all_keep_what_they_learnt() -> None:
+    drafter = SoftNgramDrafter()
+    names = [str(index) for index in range(200)]
+    for index, name in enumerate(names):
+        drafter.learn(rows_in(name, ([1, 2], [(index, 0.9)])))
+    for index, name in enumerate(names):
+        assert set(drafts(drafter, [1, 2], name).token_ids.tolist()) == {index}
+    assert drafter.memory_bytes() <= 256 << 20
+
+
+def test_a_namespace_with_much_text_gets_a_larger_table_until_the_budget_is_spent() -> None:
+    drafter = SoftNgramDrafter(budget_bytes=4 << 20, table_bytes=4 << 20)
+    for name in ("old", "small"):
+        drafter.learn(rows_in(name, SOFT))
+    sizes = []
+    for first in range(0, 60_000, 2000):
+        drafter.learn(rows_in("large", *[([first + i], [(first + i + 1, 1.0), (0, 0.1)]) for i in range(2000)]))
+        sizes.append(drafter._tables["large"].memory_bytes)
+        assert drafter.memory_bytes() <= 4 << 20
+    assert sorted(set(sizes)) == [1 << 20, 2 << 20, 4 << 20]
+    assert drafter.namespaces == ["large"]
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_table_that_was_doubled_holds_what_it_held(num_buckets: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = SoftNgramTable(num_buckets * MIN_BYTES, 2)
+    table.learn(rng.integers(0, 60, (400, 2)), rng.integers(0, 60, (400, 3)), rng.random((400, 3)) / 3)
+    before = contents(table)
+    drafted = [array.tolist() for array in table.draft(np.array([1, 2]), 16)]
+    table.double()
+    assert table.num_slots == 16 * num_buckets
+    assert table.check_integrity() is None
+    assert contents(table) == before
+    assert [array.tolist() for array in table.draft(np.array([1, 2]), 16)] == drafted
 
 
 def test_prompt_rows_count_less_than_the_targets_own() -> None:
@@ -530,7 +568,7 @@ def test_a_sure_row_of_the_target_beside_others_counts_in_full() -> None:
 
 
 def test_accepted_drafts_earn_their_contexts_a_place() -> None:
-    drafter = SoftNgramDrafter(budget_bytes=ROOMY, max_namespaces=1)
+    drafter = SoftNgramDrafter(budget_bytes=ROOMY)
     drafter.learn(rows_in("", SOFT, ([2, 3], [(6, 0.9)])))
 
     def earned() -> int:
@@ -568,11 +606,11 @@ def test_what_one_replica_learns_another_drafts() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"order": 0}, {"order": 5}, {"successors": 0}, {"successors": 9}, {"max_namespaces": 0}, {"budget_bytes": 4000},
+        {"order": 0}, {"order": 5}, {"successors": 0}, {"successors": 9}, {"table_bytes": 511}, {"budget_bytes": 511},
         {"delta_bytes": -1}, {"floor": 1.5}, {"floor": -0.1}, {"prompt_weight": -0.1},
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused_by_name(options: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest, match=r"it must be|take at least") as caught:
+    with pytest.raises(InvalidRequest, match=r"it must be|takes at least") as caught:
         create_drafter("soft_ngram", **options)
     assert {caught.value.field: caught.value.value} == options

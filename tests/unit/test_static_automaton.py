@@ -224,6 +224,19 @@ def test_arrays_of_another_shape_are_refused() -> None:
         StaticAutomaton({**arrays, "links": arrays["links"][:-1]})
 
 
+def test_a_clone_that_claims_more_edges_than_there_are_is_found_before_they_are_read() -> None:
+    """Behind the edges lie others that would pass, so that only the claim itself can be what is wrong."""
+    arrays = {name: array.copy() for name, array in static_of([[1, 2, 1, 3, 1, 2], [2, 1, 2, 3]]).arrays.items()}
+    longer = np.stack([np.arange(100, dtype=np.int32), np.ones(100, np.int32)], axis=1)
+    arrays["edges"], arrays["clones"][1:, 3] = longer[:50], 0
+    assert StaticAutomaton(arrays).check_integrity() is None
+    arrays["clones"][1, 3] = 60
+    assert (
+        StaticAutomaton(arrays).check_integrity()
+        == "the edges of a clone do not follow those of the one before it (at -1)"
+    )
+
+
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_whatever_passes_the_integrity_check_can_be_walked_and_drafted_from(data: st.DataObject) -> None:

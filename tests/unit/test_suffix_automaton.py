@@ -211,11 +211,11 @@ def test_an_empty_automaton_matches_nothing() -> None:
     assert automaton.check_integrity() is None
 
 
-@pytest.mark.parametrize("token", [-2, 2**31])
-def test_ids_that_do_not_fit_are_refused_by_name_and_leave_the_text_alone(token: int) -> None:
+@pytest.mark.parametrize(("token", "dtype"), [(-2, np.int64), (-2, np.int32), (2**31, np.int64)])
+def test_ids_that_do_not_fit_are_refused_by_name_and_leave_the_text_alone(token: int, dtype: type) -> None:
     automaton = automaton_of([1, 2])
     with pytest.raises(ValueError, match=str(token)):
-        automaton.extend(np.array([3, token], dtype=np.int64))
+        automaton.extend(np.array([3, token], dtype=dtype))
     assert automaton.tokens.tolist() == [1, 2]
 
 
