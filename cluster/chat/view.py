@@ -9,7 +9,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cluster.chat.sources import REJECTED_STYLE, Span, legend, printable, style_of
+from cluster.chat.sources import REJECTED_STYLE, Span, legend, style_of
+from cluster.printable import printable
 from cluster.router.trace import RoundTrace, format_trace
 
 

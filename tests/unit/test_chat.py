@@ -24,10 +24,11 @@ from cluster.chat.local_backend import LocalBackend
 from cluster.chat.server_backend import ServerBackend
 from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, changed, with_processor
-from cluster.chat.sources import Span, legend, printable, spans_of, style_of
+from cluster.chat.sources import Span, legend, spans_of, style_of
 from cluster.chat.stats import TurnTimes, decode_rate, format_comparison, format_stats
 from cluster.chat.view import View, make_console
 from cluster.local import LocalEngine
+from cluster.printable import printable
 
 ROMSTO = (
     "debug clear speculative target drafter cache chat length gamma processor ngram top_k_filler set_ngramstorage "
@@ -530,12 +531,26 @@ def server():
         (200, 'data: {"error": {"message": "the router died"}}\n\n', "the router died"),
         (200, "data: {\n\n", "held what is not a chunk"),
         (200, 'data: {"choices": [{"text": "a"}]}\n\n', "ended in the middle"),
+        (200, 'data: {"choices": ["x"]}\n\n', "held what is not a chunk"),
+        (200, 'data: {"choices": [{"delta": "x"}]}\n\n', "held what is not a chunk"),
+        (200, 'data: {"usage": 3}\n\n', "held what is not a chunk"),
+        (200, 'data: {"speculation": {"rounds": 1e9, "accepted_tokens": [1]}}\n\n', "held what is not a chunk"),
+        (200, f'data: {{"usage": {{"completion_tokens": {10**400}}}}}\n\n', "held what is not a chunk"),
     ],
 )
 def test_what_a_server_does_wrong_is_one_error(server, status, text, expected):
     backend, _ = server(status, text)
     with pytest.raises(PacelineError, match=expected):
         list(backend.answer("x", ChatSettings(), 1))
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+def test_line_breaks_of_unicode_in_an_answer_are_text(server, text):
+    backend, _ = server(
+        200, f'data: {{"choices": [{{"text": "{text}", "finish_reason": "stop"}}]}}\n\ndata: [DONE]\n\n'
+    )
+    first, last = backend.answer("x", ChatSettings(), 1)
+    assert (first.spans, last.totals.finish_reason) == ((Span(text, None),), "stop")
 
 
 def test_settings_reach_the_server_and_defaults_are_left_to_it(server):
