@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
@@ -15,7 +16,10 @@ from cluster.router.trace import RoundTrace, format_trace
 
 
 def make_console(file: TextIO) -> Console:
-    """Without colour in a pipe and under NO_COLOR: no escape codes at all, not even bold ones."""
+    """Without colour in a pipe and under NO_COLOR: no escape codes at all, not even bold ones. What the file's encoding
+    does not have is replaced."""
+    if isinstance(file, io.TextIOWrapper) and file.errors != "backslashreplace":
+        file.reconfigure(errors="replace")
     if os.environ.get("NO_COLOR"):
         return Console(file=file, color_system=None, highlight=False, soft_wrap=True)
     return Console(file=file, highlight=False, soft_wrap=True)
@@ -48,13 +52,13 @@ class View:
             self._out.file.flush()
         self._is_mid_line = False
 
-    def note(self, text: str | Text) -> None:
+    def note(self, text: str) -> None:
         self.end_answer()
-        self._err.print(Text(text, "dim") if isinstance(text, str) else text)
+        self._err.print(Text(printable(text), "dim"))
 
     def error(self, text: str) -> None:
         self.end_answer()
-        self._err.print(Text(text, "red"))
+        self._err.print(Text(printable(text), "red"))
 
     def legend(self, sources: Iterable[str]) -> None:
         if self._out.color_system is not None:
