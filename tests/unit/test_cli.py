@@ -13,26 +13,8 @@ import pytest
 
 from actors.models.toy import save_tiny_model
 from cluster.cli import app as commands
-from cluster.cli import main as cli
 
 COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", "version"]
-
-
-@pytest.fixture
-def run(monkeypatch, capfd):
-    """Run the command in this process: run("serve", "x.yaml") -> (exit status, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as exit:
-            status = exit.code or 0
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -1,0 +1,26 @@
+"""The command line, for every test of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from cluster.cli import main as cli
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command in this process: run("serve", "x.yaml") -> (exit status, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as exit:
+            status = exit.code or 0
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
