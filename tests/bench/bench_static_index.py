@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from replay import accepted_path, best_seconds
 
-from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter
 from actors.drafters.registry import create_drafter
 from actors.drafters.retrieval import RetrievalDrafter
@@ -60,15 +60,6 @@ def is_utf8(path: Path) -> bool:
         return False
 
 
-def seconds_of(work: Callable[[], object], runs: int = 3) -> float:
-    times = []
-    for _ in range(runs):
-        begin = time.thread_time()
-        work()
-        times.append(time.thread_time() - begin)
-    return min(times)
-
-
 def joined(documents: list[np.ndarray]) -> np.ndarray:
     separator = np.array([SEPARATOR], np.int32)
     return np.concatenate([part for document in documents for part in (document, separator)])
@@ -81,14 +72,14 @@ def built(tokens: np.ndarray) -> StaticAutomaton:
 
 
 def report_index(name: str, tokens: np.ndarray, queries: np.ndarray, folder: Path) -> StaticAutomaton:
-    build = seconds_of(lambda: built(tokens), 2)
+    build = best_seconds(lambda: built(tokens), 2)
     static = built(tokens)
     path = folder / name.replace(" ", "-")
     path.mkdir(parents=True)
     write_index(path, CorpusHeader("smollm2", "-", 2**22, 1, len(tokens)), static)
     mapped = open_index(path).automaton
-    opening = [seconds_of(lambda verify=verify: open_index(path, verify=verify)) for verify in (False, True)]
-    match = seconds_of(lambda: mapped.advance(Cursor(), queries))
+    opening = [best_seconds(lambda verify=verify: open_index(path, verify=verify), 3) for verify in (False, True)]
+    match = best_seconds(lambda: mapped.advance(Cursor(), queries), 3)
     count = len(tokens)
     print(
         f"{name:20} {count:10,} tokens: {static.memory_bytes / count:5.2f} B/token, build"
@@ -97,17 +88,6 @@ def report_index(name: str, tokens: np.ndarray, queries: np.ndarray, folder: Pat
     )
     print("  bytes a token:", ", ".join(f"{key} {array.nbytes / count:.2f}" for key, array in static.arrays.items()))
     return mapped
-
-
-def accepted_path(tree: DraftTree, truth: np.ndarray) -> list[int]:
-    path: list[int] = []
-    for token in truth:
-        parent = path[-1] if path else -1
-        child = np.flatnonzero((tree.parents == parent) & (tree.token_ids == token))
-        if not len(child):
-            break
-        path.append(int(child[0]))
-    return path
 
 
 def report_replay(name: str, drafter: Drafter, documents: list[np.ndarray], max_nodes: int) -> None:

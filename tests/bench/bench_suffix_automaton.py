@@ -16,12 +16,11 @@ import re
 import time
 import typing
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from replay import accepted_path, best_seconds
 
-from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
@@ -51,15 +50,6 @@ def source_tokens() -> np.ndarray:
     source = "".join(inspect.getsource(module) for module in (argparse, typing, inspect, np.ma, re))
     ids: dict[str, int] = {}
     return np.array([ids.setdefault(piece, len(ids)) for piece in re.findall(r"\w{1,6}|\s+|[^\w\s]", source)], np.int32)
-
-
-def best_seconds(work: Callable[[], object], runs: int = 5) -> float:
-    times = []
-    for _ in range(runs):
-        begin = time.thread_time()
-        work()
-        times.append(time.thread_time() - begin)
-    return min(times)
 
 
 def built(tokens: np.ndarray) -> SuffixAutomaton:
@@ -103,17 +93,6 @@ def report_cost(drafter: Drafter, tokens: np.ndarray) -> None:
             f"{drafter.name:14} {sequences} sequences of 500: {np.median(rounds) * 1e6:6.1f} us a round,"
             f" {np.median(firsts) * 1e6:6.1f} us for the first"
         )
-
-
-def accepted_path(tree: DraftTree, truth: np.ndarray) -> list[int]:
-    path: list[int] = []
-    for token in truth:
-        parent = path[-1] if path else -1
-        child = np.flatnonzero((tree.parents == parent) & (tree.token_ids == token))
-        if not len(child):
-            break
-        path.append(int(child[0]))
-    return path
 
 
 def report_replay(drafter: Drafter, answers: list[dict[str, typing.Any]], max_nodes: int) -> None:
