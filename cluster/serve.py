@@ -106,9 +106,9 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             target,
             DIRECTORY,
             TARGET_ID,
-            config.target.start_timeout_s,
-            config.router.verify_timeout_s,
-            config.target.health_timeout_s,
+            start_timeout_s=config.target.start_timeout_s,
+            batch_limit_s=config.router.verify_timeout_s,
+            health_timeout_s=config.target.health_timeout_s,
         )
     ]
     if plan.draft is not None:

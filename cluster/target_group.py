@@ -86,6 +86,7 @@ class TargetGroup:
         settings: TargetSettings,
         directory_name: str,
         worker_id: str,
+        *,
         start_timeout_s: float,
         batch_limit_s: float,
         health_timeout_s: float,
@@ -146,6 +147,7 @@ def target_group_application(
     settings: TargetSettings,
     directory_name: str,
     worker_id: str,
+    *,
     start_timeout_s: float,
     batch_limit_s: float,
     health_timeout_s: float,
@@ -168,4 +170,11 @@ def target_group_application(
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
         graceful_shutdown_timeout_s=10.0,
     )
-    return deployment.bind(settings, directory_name, worker_id, start_timeout_s, batch_limit_s, health_timeout_s)
+    return deployment.bind(
+        settings,
+        directory_name,
+        worker_id,
+        start_timeout_s=start_timeout_s,
+        batch_limit_s=batch_limit_s,
+        health_timeout_s=health_timeout_s,
+    )
