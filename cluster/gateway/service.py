@@ -122,7 +122,7 @@ class GenerationService:
         return fan_in([self._answer(prepared, choice) for choice in range(len(prepared.requests))])
 
     async def _prepare(self, call: GenerationCall, call_id: str, arrived: float) -> PreparedCall:
-        model = self.model
+        model = self.model  # as it is now: the router's limit may change while prompts are tokenised
         if call.model is not None and call.model != model.name:
             raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
         if len(call.prompts) * call.n > MAX_CHOICES:
@@ -145,7 +145,7 @@ class GenerationService:
                 check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
             prompts.append(await self._codec.encode_prompt(prompt, call.prompt_field))
         prediction = await self._codec.encode_text(call.prediction)
-        budgets = [self._max_new_tokens(call, len(prompt)) for prompt in prompts]
+        budgets = [self._max_new_tokens(call, len(prompt), model.max_model_len) for prompt in prompts]
         timeout_s = max(0.001, timeout_s - (time.monotonic() - arrived))
         requests: list[GenerationRequest] = []
         for token_ids, max_new_tokens in zip(prompts, budgets, strict=True):
@@ -171,13 +171,13 @@ class GenerationService:
                         wants_stats=call.wants_stats,
                         drafters=call.drafters,
                         max_draft_tokens=call.max_draft_tokens,
-                        prediction_token_ids=prediction[: self.model.max_model_len],
+                        prediction_token_ids=prediction[: model.max_model_len],
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         return PreparedCall(call_id, arrived, call, tuple(requests), num_prompt_tokens, time.monotonic() + timeout_s)
 
-    def _max_new_tokens(self, call: GenerationCall, num_prompt: int) -> int:
+    def _max_new_tokens(self, call: GenerationCall, num_prompt: int, max_model_len: int) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
         most = self._config.max_new_tokens
         if call.max_new_tokens is not None and call.max_new_tokens > most:
@@ -186,7 +186,7 @@ class GenerationService:
             call.max_new_tokens,
             min(self._config.default_max_tokens, most),
             num_prompt,
-            self.model.max_model_len,
+            max_model_len,
             call.prompt_field,
             call.max_tokens_field,
         )
