@@ -6,7 +6,7 @@ U+0085 may stand as they are, so a reader that splits text at every line break o
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -80,7 +80,7 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[StreamEvent]:
             yield _decode(data)
 
 
-async def read_events_async(chunks: AsyncIterable[bytes]) -> AsyncIterator[StreamEvent]:
+async def read_events_async(chunks: AsyncIterable[bytes]) -> AsyncGenerator[StreamEvent, None]:
     """The same of bytes that are awaited."""
     lines = _DataLines()
     async for chunk in chunks:
