@@ -121,7 +121,31 @@ def open_index(directory: Path, tokenizer_fingerprint: str | None = None, *, ver
     return CorpusIndex(directory, header, automaton)
 
 
+def holds_index_alone(directory: Path) -> bool:
+    """Whether nothing would be lost with a directory but an index, of any version, whole or damaged. Raises OSError for
+    a directory that cannot be read."""
+    if not directory.is_dir():
+        return False
+    names = {entry.name for entry in directory.iterdir()}
+    if not names:
+        return True
+    try:
+        _read_any_header(directory)
+    except CorpusError:
+        return False
+    return names <= {HEADER_FILE, ARRAYS_FILE} and not (directory / ARRAYS_FILE).is_dir()
+
+
 def _read_header(directory: Path) -> dict[str, Any]:
+    data = _read_any_header(directory)
+    if data.get("version") != VERSION:
+        path = directory / HEADER_FILE
+        raise CorpusError(f"{path}: version is {data.get('version')!r}; this Paceline reads version {VERSION}")
+    return data
+
+
+def _read_any_header(directory: Path) -> dict[str, Any]:
+    """Of any version."""
     path = directory / HEADER_FILE
     if not path.is_file():
         reason = (
@@ -136,8 +160,6 @@ def _read_header(directory: Path) -> dict[str, Any]:
         raise CorpusError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CorpusError(f"{path}: not the header of a corpus index")
-    if data.get("version") != VERSION:
-        raise CorpusError(f"{path}: version is {data.get('version')!r}; this Paceline reads version {VERSION}")
     return data
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from actors.models.catalog import Progress, silent
 from actors.models.loader import ModelInfo
 from actors.models.staging import directory_lock, staged_directory
-from cache_service.corpus_index import ARRAYS_FILE, HEADER_FILE, CorpusHeader, CorpusIndex, open_index, write_index
+from cache_service.corpus_index import CorpusHeader, CorpusIndex, holds_index_alone, open_index, write_index
 from cache_service.static_automaton import StaticAutomaton
 from cache_service.suffix_automaton import SEPARATOR, SuffixAutomaton
 from cluster.errors import ConfigError
@@ -27,9 +28,10 @@ DOCUMENT_KEYS = ("text", "prompt", "messages", "prompt_token_ids", "token_ids")
 PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 
 _ROW_SUFFIXES = (".jsonl", ".ndjson")
-_PIECE_CHARS = 1 << 16  # text is tokenised in pieces of about this, cut after a line
+_PIECE_CHARS = 1 << 16  # text is tokenised in pieces of this to twice this, cut after a line if one ends there
 _BATCH_PIECES = 64
 _SHOWN_CHARS = 60  # of a wrong row, in an error
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Tokens = npt.NDArray[np.int32]
 
@@ -47,10 +49,11 @@ def build_corpus(
 ) -> CorpusIndex:
     """Index pieces of documents, (token ids, whether the document ends), and write them to `out`, whole or not at all.
 
-    The last document ends with the last piece, whatever that says. An index that is there is replaced. Raises
-    ConfigError for a corpus that cannot be indexed, ModelError where `out` cannot be written.
+    The last document ends with the last piece, whatever that says. An index that is there is replaced; of a link, the
+    directory that it points to. Raises ConfigError for a corpus that cannot be indexed and for an `out` with anything
+    else in it, ModelError where it cannot be written.
     """
-    out = Path(os.path.abspath(out))  # the last part of "." and of "a/.." is no name
+    out = _resolved(out)
     _require_index_or_nothing(out)
     with directory_lock(out):
         automaton, num_documents = SuffixAutomaton(), 0
@@ -78,6 +81,7 @@ def build_corpus(
             progress("writing", 0, 1)
             write_index(staging, header, static)
             progress("writing", 1, 1)
+            _require_index_or_nothing(out)  # the build may have taken hours
     return open_index(out, info.tokenizer_fingerprint)
 
 
@@ -124,7 +128,10 @@ def read_rows(
 
 def _read_row(where: str, line: bytes, keys: Sequence[str]) -> tuple[str, Any]:
     try:
-        row = json.loads(line)
+        text = line.decode("utf-8-sig")
+        row = json.loads(text)
+        if _SURROGATE_ESCAPE.search(text):
+            row = _without_lone_surrogates(row)
     except (ValueError, RecursionError) as error:  # ValueError: bad UTF-8 too
         raise ConfigError(f"{where}: not valid JSON: {error}") from None
     found = [key for key in keys if isinstance(row, dict) and key in row]
@@ -143,6 +150,18 @@ def _read_row(where: str, line: bytes, keys: Sequence[str]) -> tuple[str, Any]:
     return key, value
 
 
+def _without_lone_surrogates(value: Any) -> Any:
+    """Halves of characters, left in collected text where it was cut, become U+FFFD: tokenizers take none, and a corpus
+    of millions of rows should not fail for one."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_without_lone_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_lone_surrogates(key): _without_lone_surrogates(item) for key, item in value.items()}
+    return value
+
+
 def _is_message(message: object) -> bool:
     return (
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
@@ -153,8 +172,7 @@ def _pieces_of_row(
     where: str, key: str, value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int
 ) -> Iterator[Piece]:
     if key in ("text", "prompt"):
-        for begin in range(0, len(value), _PIECE_CHARS):
-            yield Piece(value[begin : begin + _PIECE_CHARS], begin + _PIECE_CHARS >= len(value))
+        yield from _pieces_of(io.StringIO(value))
         return
     if key == "messages":
         try:
@@ -169,18 +187,30 @@ def _pieces_of_row(
 
 
 def _pieces_of_text(path: Path, on_bytes: Callable[[int], None]) -> Iterator[Piece]:
+    read = 0
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(_PIECE_CHARS) + file.readline()
-            while text:
-                following = file.read(_PIECE_CHARS) + file.readline()
-                yield Piece(text, not following)
-                on_bytes(os.lseek(file.fileno(), 0, os.SEEK_CUR))
-                text = following
+            for piece in _pieces_of(file):
+                yield piece
+                read += len(str(piece.content).encode())  # a pipe does not tell where it is
+                on_bytes(read)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason}") from None
+
+
+def _pieces_of(file: TextIO) -> Iterator[Piece]:
+    """One document."""
+    text = _next_text(file)
+    while text:
+        following = _next_text(file)
+        yield Piece(text, not following)
+        text = following
+
+
+def _next_text(file: TextIO) -> str:
+    return file.read(_PIECE_CHARS) + file.readline(_PIECE_CHARS)
 
 
 def _tokenised(pieces: Iterable[Piece], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Tokens, bool]]:
@@ -211,12 +241,18 @@ def _size(path: Path) -> int:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def _resolved(out: Path) -> Path:
+    """The directory that a path means, whatever links lead there. Raises ConfigError."""
+    try:
+        return out.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # the last two: a circle of links, a null character
+        raise ConfigError(f"--out {str(out)!r}: is no path: {error}") from None
+
+
 def _require_index_or_nothing(out: Path) -> None:
     """What takes the place of a directory must not destroy another one. Raises ConfigError."""
     try:
-        is_other = out.exists() and (
-            not out.is_dir() or not {entry.name for entry in out.iterdir()} <= {HEADER_FILE, ARRAYS_FILE}
-        )
+        is_other = out.exists() and not holds_index_alone(out)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be read: {error.strerror or error}") from None
     if is_other:

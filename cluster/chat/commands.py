@@ -101,11 +101,18 @@ def _regen(session: ChatSession, argument: str) -> None:
 
 
 def _save(session: ChatSession, argument: str) -> None:
-    session.save(Path(argument).expanduser())
+    session.save(_path(argument))
 
 
 def _load(session: ChatSession, argument: str) -> None:
-    session.load(Path(argument).expanduser())
+    session.load(_path(argument))
+
+
+def _path(argument: str) -> Path:
+    try:
+        return Path(argument).expanduser()
+    except (RuntimeError, ValueError) as error:
+        raise InvalidRequest("file", argument, f"there is no such home directory: {error}") from None
 
 
 def _system(session: ChatSession, argument: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -66,23 +69,45 @@ class SavedChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def save_chat(path: Path, chat: SavedChat) -> None:
-    """Raises InvalidRequest where the file cannot be written."""
+    """Write the file whole or not at all, for its owner's eyes alone. Raises InvalidRequest where it cannot be."""
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(_complete(chat)), indent=1) + b"\n")
-    except OSError as error:
-        raise InvalidRequest("file", str(path), f"it cannot be written: {error.strerror}") from None
+        data = msgspec.json.format(msgspec.json.encode(_complete(chat)), indent=1) + b"\n"
+        final = path.resolve()  # of a link, the file that it points to is replaced
+        if final.exists() and not final.is_file():
+            raise InvalidRequest("file", str(path), "it cannot be written: it is there and no regular file")
+        _replace_file(final, data)
+    except (OSError, ValueError, RuntimeError) as error:  # the last two: of what can be no path, or no text
+        raise InvalidRequest("file", str(path), f"it cannot be written: {_reason(error)}") from None
 
 
 def load_chat(path: Path) -> SavedChat:
     """Raises InvalidRequest where the file cannot be read or holds something else."""
     try:
         chat = msgspec.json.decode(path.read_bytes(), type=SavedChat)
-    except OSError as error:
-        raise InvalidRequest("file", str(path), f"it cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("file", str(path), f"it holds no saved conversation: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: of what can be no path
+        raise InvalidRequest("file", str(path), f"it cannot be read: {_reason(error)}") from None
     checked(chat.settings)
     return chat
+
+
+def _replace_file(final: Path, data: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=".chat-", dir=final.parent)  # with mode 0600
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _complete(chat: SavedChat) -> dict[str, object]:

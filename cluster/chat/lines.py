@@ -18,9 +18,9 @@ def is_interactive() -> bool:
 
 def read_lines(history: Path, completions: Sequence[str]) -> Iterator[str]:
     """Until the end of input. On a terminal Ctrl-C only drops the line. Undecodable bytes become U+FFFD."""
+    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     if not is_interactive():
-        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-        yield from sys.stdin
+        yield from map(without_surrogates, sys.stdin)
         return
     with _editing(history, completions):
         while True:
@@ -32,7 +32,13 @@ def read_lines(history: Path, completions: Sequence[str]) -> Iterator[str]:
             except KeyboardInterrupt:
                 print("\nCtrl-D ends", file=sys.stderr)
                 continue
-            yield line
+            yield without_surrogates(line)
+
+
+def without_surrogates(text: str) -> str:
+    """Bytes that Python could not decode and keeps as lone surrogates, which no tokenizer takes, are read as UTF-8;
+    those that are none become U+FFFD. Raises UnicodeEncodeError for surrogates that stand for no byte."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _ask() -> str:

@@ -9,12 +9,12 @@ import httpx
 import msgspec
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
+from cluster.answer_stream import Speculation, message_of, message_of_refusal, read_events
 from cluster.chat.backend import AnswerPart, AnswerTotals, OnRound, Question
 from cluster.chat.settings import ChatSettings
 from cluster.chat.sources import Span
 
 _TIMEOUT = httpx.Timeout(10.0, read=600.0)
-_MAX_ERROR_CHARS = 300
 
 
 class ServerBackend:
@@ -42,7 +42,8 @@ class ServerBackend:
         try:
             with self._client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
-                    raise _refused(response.status_code, response.read())
+                    message = message_of_refusal(response.read())
+                    raise PacelineError(f"the server answered {response.status_code}: {message}")
                 yield from _read(response)
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._url}: {str(error) or type(error).__name__}") from None
@@ -90,52 +91,20 @@ def _request(question: Question, settings: ChatSettings, seed: int | None) -> tu
 
 def _read(response: httpx.Response) -> Generator[AnswerPart, None, None]:
     num_tokens, finish_reason = 0, None
-    speculation: dict[str, Any] = {}
-    for line in response.iter_lines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
-            continue
-        event = _decode(data)
-        if event.get("error") is not None:
-            raise PacelineError(_message_of(event["error"]))
-        speculation = event.get("speculation") or speculation
-        num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-        for choice in event.get("choices") or ():
-            finish_reason = choice.get("finish_reason") or finish_reason
-            if text := choice.get("text") or (choice.get("delta") or {}).get("content"):
-                yield AnswerPart((Span(text, None),), None)
+    speculation = Speculation()
+    for event in read_events(response.iter_bytes()):
+        if event.error is not None:
+            raise PacelineError(message_of(event.error))
+        speculation = event.speculation or speculation
+        if event.usage is not None:
+            num_tokens = event.usage.completion_tokens
+        for choice in event.choices:
+            finish_reason = choice.finish_reason or finish_reason
+            if choice.new_text:
+                yield AnswerPart((Span(choice.new_text, None),), None)
     if finish_reason is None:
         raise Unavailable("the server's stream ended in the middle of the answer")
     totals = AnswerTotals(
-        num_tokens,
-        speculation.get("rounds", 0),
-        speculation.get("draft_tokens", 0),
-        dict(speculation.get("accepted_tokens", {})),
-        {},
-        finish_reason,
+        num_tokens, speculation.rounds, speculation.draft_tokens, speculation.accepted_tokens, {}, finish_reason
     )
     yield AnswerPart((), None, totals)
-
-
-def _decode(data: str | bytes) -> dict[str, Any]:
-    try:
-        event = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        event = None
-    if not isinstance(event, dict):
-        raise Unavailable("the server's stream held what is not a chunk")
-    return event
-
-
-def _refused(status: int, body: bytes) -> PacelineError:
-    try:
-        answer = msgspec.json.decode(body)
-        message = _message_of(answer["error"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        message = body.decode(errors="replace")[:_MAX_ERROR_CHARS]
-    return PacelineError(f"the server answered {status}: {message}")
-
-
-def _message_of(error: Any) -> str:
-    message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)[:_MAX_ERROR_CHARS]

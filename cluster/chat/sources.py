@@ -65,10 +65,3 @@ def spans_of(token_texts: Sequence[str], sources: Sequence[str], text: str) -> t
         else:
             spans.append(Span(part, source))
     return tuple(spans)
-
-
-def printable(text: str) -> str:
-    """For a terminal: control characters, with which a model could steer it, become U+FFFD."""
-    return "".join(
-        char if (char >= " " and not "\x7f" <= char <= "\x9f") or char in "\n\t" else "\ufffd" for char in text
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
@@ -9,12 +10,16 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from cluster.chat.sources import REJECTED_STYLE, Span, legend, printable, style_of
+from cluster.chat.sources import REJECTED_STYLE, Span, legend, style_of
+from cluster.printable import printable
 from cluster.router.trace import RoundTrace, format_trace
 
 
 def make_console(file: TextIO) -> Console:
-    """Without colour in a pipe and under NO_COLOR: no escape codes at all, not even bold ones."""
+    """Without colour in a pipe and under NO_COLOR: no escape codes at all, not even bold ones. What the file's encoding
+    does not have is replaced."""
+    if isinstance(file, io.TextIOWrapper) and file.errors != "backslashreplace":
+        file.reconfigure(errors="replace")
     if os.environ.get("NO_COLOR"):
         return Console(file=file, color_system=None, highlight=False, soft_wrap=True)
     return Console(file=file, highlight=False, soft_wrap=True)
@@ -47,13 +52,13 @@ class View:
             self._out.file.flush()
         self._is_mid_line = False
 
-    def note(self, text: str | Text) -> None:
+    def note(self, text: str) -> None:
         self.end_answer()
-        self._err.print(Text(text, "dim") if isinstance(text, str) else text)
+        self._err.print(Text(printable(text), "dim"))
 
     def error(self, text: str) -> None:
         self.end_answer()
-        self._err.print(Text(text, "red"))
+        self._err.print(Text(printable(text), "red"))
 
     def legend(self, sources: Iterable[str]) -> None:
         if self._out.color_system is not None:

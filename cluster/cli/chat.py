@@ -11,7 +11,7 @@ from actors.errors import InvalidRequest
 from cluster.chat.backend import Backend
 from cluster.chat.commands import COMMANDS
 from cluster.chat.conversation import Conversation
-from cluster.chat.lines import is_interactive, read_lines
+from cluster.chat.lines import is_interactive, read_lines, without_surrogates
 from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, checked
 from cluster.chat.view import View, make_console
@@ -100,7 +100,8 @@ def chat(
         )
         backend = LocalBackend(engine)
     view = View(make_console(sys.stdout), make_console(sys.stderr))
-    session = ChatSession(backend, settings, Conversation(system), view)
+    conversation = Conversation(None if system is None else without_surrogates(system))
+    session = ChatSession(backend, settings, conversation, view)
     try:
         if load is not None:
             session.load(load)

@@ -239,3 +239,10 @@ def test_wrong_options_are_one_line(environment, arguments, expected):
     status, out, err = pipe(arguments, "", environment)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"paceline: {expected}")
+
+
+def test_undecodable_bytes_of_an_option_are_replaced(engine_options, environment):
+    options = [*engine_options, "--max-new-tokens", "4", "--system", "caf\udce9"]
+    status, _, err = pipe(options, "hello\n/system\n/quit\n", environment)
+    assert status == 0, err
+    assert "4 tokens in" in err

@@ -367,6 +367,27 @@ async def test_a_stream_that_breaks_off_is_a_failure(stream, said):
     assert said in record.error
 
 
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+async def test_line_breaks_of_unicode_in_an_answer_are_text(text):
+    event = {
+        "choices": [{"text": text, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+    }
+    stream = f"data: {json.dumps(event, ensure_ascii=False)}\n\ndata: [DONE]\n\n"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(broken_app), base_url="http://odd") as client:
+        record = await send_request(client, IDS[0], {"model": stream}, time.perf_counter())
+    assert (record.error, record.prompt_tokens, record.output_tokens) == ("", 3, 1)
+
+
+@pytest.mark.parametrize(
+    "stream", ['data: {"error": "\\u001b[2J"}\n\n', 'data: {"error": {"message": "\\u009b2J"}}\n\n']
+)
+async def test_an_error_of_the_server_cannot_steer_the_terminal(stream):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(broken_app), base_url="http://odd") as client:
+        record = await send_request(client, IDS[0], {"model": stream}, time.perf_counter())
+    assert record.error in ("\ufffd[2J", "\ufffd2J")
+
+
 def test_the_command_prints_both_blocks_and_saves_vllms_names(server, tmp_path):
     rows, saved = tmp_path / "rows.jsonl", tmp_path / "result.json"
     rows.write_text("\n".join(json.dumps({"prompt": f"say {index}"}) for index in range(12)))

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import resource
+import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,14 +26,16 @@ from actors.models.toy import save_tiny_model
 from cluster.chat.backend import AnswerPart, AnswerTotals
 from cluster.chat.commands import COMMANDS, parse_command
 from cluster.chat.conversation import Conversation, Message, SavedChat, load_chat, save_chat
+from cluster.chat.lines import without_surrogates
 from cluster.chat.local_backend import LocalBackend
 from cluster.chat.server_backend import ServerBackend
 from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, changed, with_processor
-from cluster.chat.sources import Span, legend, printable, spans_of, style_of
+from cluster.chat.sources import Span, legend, spans_of, style_of
 from cluster.chat.stats import TurnTimes, decode_rate, format_comparison, format_stats
 from cluster.chat.view import View, make_console
 from cluster.local import LocalEngine
+from cluster.printable import printable
 
 ROMSTO = (
     "debug clear speculative target drafter cache chat length gamma processor ngram top_k_filler set_ngramstorage "
@@ -167,6 +175,14 @@ def test_all_commands_of_the_programs_before_are_known_and_told(chat):
         ("/compare", "/compare is ''; there is no finished turn to compare"),
         ("/save /no/such/place.json", "file is '/no/such/place.json'; it cannot be written: No such file"),
         ("/load /no/such/file.json", "file is '/no/such/file.json'; it cannot be read: No such file"),
+        ("/save ~nosuchuser/x", "file is '~nosuchuser/x'; there is no such home directory"),
+        ("/load ~nosuchuser/x", "file is '~nosuchuser/x'; there is no such home directory"),
+        ("/load ~a\0b/x", "file is '~a\\x00b/x'; there is no such home directory"),
+        ("/save a\0b", "file is 'a\\x00b'; it cannot be written: embedded null byte"),
+        ("/load a\0b", "file is 'a\\x00b'; it cannot be read: embedded null byte"),
+        ("/save \ud800", "file is '\\ud800'; it cannot be written: 'utf-8' codec can't encode"),
+        ("/save /dev/null", "file is '/dev/null'; it cannot be written: it is there and no regular file"),
+        ("/save .", "file is '.'; it cannot be written: it is there and no regular file"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expected):
@@ -344,6 +360,32 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     assert load_chat(tmp_path / "x.json") == chat
 
 
+def test_a_saved_conversation_is_for_its_owner_alone_and_a_link_to_it_stays(chat, tmp_path):
+    path, link = tmp_path / "chat.json", tmp_path / "link.json"
+    path.write_text("what anybody could read")
+    path.chmod(0o644)
+    link.symlink_to(path)
+    chat("one", f"/save {link}")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert link.is_symlink()
+    assert load_chat(path).messages == [Message("user", "one"), Message("assistant", "one ")]
+
+
+def test_what_was_saved_stays_whole_when_it_cannot_be_replaced(tmp_path):
+    path = tmp_path / "chat.json"
+    chat = SavedChat(model="m", settings=ChatSettings(), messages=[Message("user", "x")])
+    save_chat(path, chat)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(InvalidRequest, match="it cannot be written: File too large"):
+            save_chat(path, SavedChat(model="m", settings=ChatSettings(), messages=[Message("user", "y" * 1000)]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load_chat(path) == chat
+    assert list(tmp_path.iterdir()) == [path]
+
+
 # --- figures
 
 
@@ -425,6 +467,78 @@ def test_a_pipe_gets_the_very_text():
     view.answer([Span(text, "suffix")])
     view.end_answer()
     assert out.getvalue() == text + "\n"
+
+
+def test_what_a_server_says_cannot_steer_the_terminal(monkeypatch):
+    view, file = terminal(monkeypatch, NO_COLOR="1")
+    view.note("a model\x1b[2J")
+    view.error("the server answered 500: \x9b31m\x07")
+    assert file.getvalue() == "a model\ufffd[2J\nthe server answered 500: \ufffd31m\ufffd\n"
+
+
+def test_what_an_encoding_does_not_have_is_replaced():
+    files = [
+        io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors) for errors in ("strict", "surrogateescape")
+    ]
+    for file in files:
+        View(make_console(file), make_console(file)).answer([Span("漢 a\n", None)])
+        assert file.buffer.getvalue() == b"? a\n"
+
+
+# --- a keyboard
+
+
+@given(st.binary())
+def test_undecodable_bytes_are_replaced_and_text_is_left_alone(data):
+    for encoding in ("utf-8", "ascii"):
+        text = without_surrogates(data.decode(encoding, "surrogateescape"))
+        assert text == data.decode("utf-8", "replace")
+
+
+READ_LINES = """
+import pathlib, sys
+from cluster.chat.lines import read_lines
+for line in read_lines(pathlib.Path(sys.argv[1]), ["/help"]):
+    print("said", ascii(line.strip()), file=sys.stderr, flush=True)
+    if line.strip() == "bye":
+        break
+"""
+
+
+@pytest.mark.parametrize("asks_at", ["terminal", "pipe"])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"},
+    ],
+    ids=str,
+)
+def test_undecodable_bytes_from_a_keyboard_are_a_line_like_any_other(tmp_path, variables, asks_at):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", READ_LINES, str(tmp_path / "history")]
+    child = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs if asks_at == "terminal" else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "dumb", **variables},
+        text=True,
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, b"caf\xe9 x\nbye\n")
+        err = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+        os.close(ours)
+    said = [line.removeprefix("> ") for line in err.splitlines() if "said" in line]
+    assert child.returncode == 0, err
+    assert len(said) == 2, err
+    assert said[0].startswith("said 'caf")
+    assert "\\udc" not in err
+    assert said[1] == "said 'bye'"
 
 
 # --- an engine
@@ -530,12 +644,26 @@ def server():
         (200, 'data: {"error": {"message": "the router died"}}\n\n', "the router died"),
         (200, "data: {\n\n", "held what is not a chunk"),
         (200, 'data: {"choices": [{"text": "a"}]}\n\n', "ended in the middle"),
+        (200, 'data: {"choices": ["x"]}\n\n', "held what is not a chunk"),
+        (200, 'data: {"choices": [{"delta": "x"}]}\n\n', "held what is not a chunk"),
+        (200, 'data: {"usage": 3}\n\n', "held what is not a chunk"),
+        (200, 'data: {"speculation": {"rounds": 1e9, "accepted_tokens": [1]}}\n\n', "held what is not a chunk"),
+        (200, f'data: {{"usage": {{"completion_tokens": {10**400}}}}}\n\n', "held what is not a chunk"),
     ],
 )
 def test_what_a_server_does_wrong_is_one_error(server, status, text, expected):
     backend, _ = server(status, text)
     with pytest.raises(PacelineError, match=expected):
         list(backend.answer("x", ChatSettings(), 1))
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+def test_line_breaks_of_unicode_in_an_answer_are_text(server, text):
+    backend, _ = server(
+        200, f'data: {{"choices": [{{"text": "{text}", "finish_reason": "stop"}}]}}\n\ndata: [DONE]\n\n'
+    )
+    first, last = backend.answer("x", ChatSettings(), 1)
+    assert (first.spans, last.totals.finish_reason) == ((Span(text, None),), "stop")
 
 
 def test_settings_reach_the_server_and_defaults_are_left_to_it(server):

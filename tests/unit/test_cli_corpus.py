@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from actors.models.catalog import resolve_model
+from actors.models.catalog import resolve_model, silent
 from actors.models.loader import read_model_info
 from actors.models.toy import START_OF_TURN, make_byte_tokenizer, save_tiny_model
 from cache_service.corpus_index import ARRAYS_FILE, HEADER_FILE, CorpusIndex, open_index
 from cache_service.suffix_automaton import Cursor
-from cluster.corpus import _PIECE_CHARS, build_corpus
+from cluster.config import paceline_home
+from cluster.corpus import _PIECE_CHARS, build_corpus, read_documents
+from cluster.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +110,45 @@ def test_long_text_is_one_document_whatever_pieces_it_is_read_in(build, tmp_path
     assert documents_of(build(note, rows)) == [ids(lines)] * 2
 
 
+def test_text_without_lines_is_tokenised_in_pieces(tmp_path):
+    text = "a b " * (3 * _PIECE_CHARS // 4) + "ü"
+    note = tmp_path / "note.txt"
+    note.write_text(text)
+    sources = [note, write(tmp_path / "rows.jsonl", {"text": text})]
+    shown = []
+    pieces = list(read_documents(sources, make_byte_tokenizer(), 259, lambda *step: shown.append(step)))
+    assert [ends for _, ends in pieces] == [False, True] * 2
+    assert [len(tokens) for tokens, _ in pieces] == [2 * _PIECE_CHARS, _PIECE_CHARS + 2] * 2
+    total = sum(source.stat().st_size for source in sources)
+    assert shown == [
+        ("indexing", 2 * _PIECE_CHARS, total),
+        ("indexing", len(text.encode()), total),
+        ("indexing", total, total),
+        ("indexing", total, total),
+    ]
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.jsonl"])
+def test_a_pipe_is_read_like_a_file(build, tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    text = "line\n" * 30_000
+    content = json.dumps({"text": text}) if name.endswith("l") else text
+    writer = threading.Thread(target=(tmp_path / name).write_text, args=(content,))
+    writer.start()
+    index = build(tmp_path / name)
+    writer.join()
+    assert documents_of(index) == [ids(text)]
+
+
+def test_half_characters_in_rows_are_replaced(build, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    message = r'{"role": "user", "content": "\udfff", "x": {"\ud800": 1}}'
+    rows.write_text(r'{"text": "a\ud83d b\uDE00\ud83d\ude00"}' + f'\n{{"messages": [{message}]}}')
+    first, second = documents_of(build(rows))
+    assert first == ids("a\ufffd b\ufffd\U0001f600")
+    assert "".join(map(chr, ids("\ufffd"))) in "".join(map(chr, second))
+
+
 def test_a_match_never_crosses_a_border(build, tmp_path):
     for name, text in (("a", "one two"), ("b", "three four")):
         (tmp_path / name).write_text(text)
@@ -144,11 +187,78 @@ def test_an_index_is_replaced_and_nothing_else_is(build, refuse, run, target, tm
     assert "is no corpus index" in refuse(tmp_path / "a", out=tmp_path / "file")
 
 
+def test_a_link_stays_and_the_directory_behind_it_is_replaced(build, tmp_path):
+    (tmp_path / "a").write_text("first")
+    (tmp_path / "b").write_text("second")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "index")
+    for name, text in (("a", "first"), ("b", "second")):
+        assert documents_of(build(tmp_path / name, out=tmp_path / "link")) == [ids(text)]
+    assert (tmp_path / "link").is_symlink()
+    assert documents_of(open_index(tmp_path / "far" / "index")) == [ids("second")]
+    assert {entry.name for entry in (tmp_path / "far").iterdir()} == {"index", ".index.lock"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {HEADER_FILE: '{"my": "own"}'},
+        {HEADER_FILE: '["paceline-corpus"]', ARRAYS_FILE: ""},
+        {ARRAYS_FILE: "mine"},
+        {HEADER_FILE: '{"format": "paceline-corpus"}', "notes.txt": ""},
+        {HEADER_FILE: '{"format": "paceline-corpus"}', f"{ARRAYS_FILE}/notes.txt": ""},
+    ],
+    ids=str,
+)
+def test_files_of_others_are_never_taken_for_an_index(run, target, tmp_path, files):
+    out = tmp_path / "out"
+    for name, content in files.items():
+        (out / name).parent.mkdir(exist_ok=True, parents=True)
+        (out / name).write_text(content)
+    (tmp_path / "a").write_text("some text")
+    status, _, err = run("corpus", "build", tmp_path / "a", "--out", out, "--target", target)
+    assert (status, err) == (2, f"paceline: --out {out}: exists and is no corpus index; choose another directory\n")
+    assert {name: (out / name).read_text() for name in files} == files
+
+
+def test_an_index_of_another_version_or_a_damaged_one_is_replaced(build, tmp_path):
+    (tmp_path / "a").write_text("some text")
+    index = build(tmp_path / "a")
+    header = index.path / HEADER_FILE
+    header.write_text(header.read_text().replace('"version": 1', '"version": 0'))
+    (index.path / ARRAYS_FILE).unlink()
+    assert documents_of(build(tmp_path / "a")) == [ids("some text")]
+
+
+def test_a_file_that_appears_during_the_build_is_kept(target, tmp_path):
+    info = read_model_info(resolve_model(str(target), paceline_home(), silent))
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def documents():
+        yield np.arange(5, dtype=np.int32), True
+        (out / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(ConfigError, match="exists and is no corpus index"):
+        build_corpus(documents(), info, out)
+    assert [path.read_text() for path in out.iterdir()] == ["years of work"]
+    assert not list(tmp_path.glob(".out.new-*"))
+
+
+def test_what_can_be_no_directory_is_named(run, target, tmp_path):
+    (tmp_path / "a").write_text("some text")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    status, _, err = run("corpus", "build", tmp_path / "a", "--out", tmp_path / "circle", "--target", target)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith(f"paceline: --out '{tmp_path / 'circle'}': is no path: ")
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b'{"text": "a"}\n{"text": ', ":2: not valid JSON"),
         (b'{"text": "\xff"}', ":1: not valid JSON"),
+        (b'{"text": "\xed\xa0\xbd"}', ":1: not valid JSON"),
         (b"[" * 100_000, ":1: not valid JSON"),
         (b"[]", ":1: a row needs exactly one of text, prompt, messages"),
         (b'{"text": "a", "prompt": "b"}', ":1: a row needs exactly one of"),

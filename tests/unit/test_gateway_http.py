@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, LinkError, Overloaded, Unavailable
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
+from cluster.gateway.call import GenerationCall, ServedModel
 from cluster.gateway.http_app import create_app
 from cluster.gateway.router_client import RouterStatus
 from cluster.gateway.schema import ChatBody, CompletionBody
@@ -503,6 +503,18 @@ async def test_the_limit_of_the_router_is_the_gateways(client, service, router, 
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
     assert router.requests == []
     assert (await complete(client, prompt=[5] * 40, max_tokens=limit - 40)).status_code == 200
+
+
+async def test_a_call_keeps_the_limit_that_it_began_with(service, router):
+    prediction = "hello " * 1000  # long enough to be tokenised in a thread
+    call = GenerationCall(prompts=((5,) * 100,), prediction=prediction)
+    preparing = asyncio.create_task(service.prepare(call, "call"))
+    await asyncio.sleep(0)
+    router.max_model_len = 64
+    await service.router_status()
+    assert service.model.max_model_len == 64
+    (request,) = (await preparing).requests
+    assert (request.max_new_tokens, len(request.prediction_token_ids)) == (16, 256)
 
 
 async def test_the_router_is_followed_through_its_absence(client, service, router, monkeypatch):
