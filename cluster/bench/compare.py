@@ -3,7 +3,7 @@
 Every set has an engine of its own. They answer a block of prompts before the next block begins and take turns at going
 first, so that noise of the machine falls on all of them. Of a prompt with several turns all are answered, each after
 the conversation before it; each counts as an answer. Times are wall times from prompt token ids to answers, prefill
-included.
+included. Noting who proposed what is in them too, about 0.1 ms a round of an engine with drafters.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from cluster.bench.compare import ComparedMethod, CompareReport
@@ -21,20 +22,22 @@ def draw_comparison(report: CompareReport, file: Path) -> None:
     methods = [method for method in report.methods if method.name != report.reference]
     tasks = list(report.methods[0].tasks)
     groups = [*tasks, "all"] if len(tasks) > 1 else ["all prompts"]
-    speed_width = max(4.0, 1.2 + 0.35 * len(groups) * (len(methods) + 1))
-    figure = Figure(figsize=(speed_width + 5.0, 4.6), layout="constrained")
+    speed_width = max(4.0, 1.2 + 0.24 * len(groups) * (len(methods) + 1))
+    figure = Figure(figsize=(speed_width + 5.0, 4.6), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     speed, positions = figure.subplots(1, 2, width_ratios=(speed_width, 5.0))
     _draw_speed(speed, methods, tasks, groups)
     _draw_positions(positions, methods)
-    config = report.config
-    figure.suptitle(f"{config['model_name']}, {config['dtype']}, batch {config['batch_size']}", fontsize=11)
+    config, num_answers = report.config, report.methods[0].overall.num_prompts
+    figure.suptitle(
+        f"{config['model_name']}, {config['dtype']}, batch {config['batch_size']}, answers: {num_answers}", fontsize=11
+    )
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
     figure.savefig(file, dpi=150)
 
 
 def _draw_speed(axes: Axes, methods: Sequence[ComparedMethod], tasks: Sequence[str], groups: Sequence[str]) -> None:
-    width = 0.8 / max(1, len(methods))
+    width = min(0.2, 0.8 / max(1, len(methods)))
     for index, method in enumerate(methods):
         speeds = [*(method.tasks[task] for task in tasks), method.overall] if len(groups) > 1 else [method.overall]
         heights = [speed.ratio or 0.0 for speed in speeds]
@@ -46,6 +49,7 @@ def _draw_speed(axes: Axes, methods: Sequence[ComparedMethod], tasks: Sequence[s
     axes.set_ylabel("tokens/s relative to no drafts")
     axes.set_title("Speed", fontsize=10)
     axes.margins(y=0.12)
+    axes.set_xlim(-0.6, len(groups) - 0.4)
     _tidy(axes)
 
 

@@ -37,8 +37,8 @@ def print_plan(plan: ComparePlan, out: TextIO) -> None:
 def print_report(report: CompareReport, out: TextIO) -> None:
     """Speeds, acceptance by position and by source, and where answers differ."""
     methods = report.methods
-    header = ("drafters", "tokens/s", "x", "median x", "seconds", "tokens", "tokens/round", "rows/token", "identical")
-    title = "speed; x: of decoding without drafts; rows/token: computed by the target, without those of prompts"
+    header = ("drafters", "tokens/s", "x", "median x", "seconds", "tokens per round", "rows per token", "identical")
+    title = "speed; x: of decoding without drafts; rows: computed by the target, without those of prompts"
     print_table(title, header, [_speed_row(method) for method in methods], out)
     print_task_ratios(methods, report.reference, out)
     _print_positions(methods, out)
@@ -62,7 +62,6 @@ def _speed_row(method: ComparedMethod) -> list[str]:
         show_ratio(speed.ratio),
         show_ratio(speed.median_ratio),
         f"{speed.seconds:.1f}",
-        str(speed.num_tokens),
         f"{speed.tokens_per_round:.2f}",
         f"{method.rows_per_token:.2f}",
         "reference" if same is None else f"{same.num_identical}/{same.num_compared}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import datetime
 from enum import StrEnum
@@ -200,8 +201,12 @@ def _objective(text: str) -> tuple[str, float]:
 
 def check_writable(option: str, file: Path | None) -> None:
     """Before an hour is spent on what cannot be saved. Raises InvalidRequest."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+    if file is None:
+        return
+    if file.is_dir() or not file.parent.is_dir():
         raise InvalidRequest(option, str(file), "its directory must exist and it must be a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise InvalidRequest(option, str(file), "it cannot be written")
 
 
 def save_json(file: Path, data: dict[str, Any]) -> None:

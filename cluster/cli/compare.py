@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -118,9 +119,9 @@ def _check_answers(answers: Path | None, spec_bench: Path | None) -> None:
     if spec_bench is None:
         raise InvalidRequest("--answers", str(answers), "give --spec-bench too, whose questions are answered")
     if not answers.is_dir() and (answers.exists() or not answers.parent.is_dir()):
-        raise InvalidRequest(
-            "--answers", str(answers), "it must be a directory, or a new one in a directory that exists"
-        )
+        raise InvalidRequest("--answers", str(answers), "it must be a directory, or a new one in one that exists")
+    if not os.access(answers if answers.exists() else answers.parent, os.W_OK):
+        raise InvalidRequest("--answers", str(answers), "it cannot be written")
 
 
 def _check_plot(plot: Path | None) -> None:

@@ -318,7 +318,7 @@ def test_questions_that_cannot_be_read_and_a_place_for_answers_that_cannot_be_ma
     questions.write_text('{"question_id": 1, "category": "qa", "turns": ["who?"]}\n')
     for place in (questions, tmp_path / "absent" / "answers"):
         line = refuse("compare", "--spec-bench", tmp_path, "--answers", place)
-        assert line == f"--answers is '{place}'; it must be a directory, or a new one in a directory that exists"
+        assert line == f"--answers is '{place}'; it must be a directory, or a new one in one that exists"
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(refuse, prompts_file, tmp_path, monkeypatch):
