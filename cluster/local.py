@@ -63,6 +63,7 @@ class Generation:
     text: str
     finish_reason: Literal["stop", "length"]
     rounds: int  # target forwards that emitted tokens of it
+    round_tokens: list[int]  # how many each of them emitted; 0 where a stop token came at once
     target_rows: int  # rows the target computed for it, prompt included
     draft_tokens: int  # draft nodes verified
     accepted_tokens: dict[str, int]  # by source
@@ -105,10 +106,15 @@ class _Running:
     prompt_token_ids: list[int]
     started: float
     token_ids: list[int] = field(default_factory=list)
+    round_tokens: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: GenerationRequest) -> _Running:
         return cls(request.prompt_token_ids.tolist(), time.perf_counter())
+
+    def take(self, chunk: TokenChunk) -> None:
+        self.token_ids.extend(chunk.token_ids)
+        self.round_tokens.append(len(chunk.token_ids))
 
 
 class LocalEngine:
@@ -238,7 +244,7 @@ class LocalEngine:
         with closing(self._chunks(requests, running, on_round)) as chunks:
             for chunk in chunks:
                 emitted += len(chunk.token_ids)
-                running[chunk.request_id].token_ids.extend(chunk.token_ids)
+                running[chunk.request_id].take(chunk)
                 if chunk.finish_reason is not None:
                     done[chunk.request_id] = self._finish(running.pop(chunk.request_id), chunk)
                 if on_progress is not None:
@@ -264,7 +270,7 @@ class LocalEngine:
                 texts = [detokenizer.push((token,)) for token in chunk.token_ids]
                 rest, generation = "", None
                 answer = running[request.request_id]
-                answer.token_ids.extend(chunk.token_ids)
+                answer.take(chunk)
                 if chunk.finish_reason is not None:
                     rest = detokenizer.flush()
                     generation = self._finish(answer, chunk)
@@ -466,6 +472,7 @@ class LocalEngine:
             self.tokenizer.decode(running.token_ids, skip_special_tokens=True),
             last.finish_reason,
             stats.rounds,
+            running.round_tokens,
             stats.target_rows,
             stats.draft_tokens,
             dict(stats.accepted_tokens),

@@ -1,7 +1,8 @@
 """`paceline bench local`: decoding speed in one process, against `transformers` on the same prompts.
 
 All methods answer a block of prompts before the next block begins, and take turns at going first, so that noise of the
-machine falls on all of them. Times are wall times from prompt token ids to answer, prefill included.
+machine falls on all of them. Times are wall times from prompt token ids to answer, prefill included. Of prompts with
+several turns the first is answered.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedModel
 
-from actors.drafters.registry import NONE
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info
 from cluster.bench.machine import describe_machine, describe_versions
-from cluster.bench.methods import EngineMethod, GenerateMethod, Method, logit_gap
+from cluster.bench.methods import EngineMethod, EngineSettings, GenerateMethod, Method, create_engines, logit_gap
 from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
 from cluster.bench.speed import (
     Difference,
@@ -31,11 +31,12 @@ from cluster.bench.speed import (
     measure_speed,
 )
 from cluster.config import paceline_home
-from cluster.local import LocalEngine
 
 GENERATE = "generate"
 PROMPT_LOOKUP = "generate + prompt lookup"
 NO_DRAFTS = "paceline: none"
+
+M = TypeVar("M", bound=Method)
 
 _PROMPT_LOOKUP_TOKENS = 10
 _WARM_UP_TOKENS = 32
@@ -105,8 +106,7 @@ def run_local(
     rows, others = pick_rows(plan.prompts, plan.rows_per_task)
     learn_rows = pick_rows(others, plan.learn_rows_per_task)[0] if plan.learn_rows_per_task else []
     token_ids = {row.name: encode_prompt(row, tokenizer) for row in (*rows, *learn_rows)}
-    longest = _check_room(token_ids, info, plan.max_new_tokens)
-    warm_up = [_encode_text(text, tokenizer) for text in _WARM_UP_TEXTS]
+    longest = check_room(token_ids, info, plan.max_new_tokens)
     machine, cells = describe_machine(), []
     for dtype in plan.dtypes:
         reference_model = None
@@ -119,8 +119,11 @@ def run_local(
                 methods.append(
                     GenerateMethod(PROMPT_LOOKUP, reference_model, tokenizer, info.eos_token_ids, _PROMPT_LOOKUP_TOKENS)
                 )
-            methods += _engines(plan, dtype, batch_size, longest + plan.max_new_tokens)
-            _warm_up(methods, warm_up, batch_size, min(plan.max_new_tokens, _WARM_UP_TOKENS))
+            settings = EngineSettings(
+                plan.model, plan.draft_model, dtype, plan.device, plan.exact, batch_size, plan.max_draft_tokens
+            )
+            methods += create_engines(settings, plan.drafters, longest + plan.max_new_tokens, "paceline: ")
+            warm_up(methods, tokenizer, batch_size, plan.max_new_tokens)
             _learn(methods, learn_rows, token_ids, plan.max_new_tokens)
             blocks = make_blocks(rows, batch_size)
             stage = f"{dtype}, batch {batch_size}"
@@ -160,45 +163,44 @@ def run_blocks(
     progress: Progress = silent,
 ) -> list[TimedBlock]:
     """Every method on every block, block by block; the method that goes first changes with each block."""
-    timed = []
+
+    def ask(method: Method, block: Sequence[BenchPrompt]) -> list[TimedBlock]:
+        prompts = [token_ids[row.name] for row in block]
+        started = time.perf_counter()
+        answers = method.answer(prompts, max_new_tokens)
+        seconds = time.perf_counter() - started
+        return [TimedBlock(method.name, block[0].task, tuple(row.name for row in block), seconds, tuple(answers))]
+
+    return interleave(methods, blocks, ask, stage, progress)
+
+
+def interleave(
+    methods: Sequence[M],
+    blocks: Sequence[Sequence[BenchPrompt]],
+    ask: Callable[[M, Sequence[BenchPrompt]], list[TimedBlock]],
+    stage: str = "",
+    progress: Progress = silent,
+) -> list[TimedBlock]:
+    """What `ask` returns for every method and block, block by block; who goes first changes with each block."""
+    timed: list[TimedBlock] = []
     for index, block in enumerate(blocks):
         progress(stage, index, len(blocks))
-        prompts = [token_ids[row.name] for row in block]
         first = index % len(methods)
         for method in (*methods[first:], *methods[:first]):
-            started = time.perf_counter()
-            answers = method.answer(prompts, max_new_tokens)
-            seconds = time.perf_counter() - started
-            names = tuple(row.name for row in block)
-            timed.append(TimedBlock(method.name, block[0].task, names, seconds, tuple(answers)))
+            timed += ask(method, block)
     progress(stage, len(blocks), len(blocks))
     return timed
 
 
-def _engines(plan: LocalPlan, dtype: str, batch_size: int, longest: int) -> list[EngineMethod]:
-    """Fresh engines: none has seen a prompt that is about to be measured, nor shares a cache with another."""
-    methods = []
-    for drafters in ((NONE,), *(names for names in plan.drafters if names != (NONE,))):
-        engine = LocalEngine(
-            plan.model,
-            draft_model=NONE if drafters == (NONE,) else plan.draft_model,
-            drafters=drafters,
-            batch_size=batch_size,
-            dtype=dtype,
-            device=plan.device,
-            exact=plan.exact,
-            max_draft_tokens=plan.max_draft_tokens,
-            kv_cache_tokens=2 * batch_size * (longest + plan.max_draft_tokens + 64),
-        )
-        methods.append(EngineMethod(f"paceline: {','.join(drafters)}", engine))
-    return methods
-
-
-def _warm_up(methods: Sequence[Method], prompts: Sequence[list[int]], batch_size: int, max_new_tokens: int) -> None:
+def warm_up(methods: Sequence[Method], tokenizer: Any, batch_size: int, max_new_tokens: int) -> None:
     """Compile, allocate and let step times be learnt, on texts that are no part of the measurement."""
+    prompts = [
+        encode_prompt(BenchPrompt("warm-up", "warm-up", ({"role": "user", "content": text},)), tokenizer)
+        for text in _WARM_UP_TEXTS
+    ]
     for method in methods:
         for prompt in prompts:
-            method.answer([prompt] * batch_size, max_new_tokens)
+            method.answer([prompt] * batch_size, min(max_new_tokens, _WARM_UP_TOKENS))
 
 
 def _learn(
@@ -260,8 +262,8 @@ def compare_answers(
     return Equality(len(expected), tuple(differences))
 
 
-def _check_room(token_ids: dict[str, list[int]], info: ModelInfo, max_new_tokens: int) -> int:
-    """Tokens of the longest prompt."""
+def check_room(token_ids: dict[str, list[int]], info: ModelInfo, max_new_tokens: int) -> int:
+    """Tokens of the longest prompt. Raises InvalidRequest for one that the model has no room for with its answer."""
     for name, tokens in token_ids.items():
         if len(tokens) + max_new_tokens > info.max_model_len:
             limit = f"with {max_new_tokens} new ones the model has room for {info.max_model_len}"
@@ -269,7 +271,3 @@ def _check_room(token_ids: dict[str, list[int]], info: ModelInfo, max_new_tokens
         if not tokens or max(tokens) >= info.vocab_size:
             raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", f"needs 1 or more below {info.vocab_size}")
     return max(len(tokens) for tokens in token_ids.values())
-
-
-def _encode_text(text: str, tokenizer: Any) -> list[int]:
-    return encode_prompt(BenchPrompt("warm-up", "warm-up", ({"role": "user", "content": text},)), tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TextIO
 
 from cluster.bench.local import CellResult, LocalPlan, MethodResult
@@ -40,18 +41,45 @@ def print_cell(cell: CellResult, out: TextIO) -> None:
         title += ": engines answer a block together, generate its prompts one after the other"
     header = ("method", "tokens/s", "x", "median x", "tokens/round", "drafts accepted", "tokens by source", "identical")
     print_table(title, header, [_overall_row(cell, method) for method in cell.methods], out)
-    tasks = list(cell.methods[0].tasks)
-    if len(tasks) > 1:
-        rows = [
-            [method.name, *(_ratio(method.tasks[task].ratio) for task in tasks), _ratio(method.overall.ratio)]
-            for method in cell.methods
-        ]
-        print_table(f"x of {cell.reference}, by task", ("method", *tasks, "all"), rows, out)
+    print_task_ratios(cell.methods, cell.reference, out)
     for method in cell.methods:
-        _print_differences(method, out)
+        print_differences(method, out)
     if cell.num_partial_blocks:
         print(f"{cell.num_partial_blocks} blocks held fewer than {cell.batch_size} prompts", file=out)
     print(file=out, flush=True)
+
+
+def print_task_ratios(methods: Sequence[MethodResult], reference: str, out: TextIO) -> None:
+    """Nothing where there is only one task."""
+    tasks = list(methods[0].tasks)
+    if len(tasks) > 1:
+        rows = [
+            [method.name, *(show_ratio(method.tasks[task].ratio) for task in tasks), show_ratio(method.overall.ratio)]
+            for method in methods
+        ]
+        print_table(f"x of {reference}, by task", ("method", *tasks, "all"), rows, out)
+
+
+def print_differences(method: MethodResult, out: TextIO) -> None:
+    """How many answers differ from the reference's and where the first of them do; nothing where none does."""
+    same = method.equality
+    if same is None or not same.differences:
+        return
+    near_ties = ""
+    if same.largest_gap is not None:
+        near_ties = (
+            f", {same.num_near_ties} of them where the two best logits are less than {NEAR_TIE:g} apart, "
+            f"largest logit gap {same.largest_gap:.2g}"
+        )
+    print(f"{method.name}: {len(same.differences)} answers differ{near_ties}", file=out)
+    for one in same.differences[:_MAX_SHOWN_DIFFERENCES]:
+        gap = "" if one.logit_gap is None else f", logit gap {one.logit_gap:.2g}"
+        expected, found = ("end" if token is None else token for token in (one.expected, one.found))
+        print(f"  prompt {one.prompt}, token {one.position}: {expected} became {found}{gap}", file=out)
+
+
+def show_ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _overall_row(cell: CellResult, method: MethodResult) -> list[str]:
@@ -62,30 +90,10 @@ def _overall_row(cell: CellResult, method: MethodResult) -> list[str]:
     return [
         method.name,
         f"{speed.tokens_per_second:.1f}",
-        _ratio(speed.ratio),
-        _ratio(speed.median_ratio),
+        show_ratio(speed.ratio),
+        show_ratio(speed.median_ratio),
         f"{speed.tokens_per_round:.2f}",
         "-" if speed.accepted_share is None else f"{speed.accepted_share:.0%}",
         ", ".join(shares) or "-",
         "reference" if same is None else f"{same.num_identical}/{same.num_compared}",
     ]
-
-
-def _print_differences(method: MethodResult, out: TextIO) -> None:
-    same = method.equality
-    if same is None or not same.differences:
-        return
-    gap = "" if same.largest_gap is None else f", largest logit gap {same.largest_gap:.2g}"
-    print(
-        f"{method.name}: {len(same.differences)} answers differ, {same.num_near_ties} of them where the two best "
-        f"logits are less than {NEAR_TIE:g} apart{gap}",
-        file=out,
-    )
-    for one in same.differences[:_MAX_SHOWN_DIFFERENCES]:
-        gap = "" if one.logit_gap is None else f", logit gap {one.logit_gap:.2g}"
-        expected, found = ("end" if token is None else token for token in (one.expected, one.found))
-        print(f"  prompt {one.prompt}, token {one.position}: {expected} became {found}{gap}", file=out)
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -1,15 +1,17 @@
-"""The ways to decode that `paceline bench local` compares: `transformers` generate, and the engine with drafters."""
+"""The ways to decode that are measured beside each other: `transformers` generate, and the engine with drafters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters
 from cluster.bench.speed import Answer
-from cluster.local import LocalEngine
+from cluster.local import LocalEngine, OnRound
 
 
 class Method(Protocol):
@@ -60,23 +62,91 @@ class GenerateMethod:
             forwards.remove()
         token_ids = output[0, len(prompt) :].tolist()[:max_new_tokens]
         end = next((index for index, token in enumerate(token_ids) if token in self._eos), len(token_ids))
-        self._tokenizer.decode(token_ids[:end], skip_special_tokens=True)  # the engine's time includes it
-        return Answer(tuple(token_ids[:end]), forwards.count)
+        text = self._tokenizer.decode(token_ids[:end], skip_special_tokens=True)  # the engine's time includes it
+        return Answer(tuple(token_ids[:end]), forwards.count, text=text)
 
 
 class EngineMethod:
-    """A `LocalEngine`, all prompts of a call at once as far as its batch size allows."""
+    """A `LocalEngine`, all prompts of a call at once as far as its batch size allows.
 
-    def __init__(self, name: str, engine: LocalEngine) -> None:
+    `on_round`, where it is set, hears of every round from then on.
+    """
+
+    def __init__(self, name: str, engine: LocalEngine, temperature: float = 0.0) -> None:
         self.name = name
         self.drafter_names = tuple(engine.drafter_names)
+        self.on_round: OnRound | None = None
         self._engine = engine
+        self._temperature = temperature
 
-    def answer(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answer]:
-        generations = self._engine.generate(list(prompts), max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+    def answer(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
+    ) -> list[Answer]:
+        """Prompt i is sampled with seed + i. predictions: of each prompt's answer, "" for no idea; () for none."""
+        generations = self._engine.generate(
+            list(prompts),
+            max_new_tokens=max_new_tokens,
+            temperature=self._temperature,
+            seed=seed,
+            predictions=predictions,
+            on_round=self.on_round,
+        )
         return [
-            Answer(tuple(one.token_ids), one.rounds, one.draft_tokens, dict(one.accepted_tokens)) for one in generations
+            Answer(
+                token_ids=tuple(one.token_ids),
+                rounds=one.rounds,
+                draft_tokens=one.draft_tokens,
+                accepted_tokens=dict(one.accepted_tokens),
+                text=one.text,
+                round_tokens=tuple(one.round_tokens),
+                target_rows=one.target_rows,
+                seconds=one.seconds,
+            )
+            for one in generations
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What all engines of a measurement have in common."""
+
+    model: str
+    draft_model: str  # of those that draft
+    dtype: str
+    device: str
+    exact: Literal["default", "bitwise"]
+    batch_size: int
+    max_draft_tokens: int
+    gamma: int = 4
+    corpora: tuple[str, ...] = ()  # of those that draft from corpora
+    temperature: float = 0.0
+
+
+def create_engines(
+    settings: EngineSettings, drafters: Sequence[tuple[str, ...]], longest: int, prefix: str = ""
+) -> list[EngineMethod]:
+    """An engine that does not draft, and one for each other set of drafters, named after it behind `prefix`.
+
+    All are fresh: none has seen a prompt that is about to be measured, nor shares a cache with another. longest: tokens
+    of the longest prompt with its answer. Raises ModelError or InvalidRequest.
+    """
+    methods = []
+    for names in ((NONE,), *(names for names in drafters if names != (NONE,))):
+        engine = LocalEngine(
+            settings.model,
+            draft_model=NONE if names == (NONE,) else settings.draft_model,
+            drafters=names,
+            corpora=settings.corpora if RETRIEVAL in expand_drafters(names) else (),
+            gamma=settings.gamma,
+            batch_size=settings.batch_size,
+            dtype=settings.dtype,
+            device=settings.device,
+            exact=settings.exact,
+            max_draft_tokens=settings.max_draft_tokens,
+            kv_cache_tokens=2 * settings.batch_size * (longest + settings.max_draft_tokens + 64),
+        )
+        methods.append(EngineMethod(f"{prefix}{','.join(names)}", engine, settings.temperature))
+    return methods
 
 
 def logit_gap(model: PreTrainedModel, token_ids: Sequence[int]) -> float:

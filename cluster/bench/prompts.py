@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,17 @@ class BenchPrompt:
     task: str
     messages: tuple[dict[str, str], ...] = ()
     token_ids: tuple[int, ...] = ()
+    later_turns: tuple[str, ...] = ()  # what the user says next, each after the answer to what came before
+    category: str = ""  # as the file calls the task; empty where it names none
+    prediction: str = ""  # what the first answer will probably be
+
+    @property
+    def num_turns(self) -> int:
+        return 1 + len(self.later_turns)
 
 
 def read_spec_bench(directory: Path) -> list[BenchPrompt]:
-    """The first turn of every question in `directory`/question.jsonl; MT-bench's eight categories are one task.
+    """Every question in `directory`/question.jsonl; MT-bench's eight categories are one task.
 
     Raises InvalidRequest.
     """
@@ -37,8 +44,9 @@ def read_spec_bench(directory: Path) -> list[BenchPrompt]:
 
 
 def read_prompts(file: Path) -> list[BenchPrompt]:
-    """Rows with exactly one of `prompt` (text that a user says), `turns` (its first counts), `messages` or
-    `prompt_token_ids`; `task` or `category`, `id` or `question_id` may be there, other keys are ignored.
+    """Rows with exactly one of `prompt` (text that a user says), `turns` (several, one after the other), `messages` or
+    `prompt_token_ids`; `task` or `category`, `id` or `question_id`, and a `prediction` of the (first) answer may be
+    there, other keys are ignored.
 
     Raises InvalidRequest.
     """
@@ -100,22 +108,26 @@ def _read_row(where: str, number: int, line: str) -> BenchPrompt:
     if len(keys) != 1:
         raise InvalidRequest(where, line[:60], f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}")
     name = str(row.get("id", row.get("question_id", number)))
-    task = str(row.get("task", row.get("category", NO_TASK)))
-    task = "mt_bench" if task in _MT_BENCH else task
+    category = str(row.get("task", row.get("category", "")))
+    task = "mt_bench" if category in _MT_BENCH else category or NO_TASK
+    prediction = row.get("prediction") or ""
+    if not isinstance(prediction, str):
+        raise InvalidRequest(f"{where} prediction", str(prediction)[:60], "it must be a text")
+    prompt = BenchPrompt(name, task, category=category, prediction=prediction)
     key, value = keys[0], row[keys[0]]
     if key == "prompt_token_ids":
         if not _is_list_of(value, int) or any(type(token) is not int or token < 0 for token in value):
             raise InvalidRequest(f"{where} {key}", str(value)[:60], "it must hold token ids, at least one")
-        return BenchPrompt(name, task, token_ids=tuple(value))
+        return replace(prompt, token_ids=tuple(value))
     if key == "messages":
         if not _is_list_of(value, dict) or not all(_is_message(message) for message in value):
             raise InvalidRequest(f"{where} {key}", str(value)[:60], "it must hold messages with role and content")
-        turns = tuple({"role": message["role"], "content": message["content"]} for message in value)
-        return BenchPrompt(name, task, messages=turns)
-    text = value[0] if key == "turns" and _is_list_of(value, str) else value
-    if not isinstance(text, str) or not text:
+        messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
+        return replace(prompt, messages=messages)
+    turns = value if key == "turns" else [value]
+    if not _is_list_of(turns, str) or not all(turns):
         raise InvalidRequest(f"{where} {key}", str(value)[:60], "it must hold a text")
-    return BenchPrompt(name, task, messages=({"role": "user", "content": text},))
+    return replace(prompt, messages=({"role": "user", "content": turns[0]},), later_turns=tuple(turns[1:]))
 
 
 def _is_list_of(value: Any, kind: type) -> bool:

@@ -1,4 +1,6 @@
-"""The arithmetic of `paceline bench local`: speeds, ratios and whether the answers are the same. No model in here."""
+"""The arithmetic of `paceline bench local` and `paceline compare`: speeds, ratios and whether the answers
+are the same. No model in here.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,10 @@ class Answer:
     rounds: int  # forwards of the target that emitted tokens of it
     draft_tokens: int = 0  # verified
     accepted_tokens: Mapping[str, int] = field(default_factory=dict)  # by source
+    text: str = ""
+    round_tokens: tuple[int, ...] | None = None  # how many each round emitted; None here and below: not known
+    target_rows: int | None = None  # computed for it, prompt included
+    seconds: float | None = None  # of its own, from its first round to its last
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     if out.isatty():
         table = Table(title=title, title_justify="left")
         for index, name in enumerate(header):
-            table.add_column(name, justify="right" if index else "left")
+            table.add_column(name, justify="right" if index else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         Console(file=out).print(table)

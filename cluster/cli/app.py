@@ -6,7 +6,7 @@ from importlib import metadata
 
 import typer
 
-from cluster.cli import bench, chat, corpus, drafter, generate, model, serve
+from cluster.cli import bench, chat, compare, corpus, drafter, generate, model, serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("compare")(compare.compare)
 app.add_typer(model.app, name="model")
 app.add_typer(drafter.app, name="drafter")
 app.add_typer(corpus.app, name="corpus")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actors.errors import InvalidRequest
 from actors.models.loader import DTYPES
 from cluster.cli.progress import progress_bars
+
+if TYPE_CHECKING:
+    from cluster.bench.prompts import BenchPrompt
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed: of the engine in one process, or of a running server.")
 
@@ -53,15 +57,15 @@ def local(
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
 ) -> None:
     """Decoding speed in one process against `transformers` generate, interleaved on the same prompts, greedy."""
-    rows = _read_prompts(prompts, spec_bench)
-    dtypes = _split(dtype)
+    rows = read_bench_prompts(prompts, spec_bench)
+    dtypes = split_names(dtype)
     for name in dtypes:
         if name not in DTYPES:
             raise InvalidRequest("--dtype", name, f"it must be one of {', '.join(DTYPES)}")
-    sizes = _split(batch_size)
+    sizes = split_names(batch_size)
     if not all(size.isdecimal() and int(size) >= 1 for size in sizes):
         raise InvalidRequest("--batch-size", batch_size, "it must hold integers of at least 1, comma-separated")
-    _check_writable("--json", json_file)
+    check_writable("--json", json_file)
     import torch
 
     from cluster.bench.local import LocalPlan, run_local
@@ -73,7 +77,7 @@ def local(
         prompts=tuple(rows),
         model=model,
         draft_model=draft_model,
-        drafters=tuple(_split(names) for names in drafters),
+        drafters=tuple(split_names(names) for names in drafters),
         rows_per_task=rows_per_task,
         learn_rows_per_task=learn_rows,
         max_new_tokens=max_new_tokens,
@@ -88,7 +92,7 @@ def local(
     with progress_bars() as progress:
         report = run_local(plan, progress, lambda cell: print_cell(cell, sys.stdout))
     if json_file is not None:
-        _save(json_file, report.as_json())
+        save_json(json_file, report.as_json())
 
 
 @app.command()
@@ -120,9 +124,9 @@ def serve(
     """
     if not request_rate > 0:
         raise InvalidRequest("--request-rate", request_rate, "it must be above 0, or inf")
-    rows = _read_prompts(prompts, spec_bench)
+    rows = read_bench_prompts(prompts, spec_bench)
     objectives = dict(_objective(one) for one in goodput)
-    _check_writable("--save-result", save_result)
+    check_writable("--save-result", save_result)
     from cluster.bench.serve import ServePlan, run_serve
     from cluster.bench.serve_metrics import format_summary
 
@@ -160,12 +164,13 @@ def serve(
     if report.num_repeated:
         typer.echo(f"{report.num_repeated} requests repeat a prompt; caches make them faster", err=True)
     if save_result is not None:
-        _save(save_result, report.as_json(plan, detailed=save_detailed))
+        save_json(save_result, report.as_json(plan, detailed=save_detailed))
     if not any(summary.completed for summary in report.summaries.values()):
         raise typer.Exit(1)
 
 
-def _read_prompts(file: Path | None, spec_bench: Path | None) -> list[Any]:
+def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[BenchPrompt]:
+    """Of --prompts or --spec-bench. Raises InvalidRequest unless exactly one is given and can be read."""
     from cluster.bench.prompts import read_prompts, read_spec_bench
 
     if file is not None and spec_bench is None:
@@ -175,7 +180,8 @@ def _read_prompts(file: Path | None, spec_bench: Path | None) -> list[Any]:
     raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
 
 
-def _split(text: str) -> tuple[str, ...]:
+def split_names(text: str) -> tuple[str, ...]:
+    """The parts between commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -193,12 +199,17 @@ def _objective(text: str) -> tuple[str, float]:
     return metric, value
 
 
-def _check_writable(option: str, file: Path | None) -> None:
-    """Before an hour is spent on what cannot be saved."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+def check_writable(option: str, file: Path | None) -> None:
+    """Before an hour is spent on what cannot be saved. Raises InvalidRequest."""
+    if file is None:
+        return
+    if file.is_dir() or not file.parent.is_dir():
         raise InvalidRequest(option, str(file), "its directory must exist and it must be a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise InvalidRequest(option, str(file), "it cannot be written")
 
 
-def _save(file: Path, data: dict[str, Any]) -> None:
+def save_json(file: Path, data: dict[str, Any]) -> None:
+    """With the date."""
     date = datetime.now().strftime("%Y%m%d-%H%M%S")
     file.write_text(json.dumps({"date": date, **data}, indent=1) + "\n", encoding="utf-8")

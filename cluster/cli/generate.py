@@ -71,7 +71,7 @@ def generate(
         "top_k": top_k,
         "seed": seed,
     }
-    _check_options(sampling)
+    check_sampling_options(sampling)
     prompts, predictions = _prompts(prompt, prompts_file, prediction)
     engine = local_engine(
         model=model,
@@ -113,7 +113,7 @@ def _trace_writer() -> Callable[[RoundTrace], None]:
     return lambda trace: typer.echo(format_trace(trace, next(number)), err=True)
 
 
-def _check_options(sampling: dict[str, Any]) -> None:
+def check_sampling_options(sampling: dict[str, Any]) -> None:
     """Before a model is loaded. Raises InvalidRequest that names the option."""
     try:
         check_local_fields(sampling)

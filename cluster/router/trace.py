@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from actors.draft_tree import depths_of
 from actors.drafters.registry import DRAFT_MODEL
 from actors.messages import TokenChunk, VerifyResult
 from cluster.router.round import Round, RoundEntry, RouterEvent
@@ -25,6 +26,7 @@ class RoundTrace:
     accepted: dict[str, int]  # and emitted: none after a stop token
     num_emitted: int
     rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
+    depths: tuple[tuple[int, int], ...]  # of each sequence that verified drafts: (of its deepest node, accepted)
     draft_s: float  # drafting, merging and choosing
     verify_s: float
 
@@ -43,6 +45,7 @@ def trace_round(
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     rejected: list[int] = []
+    depths: list[tuple[int, int]] = []
     paths = {verdict.seq_id: set(verdict.path.tolist()) for verdict in result.verdicts}
     for entry in round.entries:
         for source, tree in entry.proposals:
@@ -50,6 +53,8 @@ def trace_round(
         verified.update(_sources_of_nodes(round, entry, source_names))
         tokens, path = entry.token_ids[: entry.num_verified].tolist(), paths.get(entry.seq_id, set())
         rejected.extend(token for node, token in enumerate(tokens) if node not in path)
+        if tokens:
+            depths.append((int(depths_of(entry.parents[: entry.num_verified]).max()), len(path)))
     num_emitted = 0
     for event in events:
         if isinstance(event, TokenChunk):
@@ -64,6 +69,7 @@ def trace_round(
         dict(accepted),
         num_emitted,
         tuple(rejected),
+        tuple(depths),
         draft_s,
         verify_s,
     )

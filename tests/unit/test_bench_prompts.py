@@ -35,12 +35,14 @@ def test_every_form_of_row_is_read(tmp_path):
         {"turns": ["first", "second"], "category": "coding", "question_id": 7},
         {"messages": history, "task": "chat", "id": "x"},
         {"prompt_token_ids": [3, 0, 5], "expected": "ignored"},
+        {"prompt": "say it again", "prediction": "it again"},
     )
     assert read_prompts(file) == [
         BenchPrompt("1", "prompts", said("one\u2028line")),
-        BenchPrompt("7", "mt_bench", said("first")),
-        BenchPrompt("x", "chat", tuple(history)),
+        BenchPrompt("7", "mt_bench", said("first"), later_turns=("second",), category="coding"),
+        BenchPrompt("x", "chat", tuple(history), category="chat"),
         BenchPrompt("5", "prompts", token_ids=(3, 0, 5)),
+        BenchPrompt("6", "prompts", said("say it again"), prediction="it again"),
     ]
 
 
@@ -53,6 +55,8 @@ def test_every_form_of_row_is_read(tmp_path):
         ({"prompt": ""}, "must hold a text"),
         ({"turns": []}, "must hold a text"),
         ({"turns": [3]}, "must hold a text"),
+        ({"turns": ["a", ""]}, "must hold a text"),
+        ({"prompt": "a", "prediction": 3}, "prediction is '3'; it must be a text"),
         ({"messages": []}, "messages with role and content"),
         ({"messages": [{"role": "user"}]}, "messages with role and content"),
         ({"prompt_token_ids": [1, True]}, "token ids"),
@@ -74,7 +78,7 @@ def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
             read_prompts(file)
 
 
-def test_of_spec_bench_the_first_turns_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
+def test_of_spec_bench_all_turns_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
     rows = [
         {"question_id": 81, "category": "writing", "turns": ["Compose a travel blog post.", "Rewrite your response."]},
         {"question_id": 91, "category": "roleplay", "turns": ["Pretend yourself to be a scientist.", "And now?"]},
@@ -83,10 +87,10 @@ def test_of_spec_bench_the_first_turns_are_read_and_the_categories_of_mt_bench_a
     ]
     write(tmp_path, *rows).rename(tmp_path / "question.jsonl")
     assert read_spec_bench(tmp_path) == [
-        BenchPrompt("81", "mt_bench", said("Compose a travel blog post.")),
-        BenchPrompt("91", "mt_bench", said("Pretend yourself to be a scientist.")),
-        BenchPrompt("161", "translation", said("Translate German to English: Guten Tag.")),
-        BenchPrompt("481", "rag", said("Read the passages. Who was it?")),
+        BenchPrompt("81", "mt_bench", said("Compose a travel blog post."), (), ("Rewrite your response.",), "writing"),
+        BenchPrompt("91", "mt_bench", said("Pretend yourself to be a scientist."), (), ("And now?",), "roleplay"),
+        BenchPrompt("161", "translation", said("Translate German to English: Guten Tag."), category="translation"),
+        BenchPrompt("481", "rag", said("Read the passages. Who was it?"), category="rag"),
     ]
 
 
@@ -99,6 +103,7 @@ def test_spec_bench_has_six_tasks_of_eighty_questions():
     assert prompts[0].name == "81"
     assert prompts[0].messages[0]["content"].startswith("Compose an engaging travel blog post")
     assert all(len(prompt.messages) == 1 for prompt in prompts)
+    assert all(prompt.num_turns == 1 + (prompt.task == "mt_bench") for prompt in prompts)
 
 
 def prompts_of(counts):

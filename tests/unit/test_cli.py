@@ -14,7 +14,7 @@ import pytest
 from actors.models.toy import save_tiny_model
 from cluster.cli import app as commands
 
-COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", "version"]
+COMMANDS = ["serve", "generate", "chat", "compare", "model", "drafter", "corpus", "bench", "version"]
 
 
 @pytest.fixture
@@ -260,6 +260,53 @@ def test_a_trace_has_a_line_for_every_round_and_text_stays_alone_on_stdout(run, 
         assert line.startswith(f"round {number} | ")
         assert all(word in line for word in (" rows", "proposed ", "verified ", "accepted ", "drafting ", "verifying "))
     assert sum(int(line.split("emitted ")[1].split()[0]) for line in lines) == 6
+
+
+# --- compare
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "abc abc"}\n')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--drafter", "suffix", "--drafter", "suffix,sufix"], "--drafter is 'sufix'; known drafters are auto, "),
+        (["--drafter", ","], "--drafter is ','; it must hold at least one name"),
+        (["--drafter", "none,suffix"], "--drafter is ('none', 'suffix'); none excludes every other drafter"),
+        (["--spec-bench", "."], "give either --prompts or --spec-bench"),
+        (["--answers", "."], "--answers is '.'; give --spec-bench too"),
+        (["--json", "/absent/out.json"], "--json is '/absent/out.json'; its directory must exist"),
+        (["--plot", "/absent/out.png"], "--plot is '/absent/out.png'; its directory must exist"),
+        (["--plot", "out.pdf"], "--plot is 'out.pdf'; its name must end in .png or .svg"),
+        (["--corpus", "/absent"], "--corpus is '/absent'; there is no such directory"),
+        (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; a --drafter must include retrieval to use it"),
+        (["--temperature", "3"], "--temperature is 3.0; it should be less than or equal to 2"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it should be greater than or equal to 1"),
+    ],
+)
+def test_what_is_wrong_with_a_comparison_is_said_before_a_model_is_looked_for(refuse, prompts_file, options, expected):
+    assert expected in refuse("compare", "--model", "/no/such/model", "--prompts", prompts_file, *options)
+
+
+def test_questions_that_cannot_be_read_and_a_place_for_answers_that_cannot_be_made_are_named(refuse, tmp_path):
+    assert "--spec-bench is '/absent/question.jsonl'; it cannot be read" in refuse("compare", "--spec-bench", "/absent")
+    assert "prompts.jsonl'; it cannot be read" in refuse("compare", "--prompts", tmp_path / "prompts.jsonl")
+    questions = tmp_path / "question.jsonl"
+    questions.write_text('{"question_id": 1, "category": "qa", "turns": ["who?"]}\n')
+    for place in (questions, tmp_path / "absent" / "answers"):
+        line = refuse("compare", "--spec-bench", tmp_path, "--answers", place)
+        assert line == f"--answers is '{place}'; it must be a directory, or a new one in one that exists"
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(refuse, prompts_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not there
+    line = refuse("compare", "--prompts", prompts_file, "--plot", tmp_path / "out.png")
+    assert line.endswith("it needs matplotlib; install Paceline with the extra [plot]")
 
 
 # --- the rest

@@ -152,7 +152,12 @@ def test_traces_of_the_rounds_add_up_to_the_generation(engine):
         assert sum(trace.verified.values()) <= sum(trace.proposed.values())
         assert sum(trace.verified.values()) == len(trace.rejected) + trace.num_emitted - 1 or trace is traces[-1]
         assert min(trace.draft_s, trace.verify_s) > 0
+        for deepest, num_accepted in trace.depths:
+            assert 0 <= num_accepted <= deepest <= sum(trace.verified.values())
+            assert num_accepted >= sum(trace.accepted.values())
     assert accepted == generation.accepted_tokens
+    assert any(trace.depths for trace in traces)
     assert sum(trace.num_emitted for trace in traces) == 40
+    assert generation.round_tokens == [trace.num_emitted for trace in traces if trace.num_emitted]
     assert sum(trace.rows for trace in traces) == generation.target_rows
     assert sum(sum(trace.verified.values()) for trace in traces) == generation.draft_tokens

@@ -144,7 +144,8 @@ def normal(name):
 
 def test_every_dependency_is_pinned_to_the_version_in_the_lock():
     lock = {normal(name): version for name, version in locked().items()}
-    requirements = PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"]
+    extras = [name for extra in PROJECT["project"]["optional-dependencies"].values() for name in extra]
+    requirements = PROJECT["project"]["dependencies"] + extras + PROJECT["dependency-groups"]["dev"]
     for requirement in requirements:
         name, version = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", requirement).groups()
         assert lock.get(normal(name)) == version, f"{requirement} is not what requirements.lock says: run `make lock`"

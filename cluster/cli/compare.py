@@ -1,0 +1,134 @@
+"""`paceline compare`: which drafters pay, on prompts of one's own or those of Spec-Bench."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import typer
+
+from actors.drafters.registry import RETRIEVAL, expand_drafters
+from actors.errors import InvalidRequest
+from cluster.cli.bench import check_writable, read_bench_prompts, save_json, split_names
+from cluster.cli.generate import Dtype, Exact, check_sampling_options
+from cluster.cli.progress import progress_bars
+
+_PLOT_SUFFIXES = (".png", ".svg")
+
+
+def compare(
+    prompts: Path = typer.Option(
+        None, help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task and a prediction."
+    ),
+    spec_bench: Path = typer.Option(None, metavar="DIR", help="Directory with the question.jsonl of Spec-Bench."),
+    answers: Path = typer.Option(
+        None, metavar="DIR", help="With --spec-bench: write its answer files there, one for every set of drafters."
+    ),
+    drafter: list[str] = typer.Option(
+        ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
+    ),
+    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
+    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
+    rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
+    max_new_tokens: int = typer.Option(128, help="Of an answer, at least 1."),
+    temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
+    seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
+    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    max_draft_tokens: int = typer.Option(16, min=0, max=256),
+    batch_size: int = typer.Option(1, min=1, max=1024),
+    dtype: Dtype = typer.Option(Dtype.float32),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
+    exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
+    threads: int = typer.Option(None, min=1, help="Torch threads; by default torch's own choice."),
+    json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
+    plot: Path = typer.Option(None, help="Draw speed and acceptance by position: a .png or .svg file."),
+) -> None:
+    """Compare sets of drafters with each other and with decoding without drafts, interleaved on the same prompts."""
+    check_sampling_options({"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
+    sets = _drafter_sets(drafter)
+    _check_corpora(corpus, sets)
+    rows = read_bench_prompts(prompts, spec_bench)
+    _check_answers(answers, spec_bench)
+    check_writable("--json", json_file)
+    _check_plot(plot)
+    import torch
+
+    from cluster.bench.compare import ComparePlan, run_compare
+    from cluster.bench.compare_report import print_plan, print_report
+    from cluster.bench.spec_bench_answers import write_answers
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    plan = ComparePlan(
+        prompts=tuple(rows),
+        drafters=sets,
+        model=model,
+        draft_model=draft_model,
+        corpora=tuple(map(str, corpus)),
+        rows_per_task=rows_per_task,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        gamma=gamma,
+        max_draft_tokens=max_draft_tokens,
+        batch_size=batch_size,
+        dtype=dtype.value,
+        device=device,
+        exact=exact.value,
+    )
+    print_plan(plan, sys.stdout)
+    with progress_bars() as progress:
+        report = run_compare(plan, progress)
+    print_report(report, sys.stdout)
+    if json_file is not None:
+        save_json(json_file, report.as_json())
+    if answers is not None:
+        write_answers(report, rows, answers)
+    if plot is not None:
+        from cluster.bench.compare_plot import draw_comparison
+
+        draw_comparison(report, plot)
+
+
+def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
+    """Distinct sets, as they were written. Raises InvalidRequest."""
+    sets = []
+    for text in texts:
+        names = split_names(text)
+        if not names:
+            raise InvalidRequest("--drafter", text, "it must hold at least one name")
+        expand_drafters(names, field="--drafter")
+        sets.append(names)
+    return tuple(dict.fromkeys(sets))
+
+
+def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> None:
+    for directory in corpora:
+        if not directory.is_dir():
+            raise InvalidRequest("--corpus", str(directory), "there is no such directory")
+        if not any(RETRIEVAL in expand_drafters(names) for names in sets):
+            raise InvalidRequest("--corpus", str(directory), f"a --drafter must include {RETRIEVAL} to use it")
+
+
+def _check_answers(answers: Path | None, spec_bench: Path | None) -> None:
+    if answers is None:
+        return
+    if spec_bench is None:
+        raise InvalidRequest("--answers", str(answers), "give --spec-bench too, whose questions are answered")
+    if not answers.is_dir() and (answers.exists() or not answers.parent.is_dir()):
+        raise InvalidRequest("--answers", str(answers), "it must be a directory, or a new one in one that exists")
+    if not os.access(answers if answers.exists() else answers.parent, os.W_OK):
+        raise InvalidRequest("--answers", str(answers), "it cannot be written")
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if plot.suffix.lower() not in _PLOT_SUFFIXES:
+        raise InvalidRequest("--plot", str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
+    check_writable("--plot", plot)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidRequest("--plot", str(plot), "it needs matplotlib; install Paceline with the extra [plot]")
