@@ -14,17 +14,13 @@ import typer
 
 from actors.errors import InvalidRequest
 from actors.models.loader import DTYPES
+from cluster.cli.engine import DeviceOption, DraftModelOption, Exact, ExactOption, ModelOption
 from cluster.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from cluster.bench.prompts import BenchPrompt
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed: of the engine in one process, or of a running server.")
-
-
-class Exact(StrEnum):
-    default = "default"
-    bitwise = "bitwise"
 
 
 class Speculation(StrEnum):
@@ -47,11 +43,11 @@ def local(
     drafters: list[str] = typer.Option(
         ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
     ),
-    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
-    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    model: ModelOption = "smollm2",
+    draft_model: DraftModelOption = "auto",
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
-    exact: Exact = typer.Option(Exact.default),
+    device: DeviceOption = "auto",
+    exact: ExactOption = Exact.default,
     threads: int = typer.Option(None, min=1, help="Torch threads, for every method; by default torch's own choice."),
     baselines: bool = typer.Option(True, help="Measure `transformers` too; else against the engine without drafts."),
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),

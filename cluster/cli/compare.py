@@ -12,7 +12,17 @@ import typer
 from actors.drafters.registry import RETRIEVAL, expand_drafters
 from actors.errors import InvalidRequest
 from cluster.cli.bench import check_writable, read_bench_prompts, save_json, split_names
-from cluster.cli.generate import Dtype, Exact, check_sampling_options
+from cluster.cli.engine import (
+    DeviceOption,
+    DraftModelOption,
+    Dtype,
+    Exact,
+    ExactOption,
+    GammaOption,
+    ModelOption,
+    ThreadsOption,
+)
+from cluster.cli.generate import check_sampling_options
 from cluster.cli.progress import progress_bars
 
 _PLOT_SUFFIXES = (".png", ".svg")
@@ -29,20 +39,20 @@ def compare(
     drafter: list[str] = typer.Option(
         ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
     ),
-    model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
-    draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    model: ModelOption = "smollm2",
+    draft_model: DraftModelOption = "auto",
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
     max_new_tokens: int = typer.Option(128, help="Of an answer, at least 1."),
     temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
-    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    gamma: GammaOption = 4,
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
     batch_size: int = typer.Option(1, min=1, max=1024),
     dtype: Dtype = typer.Option(Dtype.float32),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
-    exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
-    threads: int = typer.Option(None, min=1, help="Torch threads; by default torch's own choice."),
+    device: DeviceOption = "auto",
+    exact: ExactOption = Exact.default,
+    threads: ThreadsOption = None,
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
     plot: Path = typer.Option(None, help="Draw speed and acceptance by position: a .png or .svg file."),
 ) -> None:
