@@ -20,7 +20,7 @@ from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 
 # Of the engine in this process; a server has its own.
-_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "device", "exact", "threads")
+_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "branch", "dtype", "device", "exact", "threads")
 
 
 def chat(
@@ -40,7 +40,8 @@ def chat(
     compare: bool = typer.Option(False, "--compare", help="Decode every turn again without drafts."),
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
     load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
-    gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    gamma: int = typer.Option(4, min=1, max=64, help="Tokens ahead that the draft model guesses a round."),
+    branch: int = typer.Option(2, min=1, max=8, help="Guesses for each of them; 1: a chain, else a tree."),
     dtype: Dtype = typer.Option(Dtype.float32),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
     exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
@@ -76,7 +77,7 @@ def chat(
 
         backend: Backend = ServerBackend(url)
     else:
-        backend = _local_backend(model, draft_model, drafter, gamma, dtype, device, exact, threads)
+        backend = _local_backend(model, draft_model, drafter, gamma, branch, dtype, device, exact, threads)
     view = View(make_console(sys.stdout), make_console(sys.stderr))
     session = ChatSession(backend, settings, Conversation(system), view)
     try:
@@ -100,6 +101,7 @@ def _local_backend(
     draft_model: str,
     drafter: str,
     gamma: int,
+    branch: int,
     dtype: Dtype,
     device: str,
     exact: Exact,
@@ -118,6 +120,7 @@ def _local_backend(
             draft_model=draft_model,
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
             gamma=gamma,
+            branch=branch,
             batch_size=1,
             dtype=dtype.value,
             device=device,
