@@ -813,10 +813,11 @@ def test_of_a_tree_of_a_draft_model_every_branch_may_be_accepted():
     def forked(round):
         """The right chain below a second sibling."""
         results = asking({"w": worker})(round)
-        if "w" not in results or not len(results["w"].trees):
+        trees = results["w"].trees if "w" in results else []
+        if not trees or len(trees[0].token_ids) < 2:
             return results
-        right_chain = results["w"].trees[0]
-        count = min(3, len(right_chain.token_ids))
+        right_chain = trees[0]
+        count = min(3, len(right_chain.token_ids) - 1)
         wrong = (right_chain.token_ids[:1] + 1) % VOCAB_SIZE
         tree = TreeMessage(
             np.concatenate([wrong, right_chain.token_ids[:count]]),
