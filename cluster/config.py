@@ -49,7 +49,8 @@ class DraftConfig(_Section):
     device: str = "auto"
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens ahead a round
-    branch: Annotated[int, Field(ge=1, le=8)] = 2  # guesses for each of them; 1: a chain
+    # Guesses for each of them, 1: a chain. A third brings few tokens more a round, and no more a second.
+    branch: Annotated[int, Field(ge=1, le=8)] = 2
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
