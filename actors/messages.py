@@ -105,6 +105,8 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     delta: SequenceDelta
     max_nodes: int  # >= 0; 0 only brings the drafter up to date
     begin: SequenceStart | None = None  # present when delta.start == 0
+    max_depth: int = 0  # tokens of the longest path; 0: as many as max_nodes
+    branch: int = 1  # guesses for each next token; 1: a chain
 
 
 class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):

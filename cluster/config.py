@@ -48,7 +48,9 @@ class DraftConfig(_Section):
     dtype: Dtype = "float32"
     device: str = "auto"
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens a round
+    gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens ahead a round
+    # Guesses for each of them, 1: a chain. A third brings few tokens more a round, and no more a second.
+    branch: Annotated[int, Field(ge=1, le=8)] = 2
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16

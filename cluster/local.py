@@ -134,6 +134,7 @@ class LocalEngine:
         drafters: Sequence[str] = ("auto",),
         corpora: Sequence[str | Path] = (),
         gamma: int = 4,
+        branch: int = 2,
         batch_size: int = 8,
         dtype: str = "float32",
         draft_dtype: str | None = None,
@@ -147,7 +148,8 @@ class LocalEngine:
     ) -> None:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
         "auto" (the drafter built for the target, if there is one) or "none". corpora: directories of `paceline corpus
-        build`, for the drafter retrieval. Raises ModelError or InvalidRequest."""
+        build`, for the drafter retrieval. gamma and branch: tokens ahead that the draft model guesses a round, and
+        guesses for each of them. Raises ModelError or InvalidRequest."""
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
@@ -176,6 +178,7 @@ class LocalEngine:
             self.max_model_len,
             options.block_size,
             gamma,
+            branch=branch,
             profile=warm_up(self._target),
         )
         if self._draft is not None:

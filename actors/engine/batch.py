@@ -13,12 +13,20 @@ from actors.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Rows that one sequence contributes: `count` committed tokens from num_computed on, then a draft tree."""
+    """Rows that one sequence contributes: `count` committed tokens from num_computed on, then a draft tree.
+
+    A tree that grows over several forwards is given whole each time; its first nodes then have their KV already.
+    """
 
     sequence: Sequence
-    count: int  # >= 1
+    count: int  # >= 1, or 0 where all known tokens are computed and nodes are to follow
     tree_tokens: np.ndarray  # int32 [n]; empty unless `count` completes the known tokens
     tree_parents: np.ndarray  # int32 [n]
+    first_node: int = 0  # nodes before this one are computed; more than 0 only with count == 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.count + len(self.tree_tokens) - self.first_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +61,8 @@ def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
     first_row = 0
     for part in parts:
         sequence, nodes = part.sequence, len(part.tree_tokens)
-        begin = sequence.num_computed
-        known = begin + part.count
+        known = sequence.num_computed + part.count
+        begin = sequence.num_computed + part.first_node
         context = sequence.slots(known + nodes)
         slot_positions = np.arange(known + nodes)
         tree_mask = None
@@ -62,11 +70,11 @@ def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
             slot_positions[known:] = known - 1 + depths_of(part.tree_parents)
             if not is_chain(part.tree_parents):
                 tree_mask = ancestor_mask(part.tree_parents)
-        token_ids.append(sequence.tokens[begin:known])
-        token_ids.append(part.tree_tokens)
+        token_ids.append(sequence.tokens[sequence.num_computed : known])
+        token_ids.append(part.tree_tokens[part.first_node :])
         positions.append(slot_positions[begin:])
         slots.append(context[begin:])
-        num_rows = part.count + nodes
+        num_rows = part.num_rows
         spans.append(SequenceSpan(first_row, num_rows, context, slot_positions[begin:], slot_positions, tree_mask))
         first_row += num_rows
     return PackedBatch(
@@ -91,7 +99,8 @@ def visible(span: SequenceSpan, sliding_window: int | None) -> np.ndarray:
     allowed = np.arange(context)[None, :] <= np.arange(own, context)[:, None]
     if span.tree_mask is not None:
         nodes = len(span.tree_mask)
-        allowed[-nodes:, -nodes:] = span.tree_mask
+        rows = min(nodes, span.num_rows)  # fewer where the first nodes were computed before
+        allowed[-rows:, -nodes:] = span.tree_mask[-rows:]
     if sliding_window is not None:
         allowed &= span.row_positions[:, None] - span.slot_positions[None, :] < sliding_window
     return allowed

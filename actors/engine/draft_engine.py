@@ -1,31 +1,31 @@
-"""A draft model that guesses a chain per sequence: the drafter behind the name `draft_model`.
+"""A draft model that guesses a chain or a tree per sequence: the drafter behind the name `draft_model`.
 
 It draws with the target's own noise, `argmax(process(q) + G)` (design: coupled sampling), so no probabilities travel;
 with `acceptance: rejection` it draws from its truncated distribution instead and sends that along
-(Leviathan et al. 2023).
+(Leviathan et al. 2023). Siblings are the tokens that come next in `process(q) + G`: those that the target will draw
+where its logits are a little different. Trees grow best first, as in EAGLE-2 (Li et al. 2024).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.draft_tree import DraftTree
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
+from actors.engine.growing_tree import ROOT, GrowingTree
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import DraftBatch, DraftItem, DraftResult, TopProbs, TreeMessage, no_tokens
-from actors.sampling.sampler import RowSampling, draft_with_probs, rows_for, sample_tokens
+from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
-# Below this chance of being reached a further guess costs more draft time than it can earn.
-_MIN_CONFIDENCE = 0.08
 # Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
 _NUM_PROBS = 32
 # Rows a forward of prompts; longer ones are computed in several.
@@ -33,25 +33,25 @@ _MAX_PREFILL_ROWS = 512
 
 
 @dataclass(slots=True)
-class _Chain:
+class _Draft:
     """One sequence being drafted for."""
 
     sequence: Sequence
-    length: int  # committed tokens
     max_nodes: int
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
+    tree: GrowingTree
     probs: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
     @property
-    def wants_more(self) -> bool:
-        if len(self.tokens) >= self.max_nodes:
-            return False
-        return not self.confidence or self.confidence[-1] >= _MIN_CONFIDENCE
-
-    @property
     def draws_from_probs(self) -> bool:
-        return self.sequence.sampling.params.acceptance == "rejection"
+        return _draws_from_probs(self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of logits: what comes behind one node of a sequence's tree."""
+
+    draft: _Draft
+    node: int
 
 
 class DraftEngine:
@@ -66,104 +66,81 @@ class DraftEngine:
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
-        """One chain per item, in order; empty where there is no room for the sequence."""
+        """One tree per item, in order; empty where there is no room for the sequence."""
         started = time.perf_counter()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
         stale: list[int] = []
-        chains: list[_Chain] = []
+        drafts: list[_Draft] = []
         for item in distinct(batch.items):
             sequence = self._table.find(item.delta, item.begin)
             if sequence is None:
                 stale.append(item.delta.seq_id)
             elif self._table.bring_up_to_date(sequence, item.delta, len(sequence.tokens) + len(item.delta.token_ids)):
-                chains.append(self._start(sequence, item))
+                drafts.append(_start(sequence, item))
             else:
                 # Forgotten, so that the next delta is answered stale and starts over when there is room.
                 self._table.forget(item.delta.seq_id)
-        self._prefill(chains)
-        self._grow(chains)
-        for chain in chains:
-            chain.sequence.pop_drafts(chain.length)
-            chain.sequence.publish()
+        self._prefill(drafts)
+        self._grow(drafts)
+        for draft in drafts:
+            draft.sequence.publish()
         return DraftResult(
             batch.round_id,
-            [chain.sequence.seq_id for chain in chains],
-            [_tree_message(chain) for chain in chains],
+            [draft.sequence.seq_id for draft in drafts],
+            [_tree_message(draft) for draft in drafts],
             stale,
             time.perf_counter() - started,
         )
 
-    def _start(self, sequence: Sequence, item: DraftItem) -> _Chain:
-        room = sequence.reserve(sequence.length + item.max_nodes)
-        return _Chain(sequence, sequence.length, item.max_nodes if room else 0)
-
-    def _prefill(self, chains: list[_Chain]) -> None:
+    def _prefill(self, drafts: list[_Draft]) -> None:
         """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
         wanted only the last token is left, whose logits the first guess will want."""
-        for chain in chains:
-            most_left = _MAX_PREFILL_ROWS if chain.max_nodes else 1
-            while (pending := _pending(chain)) > most_left:
-                self._forward([chain], min(pending - 1, _MAX_PREFILL_ROWS))
+        for draft in drafts:
+            most_left = _MAX_PREFILL_ROWS if draft.max_nodes else 1
+            while (pending := draft.sequence.num_pending) > most_left:
+                count = min(pending - 1, _MAX_PREFILL_ROWS)
+                self._forward([SequenceRows(draft.sequence, count, no_tokens(), no_tokens())])
 
-    def _grow(self, chains: list[_Chain]) -> None:
+    def _grow(self, drafts: list[_Draft]) -> None:
+        """A forward for each depth, of all sequences and all nodes that guesses are wanted behind."""
         while True:
-            growing = [chain for chain in chains if chain.wants_more]
+            growing = [(draft, nodes) for draft in drafts if (nodes := draft.tree.expandable())]
             if not growing:
                 return
-            logits = self._forward(growing, _MAX_PREFILL_ROWS)
-            for coupled in (True, False):
-                rows = [row for row, chain in enumerate(growing) if chain.draws_from_probs != coupled]
-                if rows:
-                    self._draw([growing[row] for row in rows], logits[rows], coupled)
+            logits = self._forward([_rows_of(draft, nodes) for draft, nodes in growing])
+            rows = [_Row(draft, node) for draft, nodes in growing for node in nodes]
+            for draft, nodes in growing:
+                draft.tree.begin_step(nodes)
+            for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
+                chosen = [index for index, row in enumerate(rows) if row.draft.draws_from_probs == from_probs]
+                if chosen:
+                    draw([rows[index] for index in chosen], logits[chosen])
 
-    def _draw(self, chains: list[_Chain], logits: torch.Tensor, coupled: bool) -> None:
-        sampling = self._row_sampling(chains)
-        if coupled:
-            tokens = sample_tokens(logits, sampling, self._vocab_map)
-            chosen = self._share_of(logits, tokens)
-            for chain, token, share in zip(chains, tokens.tolist(), chosen.tolist(), strict=True):
-                self._push(chain, token, share)
-            return
-        drawn, ids, probs = draft_with_probs(logits, sampling, _NUM_PROBS, self._vocab_map)
+    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        most = max(row.draft.tree.branch for row in rows)
+        tokens, shares = likeliest_tokens(logits, _row_sampling(rows), most, self._vocab_map)
+        for row, guesses in zip(rows, zip(tokens.tolist(), shares.tolist(), strict=True), strict=True):
+            for token, share in list(zip(*guesses, strict=True))[: row.draft.tree.branch]:
+                if share > 0.0:  # else the token is masked
+                    row.draft.tree.add(row.node, token, share)
+
+    def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        drawn, ids, probs = draft_with_probs(logits, _row_sampling(rows), _NUM_PROBS, self._vocab_map)
         shares = torch.where(ids == drawn[:, None], probs, 0.0).sum(dim=1)
-        for row, chain in enumerate(chains):
-            chain.probs.append((ids[row].to(torch.int32).cpu().numpy(), probs[row].float().cpu().numpy()))
-            self._push(chain, int(drawn[row]), float(shares[row]))
+        for index, row in enumerate(rows):
+            row.draft.probs.append((ids[index].to(torch.int32).cpu().numpy(), probs[index].float().cpu().numpy()))
+            row.draft.tree.add(row.node, int(drawn[index]), float(shares[index]))
 
-    def _push(self, chain: _Chain, token: int, share: float) -> None:
-        before = chain.confidence[-1] if chain.confidence else 1.0
-        chain.tokens.append(token)
-        chain.confidence.append(min(before, before * share))
-        chain.sequence.push_draft(token)
-
-    def _share_of(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Probability that the draft model gives to the drawn tokens, float32 [rows]: how sure it is."""
-        logits = logits.float()
-        if self._vocab_map is None:
-            columns = tokens
-        else:
-            columns = torch.searchsorted(self._vocab_map, tokens)
-        chosen = logits.gather(1, columns[:, None].to(logits.device))[:, 0]
-        return torch.exp(chosen - torch.logsumexp(logits, dim=1)).clamp_(0.0, 1.0)
-
-    def _row_sampling(self, chains: list[_Chain]) -> RowSampling:
-        samplings = [chain.sequence.sampling for chain in chains]
-        positions = np.asarray([chain.length + len(chain.tokens) for chain in chains], dtype=np.int64)
-        paths = None
-        if any(sampling.uses_history for sampling in samplings):
-            paths = [np.asarray(chain.tokens, dtype=np.int32) for chain in chains]
-        return rows_for(samplings, np.arange(len(chains)), positions, paths)
-
-    def _forward(self, chains: list[_Chain], max_rows: int) -> torch.Tensor:
-        """Compute pending tokens, guesses included; logits behind the last of each, [chains, outputs]."""
-        parts = [
-            SequenceRows(chain.sequence, min(_pending(chain), max_rows), no_tokens(), no_tokens()) for chain in chains
-        ]
-        ends = np.cumsum([part.count for part in parts]) - 1
-        logits = self._runner.forward(pack(parts), ends)
+    def _forward(self, parts: list[SequenceRows]) -> torch.Tensor:
+        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part without nodes and
+        behind the new nodes of the others."""
+        ends = np.cumsum([part.num_rows for part in parts])
+        wanted = [1 if part.count else part.num_rows for part in parts]
+        logit_rows = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])
+        logits = self._runner.forward(pack(parts), logit_rows)
         for part in parts:
-            part.sequence.computed(part.count, no_tokens(), no_tokens())
+            part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
         return logits
 
     def answer(self, batch: DraftBatch) -> DraftResult:
@@ -178,14 +155,39 @@ class DraftEngine:
         return self._table.check_integrity()
 
 
-def _pending(chain: _Chain) -> int:
-    return chain.sequence.num_pending
+def _draws_from_probs(sequence: Sequence) -> bool:
+    return sequence.sampling.params.acceptance == "rejection"
 
 
-def _tree_message(chain: _Chain) -> TreeMessage:
-    tree = DraftTree.chain(np.asarray(chain.tokens, np.int32), np.asarray(chain.confidence, np.float32))
+def _start(sequence: Sequence, item: DraftItem) -> _Draft:
+    max_depth = min(item.max_depth or item.max_nodes, item.max_nodes)
+    # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one
+    # failed: so there is a chain, whatever was asked for.
+    branch = 1 if _draws_from_probs(sequence) else item.branch
+    tree = GrowingTree(item.max_nodes, max_depth, branch)
+    if sequence.reserve(sequence.length + tree.max_computed):
+        return _Draft(sequence, item.max_nodes, tree)
+    return _Draft(sequence, 0, GrowingTree(0, 0, 1))
+
+
+def _rows_of(draft: _Draft, nodes: Sequences[int]) -> SequenceRows:
+    if nodes[0] == ROOT:
+        return SequenceRows(draft.sequence, draft.sequence.num_pending, no_tokens(), no_tokens())
+    tokens, parents = draft.tree.computed(nodes)
+    return SequenceRows(draft.sequence, 0, tokens, parents, len(tokens) - len(nodes))
+
+
+def _row_sampling(rows: list[_Row]) -> RowSampling:
+    samplings = [row.draft.sequence.sampling for row in rows]
+    paths = [row.draft.tree.path(row.node) for row in rows]
+    positions = np.asarray([row.draft.sequence.length + len(path) for row, path in zip(rows, paths, strict=True)])
+    return rows_for(samplings, np.arange(len(rows)), positions, paths)
+
+
+def _tree_message(draft: _Draft) -> TreeMessage:
+    tree = draft.tree.finished()
     probs = None
-    if chain.probs:
-        ids, shares = (np.concatenate(parts) for parts in zip(*chain.probs, strict=True))
-        probs = TopProbs(ids, shares, len(chain.probs[0][0]))
+    if draft.probs:
+        ids, shares = (np.concatenate(parts) for parts in zip(*draft.probs, strict=True))
+        probs = TopProbs(ids, shares, len(draft.probs[0][0]))
     return TreeMessage(tree.token_ids, tree.parents, tree.confidence, probs)

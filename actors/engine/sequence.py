@@ -122,20 +122,6 @@ class Sequence:
         self.num_computed += count
         self._tree_tokens, self._tree_parents = tree_tokens, tree_parents
 
-    def push_draft(self, token: int) -> None:
-        """Append a token of one's own guess, to compute the next guess behind it. Undone by `pop_drafts`."""
-        self._append(np.asarray([token], dtype=np.int32))
-
-    def pop_drafts(self, length: int) -> None:
-        """Back to `length` committed tokens. Guesses that were computed stay as a draft chain, to be kept if the
-        next delta confirms them."""
-        drafts = self._buffer[length : max(length, self.num_computed)].copy()
-        self._length = length
-        if self.num_computed > length:
-            self.num_computed = length
-            self._tree_tokens = drafts
-            self._tree_parents = np.arange(-1, len(drafts) - 1, dtype=np.int32)
-
     def publish(self) -> None:
         """Offer blocks that are full of computed, committed tokens to other sequences."""
         size = self._pool.block_size

@@ -16,6 +16,7 @@ from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, checked
 from cluster.chat.view import View, make_console
 from cluster.cli.engine import (
+    BranchOption,
     DeviceOption,
     DraftModelOption,
     Dtype,
@@ -29,7 +30,7 @@ from cluster.cli.engine import (
 from cluster.config import paceline_home
 
 # Of the engine in this process; a server has its own.
-_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "device", "exact", "threads")
+_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "branch", "dtype", "device", "exact", "threads")
 
 
 def chat(
@@ -50,6 +51,7 @@ def chat(
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
     load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
     gamma: GammaOption = 4,
+    branch: BranchOption = 2,
     dtype: Dtype = Dtype.float32,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
@@ -92,6 +94,7 @@ def chat(
             draft_model=draft_model,
             drafter=drafter,
             gamma=gamma,
+            branch=branch,
             dtype=dtype,
             device=device,
             exact=exact,

@@ -33,7 +33,8 @@ class AcceptanceRule(StrEnum):
 
 ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF file or Hugging Face id.")]
 DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
-GammaOption = Annotated[int, typer.Option(min=1, max=64, help="Tokens the draft model guesses a round.")]
+GammaOption = Annotated[int, typer.Option(min=1, max=64, help="Tokens ahead that the draft model guesses a round.")]
+BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Guesses for each of them; 1: a chain, else a tree.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")]
 ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
@@ -45,6 +46,7 @@ def local_engine(
     draft_model: str,
     drafter: str,
     gamma: int,
+    branch: int,
     dtype: Dtype,
     device: str,
     exact: Exact,
@@ -67,6 +69,7 @@ def local_engine(
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
             corpora=corpora,
             gamma=gamma,
+            branch=branch,
             batch_size=batch_size,
             dtype=dtype.value,
             device=device,

@@ -17,6 +17,7 @@ from rich.progress import Progress, TextColumn
 from actors.errors import InvalidRequest
 from cluster.cli.engine import (
     AcceptanceRule,
+    BranchOption,
     DeviceOption,
     DraftModelOption,
     Dtype,
@@ -53,6 +54,7 @@ def generate(
     top_k: int = typer.Option(0, help="0: off."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
     gamma: GammaOption = 4,
+    branch: BranchOption = 2,
     batch_size: int = typer.Option(8, min=1, max=1024),
     dtype: Dtype = Dtype.float32,
     device: DeviceOption = "auto",
@@ -78,6 +80,7 @@ def generate(
         draft_model=draft_model,
         drafter=drafter,
         gamma=gamma,
+        branch=branch,
         dtype=dtype,
         device=device,
         exact=exact,

@@ -68,7 +68,8 @@ class RouterCore:
     come out of `plan_round`, `commit` and `end_overdue` as events, in the order in which they happened.
 
     `drafters` are the CPU drafters by name; "draft_model" is the source that `set_draft_workers` serves. `gamma` is
-    the number of tokens asked of it. `profile` are measured (rows, seconds) of a target forward, if there are any.
+    the depth of the trees asked of it, `branch` its guesses for each next token. `profile` are measured (rows, seconds)
+    of a target forward, if there are any.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RouterCore:
         block_size: int,
         gamma: int,
         *,
+        branch: int = 1,
         profile: Iterable[tuple[int, float]] = (),
     ) -> None:
         self.counters = RouterCounters()
@@ -95,7 +97,7 @@ class RouterCore:
         self._by_seq_id: dict[int, Sequence] = {}
         draft_wait = DraftWait()
         self._drafting = Drafting(
-            drafters, speculation.drafters, gamma, vocab_size, draft_wait, self._by_seq_id, self.counters
+            drafters, speculation.drafters, gamma, branch, vocab_size, draft_wait, self._by_seq_id, self.counters
         )
         self._choice = DraftChoice(
             self._drafting.names, speculation.max_rows, vocab_size, self.step_times, draft_wait, self.counters

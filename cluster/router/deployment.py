@@ -117,6 +117,7 @@ class Router:
             info.max_model_len,
             info.block_size,
             self._draft.gamma,
+            branch=self._draft.branch,
             profile=info.step_times,
         )
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)

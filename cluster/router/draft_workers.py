@@ -71,12 +71,12 @@ class DraftWorkers:
             return None
         return sequence.draft_worker
 
-    def item_for(self, sequence: Sequence, max_nodes: int) -> DraftItem:
-        """What its worker lacks of the sequence, which counts as sent from now on."""
+    def item_for(self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int) -> DraftItem:
+        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted."""
         start = sequence.draft_known
         sequence.draft_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
-        return DraftItem(delta, max_nodes, sequence.begin if start == 0 else None)
+        return DraftItem(delta, max_nodes, sequence.begin if start == 0 else None, max_depth, branch)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed: its worker is told with the next batch."""

@@ -35,12 +35,14 @@ class Drafting:
         drafters: Mapping[str, Drafter],
         configured: tuple[str, ...],
         gamma: int,
+        branch: int,
         vocab_size: int,
         draft_wait: DraftWait,
         sequences: Mapping[int, Sequence],
         counters: RouterCounters,
     ) -> None:
-        """configured: the drafters of requests that name none; gamma: tokens asked of the draft model."""
+        """configured: the drafters of requests that name none; gamma and branch: depth of the trees asked
+        of the draft model, and its guesses for each next token."""
         if DRAFT_MODEL in drafters or len(drafters) + 2 > MAX_SOURCES:
             raise ValueError(f"drafters: at most {MAX_SOURCES - 2} drafters, none named {DRAFT_MODEL!r}")
         self.names = [*drafters, DRAFT_MODEL]
@@ -48,6 +50,7 @@ class Drafting:
         self._drafters = list(drafters.values())
         self._configured = configured
         self._gamma = gamma
+        self._branch = branch
         self._vocab_size = vocab_size
         self._draft_wait = draft_wait
         self._sequences = sequences
@@ -91,7 +94,7 @@ class Drafting:
             if asking and self._draft_wait.pays(round.num_emitting):
                 for entry, worker_id in asking:
                     entry.draft_worker = worker_id
-                    item = self._workers.item_for(entry.sequence, min(self._gamma, entry.max_nodes))
+                    item = self._workers.item_for(entry.sequence, self._most_nodes(entry), self._gamma, self._branch)
                     items.setdefault(worker_id, []).append(item)
                 round.asked_draft_model = True
                 round.awaited_workers = tuple(items)
@@ -99,6 +102,10 @@ class Drafting:
                 self._send_prompts_ahead(round, items)
         is_idle = not round.entries
         round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
+
+    def _most_nodes(self, entry: RoundEntry) -> int:
+        """Of a tree asked of the draft model."""
+        return min(self._gamma * self._branch, entry.max_nodes)
 
     def draft_locally(self, round: Round) -> None:
         """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
@@ -171,7 +178,7 @@ class Drafting:
                 continue
             worker_id = self._workers.worker_for(sequence, round.round_id)
             if worker_id is not None and worker_id not in round.awaited_workers:
-                items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0))
+                items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0, self._gamma, self._branch))
 
     def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
         contexts = []
@@ -252,7 +259,7 @@ class Drafting:
                 self._counters.unknown_sequences += 1
             elif entry.is_coupled:
                 tree = DraftTree(message.token_ids, message.parents, message.confidence)
-                self._take_tree(entry, self.draft_model, tree, min(self._gamma, entry.max_nodes))
+                self._take_tree(entry, self.draft_model, tree, self._most_nodes(entry))
             else:
                 self._take_chain(entry, message)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest, ModelError
+from actors.models.source import VOCAB_MAP_FILE
 from actors.models.toy import TINY_KINDS, save_tiny_model
 from cluster.local import LocalEngine
 
@@ -20,6 +23,9 @@ PROMPTS.append([65])
 
 # Every drafter that has a name is tested here, because it is found by its name.
 DRAFTERS = [(name,) for name in DRAFTER_NAMES if name != "none"]
+BRANCHES = (1, 2, 4)  # of the draft model's trees
+WAYS = [pytest.param(names, {}, id="+".join(names)) for names in DRAFTERS]
+WAYS += [pytest.param(("draft_model",), {"branch": branch}, id=f"branch {branch}") for branch in BRANCHES]
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +59,40 @@ def transformers_greedy(directory: Path, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
+@pytest.mark.parametrize(("drafters", "options"), WAYS)
 @pytest.mark.parametrize("kind", TINY_KINDS)
-def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, drafters, batch_size):
-    generations = engine(model_dirs[kind], drafters, batch_size).generate(PROMPTS, max_new_tokens=NEW_TOKENS)
+def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, drafters, options, batch_size):
+    local = engine(model_dirs[kind], drafters, batch_size, **options)
+    generations = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
     for prompt, generation in zip(PROMPTS, generations, strict=True):
         assert generation.token_ids == transformers_greedy(model_dirs[kind][0], prompt)
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
+@pytest.mark.parametrize(("drafters", "shape"), WAYS)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(model_dirs, kind, drafters):
+def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(model_dirs, kind, drafters, shape):
     options = {"max_new_tokens": NEW_TOKENS, "temperature": 0.9, "top_p": 0.95, "seed": 7, "ignore_eos": True}
     plain = engine(model_dirs[kind], ("none",), 1, exact="bitwise").generate(PROMPTS, **options)
     for batch_size in (1, 8):
-        drafted = engine(model_dirs[kind], drafters, batch_size, exact="bitwise").generate(PROMPTS, **options)
-        assert [g.token_ids for g in drafted] == [g.token_ids for g in plain]
+        local = engine(model_dirs[kind], drafters, batch_size, exact="bitwise", **shape)
+        assert [g.token_ids for g in local.generate(PROMPTS, **options)] == [g.token_ids for g in plain]
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_model_of_few_words_costs_no_token(model_dirs, tmp_path, temperature, branch):
+    target = model_dirs["llama"][0]
+    few = shutil.copytree(target, tmp_path / "few")  # right where the target says one of its words
+    save_file({"token_ids": torch.arange(0, 259, 2)}, few / VOCAB_MAP_FILE)
+    options = {"max_new_tokens": NEW_TOKENS, "temperature": temperature, "seed": 7, "ignore_eos": True}
+    plain = engine((target, few), ("none",), 1, exact="bitwise").generate(PROMPTS, **options)
+    accepted = 0
+    for batch_size in (1, 8):
+        drafted = engine((target, few), ("draft_model",), batch_size, exact="bitwise", branch=branch)
+        generations = drafted.generate(PROMPTS, **options)
+        assert [g.token_ids for g in generations] == [g.token_ids for g in plain]
+        accepted += sum(g.accepted_tokens.get("draft_model", 0) for g in generations)
+    assert accepted
 
 
 def test_penalties_are_the_same_with_and_without_drafts(model_dirs):
@@ -91,7 +115,7 @@ def test_rejection_at_temperature_zero_is_greedy(model_dirs):
 
 def test_a_drafter_equal_to_the_target_is_always_accepted(model_dirs):
     target = model_dirs["llama"][0]
-    generation = engine((target, target), ("draft_model",), 1).generate(
+    generation = engine((target, target), ("draft_model",), 1, branch=1).generate(
         [PROMPTS[0]], max_new_tokens=200, ignore_eos=True
     )[0]
     assert generation.accepted_tokens["draft_model"] >= 0.9 * generation.draft_tokens

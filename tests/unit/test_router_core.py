@@ -82,10 +82,10 @@ def request(request_id="r", prompt=(1,), **fields):
     return GenerationRequest(request_id=request_id, prompt_token_ids=np.array(prompt, np.int32), **fields)
 
 
-def make_core(drafters=None, *, max_model_len=256, gamma=4, speculation=None, profile=(), **config):
+def make_core(drafters=None, *, max_model_len=256, gamma=4, branch=1, speculation=None, profile=(), **config):
     return RouterCore(
         RouterConfig(**config), speculation or SpeculationConfig(), drafters or {}, VOCAB_SIZE, max_model_len, 4, gamma,
-        profile=profile,
+        branch=branch, profile=profile,
     )  # fmt: skip
 
 
@@ -788,6 +788,47 @@ def test_sequences_stick_to_their_worker_and_move_when_it_goes():
     for one in requests:
         assert text_of(events, one.request_id) == target.complete(one)
     assert core.counters.accepted_tokens["draft_model"] > 200
+
+
+@pytest.mark.parametrize(
+    ("branch", "most", "wanted"), [(1, 16, (4, 4, 1)), (3, 16, (12, 4, 3)), (3, 8, (8, 4, 3)), (3, 2, (2, 4, 3))]
+)
+def test_draft_workers_are_asked_for_trees_of_the_depth_and_breadth_that_are_set(branch, most, wanted):
+    core = make_core(branch=branch)
+    core.set_draft_workers(["w"])
+    core.add(request(stop_token_ids=(), max_draft_tokens=most), 0.0)
+    round, _ = core.plan_round(0.0)
+    (item,) = round.draft_batches["w"].items
+    assert (item.max_nodes, item.max_depth, item.branch) == wanted
+
+
+def test_of_a_tree_of_a_draft_model_every_branch_may_be_accepted():
+    target = ToyTarget(VOCAB_SIZE)
+    worker = Worker(target)
+    core = make_core(branch=2)
+    core.set_draft_workers(["w"])
+    one = request(stop_token_ids=(), max_new_tokens=60)
+    core.add(one, 0.0)
+
+    def forked(round):
+        """The right chain below a second sibling."""
+        results = asking({"w": worker})(round)
+        trees = results["w"].trees if "w" in results else []
+        if not trees or len(trees[0].token_ids) < 2:
+            return results
+        right_chain = trees[0]
+        count = min(3, len(right_chain.token_ids) - 1)
+        wrong = (right_chain.token_ids[:1] + 1) % VOCAB_SIZE
+        tree = TreeMessage(
+            np.concatenate([wrong, right_chain.token_ids[:count]]),
+            np.array([-1, -1, 1, 2][: 1 + count], np.int32),
+            np.array([0.5, 0.4, 0.3, 0.3][: 1 + count], np.float32),
+        )
+        return {"w": DraftResult(round.round_id, results["w"].seq_ids, [tree])}
+
+    assert text_of(serve(core, target, results=forked)) == target.complete(one)
+    assert core.counters.accepted_tokens["draft_model"] > 20
+    assert core.counters.invalid_trees["draft_model"] == 0
 
 
 def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start():

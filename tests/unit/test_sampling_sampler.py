@@ -15,7 +15,7 @@ from actors.messages import SamplingParams
 from actors.sampling import noise
 from actors.sampling.processors import process_logits
 from actors.sampling.rows import RowSampling
-from actors.sampling.sampler import SequenceSampling, draft_with_probs, rows_for, sample_tokens
+from actors.sampling.sampler import SequenceSampling, draft_with_probs, likeliest_tokens, rows_for, sample_tokens
 
 WIDE = 4_096  # wide enough for the fast path
 PARAMS: list[dict[str, Any]] = [
@@ -261,3 +261,43 @@ def test_draft_distributions_are_the_processed_ones_cut_to_k_and_normalised(para
 def test_drafts_with_probabilities_of_no_token_are_refused() -> None:
     with pytest.raises(ValueError, match="k is 0"):
         draft_with_probs(torch.zeros(1, 4), rows_of(1, 0, np.empty(0, np.int64)), 0)
+
+
+@pytest.mark.parametrize("shape", ["peaked", "flat", "masked", "shifted"])
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_the_likeliest_token_is_the_one_that_is_sampled(params: dict[str, Any], shape: str) -> None:
+    rows = rows_of(24, 99, np.array([3, 9, 9, 5, 77, 5, 2], np.int64), **params)
+    logits = logits_like(shape, 24, WIDE)
+    tokens, probs = likeliest_tokens(logits, rows, 4)
+    assert torch.equal(tokens[:, 0], sample_tokens(logits, rows))
+    assert all(len(set(row)) == 4 for row in tokens.tolist())
+    assert (probs.diff(dim=-1) <= 0).all()
+    assert (probs >= 0).all()
+    assert (probs.sum(dim=-1) <= 1 + 1e-4).all()
+
+
+def test_the_likeliest_tokens_of_a_reduced_vocabulary_are_target_ids() -> None:
+    ids = torch.arange(2, 50, 3)
+    logits = logits_like("peaked", 8, len(ids))
+    rows = rows_of(8, 5, np.arange(3), temperature=0.9)
+    whole = torch.full((8, 50), -math.inf)
+    whole[:, ids] = logits
+    for few, all_of_them in zip(likeliest_tokens(logits, rows, 3, ids), likeliest_tokens(whole, rows, 3), strict=True):
+        torch.testing.assert_close(few, all_of_them)
+    assert likeliest_tokens(logits, rows, 99, ids)[0].sort().values.tolist() == [ids.tolist()] * 8
+    with pytest.raises(ValueError, match="k is 0"):
+        likeliest_tokens(logits, rows, 0, ids)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
+def test_probabilities_say_how_often_a_model_with_other_logits_draws_the_token(temperature: float) -> None:
+    """Others: the same logits with an error of scale 1, which is what makes greedy draws of them the softmax."""
+    logits, trials = logits_like("flat", 1, 12) * 120, 40_000
+    tokens, probs = likeliest_tokens(logits, rows_of(1, 8, np.arange(3), temperature=temperature), 4)
+    uniform = torch.rand(trials, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    others = logits - torch.log(-torch.log(uniform))
+    one = SequenceSampling(SamplingParams(seed=8, temperature=temperature), 3)
+    drawn = sample_tokens(others, rows_for([one], np.zeros(trials, np.int64), np.full(trials, 3)))
+    seen = [(drawn == token).double().mean().item() for token in tokens[0]]
+    assert seen == pytest.approx(probs[0].tolist(), abs=0.015)
+    assert probs[0, 1] > 0.01  # there is something to be right about

@@ -1,0 +1,96 @@
+"""A draft tree while it grows: which nodes to compute next, and which are the best in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+
+ROOT = -1
+
+# Below this chance of being reached, what a further guess behind a node costs is more than it can earn.
+_MIN_CONFIDENCE = 0.08
+# Nodes computed in one forward: so many rows take hardly longer than one.
+_MAX_EXPANDED = 4
+
+
+class GrowingTree:
+    """Nodes in the order of their making, so parents come before children.
+
+    A step computes some nodes (`expandable`) and hangs guesses below each of them (`add`). Only
+    the `max_nodes` most probable nodes come out in the end, and no child is more probable than its parent: so nodes
+    are computed in the order of their probability, wherever in the tree they are.
+    """
+
+    def __init__(self, max_nodes: int, max_depth: int, branch: int) -> None:
+        """max_nodes: of the tree that comes out; max_depth: steps, hence tokens of the longest path; branch: most
+        guesses below a node, 1 for a chain."""
+        self.branch = branch
+        self._max_nodes = max_nodes
+        self._max_depth = max_depth
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._confidence: list[float] = []
+        self._computed: list[int] = []  # nodes with KV, in the order of their slots
+        self._num_steps = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def max_computed(self) -> int:
+        """Nodes that may come to be computed, at most."""
+        widest = 1 if self.branch == 1 else _MAX_EXPANDED
+        return max(0, min(self._max_depth, self._max_nodes) - 1) * widest
+
+    def expandable(self) -> list[int]:
+        """What to compute in the next step: [ROOT] first, then the most probable nodes; empty when it is done."""
+        if self._num_steps >= self._max_depth or self._max_nodes == 0:
+            return []
+        if self._num_steps == 0:
+            return [ROOT]
+        # Below the last of the best there is no room for a child.
+        wanted = [node for node in self._best()[: self._max_nodes - 1] if node not in self._computed]
+        return [node for node in wanted if self._confidence[node] >= _MIN_CONFIDENCE][:_MAX_EXPANDED]
+
+    def begin_step(self, nodes: Sequences[int]) -> None:
+        """The step that computes `nodes`, as `expandable` gave them, has been made."""
+        self._num_steps += 1
+        self._computed += [node for node in nodes if node != ROOT]
+
+    def add(self, parent: int, token: int, share: float) -> None:
+        """A guess below a node. share: its probability where the parent is right."""
+        before = 1.0 if parent == ROOT else self._confidence[parent]
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._confidence.append(min(before, before * share))
+
+    def path(self, node: int) -> np.ndarray:
+        """Tokens from below the root to the node, itself included; int32."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self._tokens[node])
+            node = self._parents[node]
+        return np.asarray(tokens[::-1], dtype=np.int32)
+
+    def computed(self, more: Sequences[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and parents, int32, of the computed nodes and of `more` behind them, in the order of their slots."""
+        nodes = [*self._computed, *(node for node in more if node != ROOT)]
+        return self._part(nodes)
+
+    def finished(self) -> DraftTree:
+        """The best max_nodes nodes, most probable first."""
+        nodes = self._best()[: self._max_nodes]
+        confidence = np.asarray([self._confidence[node] for node in nodes], dtype=np.float32)
+        return DraftTree(*self._part(nodes), confidence)
+
+    def _best(self) -> list[int]:
+        # Stable: a parent, which is older, stays before a child that is as probable.
+        return sorted(range(len(self)), key=lambda node: -self._confidence[node])
+
+    def _part(self, nodes: Sequences[int]) -> tuple[np.ndarray, np.ndarray]:
+        index = {node: place for place, node in enumerate(nodes)} | {ROOT: ROOT}
+        tokens = np.asarray([self._tokens[node] for node in nodes], dtype=np.int32)
+        return tokens, np.asarray([index[self._parents[node]] for node in nodes], dtype=np.int32)
