@@ -36,6 +36,7 @@ from actors.messages import (
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import load_tokenizer, read_model_info
+from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
@@ -131,6 +132,8 @@ class LocalEngine:
         batch_size: int = 8,
         dtype: str = "float32",
         draft_dtype: str | None = None,
+        quantization: Quantization = "none",
+        draft_quantization: Quantization | None = None,
         device: str = "auto",
         exact: Literal["default", "bitwise"] = "default",
         acceptance: Acceptance = "coupled",
@@ -141,7 +144,8 @@ class LocalEngine:
     ) -> None:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
         "auto" (the drafter built for the target, if there is one) or "none". corpora: directories of `paceline corpus
-        build`, for the drafter retrieval. Raises ModelError or InvalidRequest."""
+        build`, for the drafter retrieval. quantization: bits of the weights of linear layers, "none", "int8" or "int4";
+        draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest."""
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
@@ -152,11 +156,17 @@ class LocalEngine:
         if DRAFT_MODEL in names and draft_source is None:
             raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
         local = create_drafters(names, corpora=corpora, tokenizer_fingerprint=self.info.tokenizer_fingerprint)
-        self._target = build_target_engine(source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact)
+        self._target = build_target_engine(
+            source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact, quantization=quantization
+        )
         self._draft: DraftEngine | None = None
         if DRAFT_MODEL in names and draft_source is not None:
             self._draft = build_draft_engine(
-                draft_source, draft_dtype or dtype, device, kv_cache_tokens=kv_cache_tokens
+                draft_source,
+                draft_dtype or dtype,
+                device,
+                kv_cache_tokens=kv_cache_tokens,
+                quantization=draft_quantization or quantization,
             )
         self.drafter_names = names
         self._acceptance = acceptance

@@ -41,7 +41,7 @@ class TargetEngine:
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
         self.options = options
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = ModelRunner(model, options.num_blocks * options.block_size, options.exact)
         self._samples = samples

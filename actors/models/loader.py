@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from actors.models.quantization import Quantization
+
 DTYPES = ("float32", "bfloat16", "float16")
 _FALLBACK_MODEL_LEN = 2048  # for models that state no limit (ALiBi)
 
@@ -99,18 +101,26 @@ def load_model(
     device: str = "cpu",
     attn_implementation: str = "sdpa",
     tensor_parallel: int = 1,
+    quantization: Quantization = "none",
 ) -> PreTrainedModel:
     """Load a model unpatched, in eval mode, its parameters without gradients.
 
     `attn_implementation` is any name registered with `transformers`' AttentionInterface. With `tensor_parallel` > 1,
     every rank calls this after `torch.distributed` has been initialised by the caller with that world size, and gets
-    its shard by the model's own plan. Raises ModelError.
+    its shard by the model's own plan. With a `quantization`, the weights are read into host memory in `dtype` and reach
+    the device in 8 or 4 bits, layer by layer. Raises ModelError.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
+    from actors.models.quantization import QUANTIZATIONS, quantize_linears
+
     if dtype not in DTYPES:
         raise ModelError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"quantization is {quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+    if quantization != "none" and tensor_parallel > 1:
+        raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
     device = choose_device(device)
     options: dict[str, Any] = {
@@ -120,7 +130,7 @@ def load_model(
     }
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
-    elif device != "cpu":
+    elif device != "cpu" and quantization == "none":
         options["device_map"] = {"": device}  # straight onto the device, never whole in host memory
     try:
         with quiet_transformers():
@@ -129,11 +139,18 @@ def load_model(
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
     model.eval()
     model.requires_grad_(False)
+    if quantization != "none":
+        quantize_linears(model, quantization, torch.device(device))
+        model.to(device)
     return model
 
 
 def load_draft_model(
-    source: ModelSource, dtype: str = "float32", device: str = "cpu", attn_implementation: str = "sdpa"
+    source: ModelSource,
+    dtype: str = "float32",
+    device: str = "cpu",
+    attn_implementation: str = "sdpa",
+    quantization: Quantization = "none",
 ) -> DraftModel:
     """Load a draft model; where the directory holds a vocabulary map, keep only those rows of its output layer.
 
@@ -143,10 +160,15 @@ def load_draft_model(
     import torch
     from safetensors.torch import load_file
 
-    model = load_model(source, dtype, device, attn_implementation)
+    from actors.models.quantization import quantize_linears
+
     path = source.vocab_map_path
     if path is None:
+        model = load_model(source, dtype, device, attn_implementation, quantization=quantization)
         return DraftModel(model=model, token_ids=None)
+    # Rows are taken from the weights as they were, so quantization comes last.
+    device = choose_device(device)
+    model = load_model(source, dtype, device if quantization == "none" else "cpu", attn_implementation)
     try:
         token_ids = load_file(path)["token_ids"].to(torch.int64)
     except Exception as error:
@@ -165,6 +187,10 @@ def load_draft_model(
     if head.bias is not None:
         reduced.bias = torch.nn.Parameter(head.bias[token_ids].clone(), requires_grad=False)
     model.set_output_embeddings(reduced)
+    if quantization != "none":
+        quantize_linears(model, quantization, torch.device(device))
+        model.to(device)
+        token_ids = token_ids.to(device)
     return DraftModel(model=model.eval(), token_ids=token_ids)
 
 

@@ -15,12 +15,12 @@ from cluster.chat.lines import is_interactive, read_lines
 from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, checked
 from cluster.chat.view import View, make_console
-from cluster.cli.generate import Dtype, Exact
+from cluster.cli.generate import Dtype, Exact, Quantization
 from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 
 # Of the engine in this process; a server has its own.
-_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "device", "exact", "threads")
+_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "quantization", "device", "exact", "threads")
 
 
 def chat(
@@ -42,6 +42,9 @@ def chat(
     load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
     dtype: Dtype = typer.Option(Dtype.float32),
+    quantization: Quantization = typer.Option(
+        Quantization.none, help="Bits of the weights of linear layers, of model and draft model."
+    ),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
     exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
     threads: int = typer.Option(None, min=1, help="Torch threads; by default as many as there are cores."),
@@ -76,7 +79,7 @@ def chat(
 
         backend: Backend = ServerBackend(url)
     else:
-        backend = _local_backend(model, draft_model, drafter, gamma, dtype, device, exact, threads)
+        backend = _local_backend(model, draft_model, drafter, gamma, dtype, quantization, device, exact, threads)
     view = View(make_console(sys.stdout), make_console(sys.stderr))
     session = ChatSession(backend, settings, Conversation(system), view)
     try:
@@ -101,6 +104,7 @@ def _local_backend(
     drafter: str,
     gamma: int,
     dtype: Dtype,
+    quantization: Quantization,
     device: str,
     exact: Exact,
     threads: int | None,
@@ -120,6 +124,7 @@ def _local_backend(
             gamma=gamma,
             batch_size=1,
             dtype=dtype.value,
+            quantization=quantization.value,
             device=device,
             exact=exact.value,
             progress=progress,

@@ -29,6 +29,12 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Quantization(StrEnum):
+    none = "none"
+    int8 = "int8"
+    int4 = "int4"
+
+
 class Exact(StrEnum):
     default = "default"
     bitwise = "bitwise"
@@ -61,6 +67,9 @@ def generate(
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
     batch_size: int = typer.Option(8, min=1, max=1024),
     dtype: Dtype = typer.Option(Dtype.float32),
+    quantization: Quantization = typer.Option(
+        Quantization.none, help="Bits of the weights of linear layers, of model and draft model."
+    ),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
     exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
     acceptance: AcceptanceRule = typer.Option(AcceptanceRule.coupled),
@@ -94,6 +103,7 @@ def generate(
             gamma=gamma,
             batch_size=batch_size,
             dtype=dtype.value,
+            quantization=quantization.value,
             device=device,
             exact=exact.value,
             acceptance=acceptance.value,
