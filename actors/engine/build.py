@@ -10,7 +10,14 @@ from actors.engine.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions, Exactness
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
-from actors.models.loader import choose_device, load_config, load_draft_model, load_model, max_model_len
+from actors.models.loader import (
+    choose_device,
+    load_config,
+    load_draft_model,
+    load_model,
+    max_model_len,
+    silence_unmapped_tokens,
+)
 from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 
@@ -40,7 +47,12 @@ def build_target_engine(
         raise ModelError(
             f"exact is 'bitwise' with device {device!r} and tensor_parallel {tensor_parallel}; it needs cpu and 1"
         )
+    if source.vocab_map_path is not None and tensor_parallel > 1:
+        raise ModelError(
+            f"tensor_parallel is {tensor_parallel}; model {source.spec!r} has a reduced vocabulary, which needs 1"
+        )
     model = load_model(source, dtype, device, tensor_parallel=tensor_parallel, quantization=quantization)
+    silence_unmapped_tokens(model, source)
     tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), model, kv_cache_fraction, tensor_parallel)
     options = EngineOptions(max(1, tokens // block_size), block_size, prefix_cache, exact)
     return TargetEngine(model, options, samples=rank == 0)

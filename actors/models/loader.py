@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
@@ -158,7 +159,6 @@ def load_draft_model(
     columns. Raises ModelError.
     """
     import torch
-    from safetensors.torch import load_file
 
     from actors.models.quantization import quantize_linears
 
@@ -169,17 +169,8 @@ def load_draft_model(
     # Rows are taken from the weights as they were, so quantization comes last.
     device = choose_device(device)
     model = load_model(source, dtype, device if quantization == "none" else "cpu", attn_implementation)
-    try:
-        token_ids = load_file(path)["token_ids"].to(torch.int64)
-    except Exception as error:
-        raise ModelError(f"{path}: cannot be read: {_one_line(error)}") from None
     head = model.get_output_embeddings()
-    rows = head.weight.shape[0]
-    if token_ids.ndim != 1 or not len(token_ids) or bool((token_ids.diff() <= 0).any()):
-        raise ModelError(f"{path}: token_ids must be one strictly increasing row of ids")
-    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= rows:
-        raise ModelError(f"{path}: token_ids reach from {token_ids[0]} to {token_ids[-1]}; the model has {rows} ids")
-    token_ids = token_ids.to(head.weight.device)
+    token_ids = _read_vocab_map(path, head.out_features).to(head.weight.device)
     reduced = torch.nn.Linear(
         head.in_features, len(token_ids), bias=head.bias is not None, device=head.weight.device, dtype=head.weight.dtype
     )
@@ -192,6 +183,40 @@ def load_draft_model(
         model.to(device)
         token_ids = token_ids.to(device)
     return DraftModel(model=model.eval(), token_ids=token_ids)
+
+
+def silence_unmapped_tokens(model: PreTrainedModel, source: ModelSource) -> None:
+    """Where a directory holds a vocabulary map, give all other tokens of its model a logit of -inf, in place.
+
+    A draft model with a reduced vocabulary can then be a target: rows that nobody trained are never drawn. Raises
+    ModelError.
+    """
+    import torch
+
+    path = source.vocab_map_path
+    if path is None:
+        return
+    head = model.get_output_embeddings()
+    bias = torch.full((head.out_features,), -torch.inf, dtype=model.dtype, device=model.device)
+    token_ids = _read_vocab_map(path, head.out_features).to(model.device)
+    bias[token_ids] = 0.0 if head.bias is None else head.bias[token_ids]
+    head.bias = torch.nn.Parameter(bias, requires_grad=False) if isinstance(head, torch.nn.Linear) else bias
+
+
+def _read_vocab_map(path: Path, num_ids: int) -> torch.Tensor:
+    """int64 [Vd], strictly increasing, below num_ids. Raises ModelError."""
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        token_ids = load_file(path)["token_ids"].to(torch.int64)
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read: {_one_line(error)}") from None
+    if token_ids.ndim != 1 or not len(token_ids) or bool((token_ids.diff() <= 0).any()):
+        raise ModelError(f"{path}: token_ids must be one strictly increasing row of ids")
+    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= num_ids:
+        raise ModelError(f"{path}: token_ids reach from {token_ids[0]} to {token_ids[-1]}; the model has {num_ids} ids")
+    return token_ids
 
 
 def read_model_info(source: ModelSource, served_name: str | None = None) -> ModelInfo:
