@@ -52,6 +52,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 OnRound = Callable[[RoundTrace], None]
 
 DEFAULT_NEW_TOKENS = 256
+MAX_BEAMS = 64
 _DRAFT_WORKER = "local"
 
 
@@ -69,6 +70,18 @@ class Generation:
     accepted_tokens: dict[str, int]  # by source
     seconds: float  # from its first round to its last
     tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchResult:
+    """What came of one prompt by beam search."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]  # without the stop token
+    text: str
+    finish_reason: Literal["stop", "length"]
+    score: float  # sum of log probabilities / number of tokens ** length_penalty
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +278,48 @@ class LocalEngine:
         """
         request = self._requests([("prompt", prompt)], options)[0]
         return self._stream(request, on_round)
+
+    def beam_search(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 1.0,
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[BeamSearchResult]:
+        """The best continuation of each prompt by beam search, without drafts, one prompt after the other.
+
+        num_beams: 2 to 64. length_penalty, -10 to 10: scores are divided by the number of tokens to its power, so
+        above 0 it favours long answers. The others as in `generate`. Raises InvalidRequest before anything is computed.
+        """
+        if not 2 <= num_beams <= MAX_BEAMS:
+            raise InvalidRequest("num_beams", num_beams, f"it must be from 2 to {MAX_BEAMS}")
+        if not -10.0 <= length_penalty <= 10.0:
+            raise InvalidRequest("length_penalty", length_penalty, "it must be from -10 to 10")
+        options: GenerateOptions = {
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": ignore_eos,
+            "stop_token_ids": stop_token_ids,
+        }
+        requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        return [self._search(request, num_beams, length_penalty) for request in requests]
+
+    def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
+        started = time.perf_counter()
+        prompt, stops = request.prompt_token_ids.tolist(), request.stop_token_ids
+        beam = self._target.search_beams(prompt, num_beams, length_penalty, request.max_new_tokens, stops)
+        stopped = beam.token_ids[-1] in stops
+        token_ids = beam.token_ids[:-1] if stopped else beam.token_ids
+        return BeamSearchResult(
+            prompt,
+            token_ids,
+            self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            "stop" if stopped else "length",
+            beam.score,
+            time.perf_counter() - started,
+        )
 
     def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
         detokenizer = Detokenizer(self._codec.decode, request.prompt_token_ids.tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,7 @@ from cluster.cli.progress import progress_bars
 from cluster.request_limits import check_local_fields
 
 if TYPE_CHECKING:
+    from cluster.local import BeamSearchResult, Generation
     from cluster.router.trace import RoundTrace
 
 
@@ -64,6 +65,10 @@ def generate(
     top_p: float = typer.Option(1.0, help="Above 0, up to 1; 1: off."),
     top_k: int = typer.Option(0, help="0: off."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
+    beams: int = typer.Option(1, min=1, max=64, help="Above 1: beam search with so many beams, without drafts."),
+    length_penalty: float = typer.Option(
+        1.0, min=-10.0, max=10.0, help="Of --beams: scores are divided by the number of tokens to its power."
+    ),
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
     batch_size: int = typer.Option(8, min=1, max=1024),
     dtype: Dtype = typer.Option(Dtype.float32),
@@ -88,6 +93,10 @@ def generate(
     }
     _check_options(sampling)
     prompts, predictions = _prompts(prompt, prompts_file, prediction)
+    if beams > 1 and temperature > 0:
+        raise InvalidRequest("--temperature", temperature, f"with --beams {beams} it must be 0: beams are not sampled")
+    if beams == 1 and length_penalty != 1.0:
+        raise InvalidRequest("--length-penalty", length_penalty, "it belongs to beam search: --beams must be above 1")
     import torch
 
     from cluster.local import LocalEngine
@@ -97,9 +106,9 @@ def generate(
     with progress_bars() as progress:
         engine = LocalEngine(
             model,
-            draft_model=draft_model,
-            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
-            corpora=corpus,
+            draft_model=draft_model if beams == 1 else "none",
+            drafters=[name.strip() for name in drafter.split(",") if name.strip()] if beams == 1 else ["none"],
+            corpora=corpus if beams == 1 else [],
             gamma=gamma,
             batch_size=batch_size,
             dtype=dtype.value,
@@ -109,6 +118,16 @@ def generate(
             acceptance=acceptance.value,
             progress=progress,
         )
+    if beams > 1:
+        found = engine.beam_search(
+            prompts,
+            num_beams=beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
+        )
+        _print_results(found, as_json)
+        return
     on_round = _trace_writer() if trace else None
     shows_bar = sys.stderr.isatty() and not trace
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
@@ -122,11 +141,12 @@ def generate(
             predictions=predictions,
             **sampling,
         )
-    for generation in generations:
-        if as_json:
-            typer.echo(json.dumps(asdict(generation), ensure_ascii=False))
-        else:
-            typer.echo(generation.text)
+    _print_results(generations, as_json)
+
+
+def _print_results(results: Sequence[Generation] | Sequence[BeamSearchResult], as_json: bool) -> None:
+    for result in results:
+        typer.echo(json.dumps(asdict(result), ensure_ascii=False) if as_json else result.text)
 
 
 def _trace_writer() -> Callable[[RoundTrace], None]:
