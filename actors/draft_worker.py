@@ -14,6 +14,7 @@ from actors.engine.draft_engine import DraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
+from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 from actors.worker_loop import WorkerLoop
 
@@ -28,6 +29,7 @@ class DraftSettings:
     threads: int
     kv_cache_tokens: int | None
     block_size: int
+    quantization: Quantization = "none"
 
 
 class DraftWorker:
@@ -41,6 +43,7 @@ class DraftWorker:
             settings.device,
             kv_cache_tokens=settings.kv_cache_tokens,
             block_size=settings.block_size,
+            quantization=settings.quantization,
         )
         _warm_up(engine)
         pool = engine.pool

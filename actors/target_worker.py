@@ -18,6 +18,7 @@ from actors.links.server import LinkServer
 from actors.messages import WorkerInfo
 from actors.models.loader import choose_device, max_model_len
 from actors.models.loader import load_config as load_model_config
+from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 from actors.worker_loop import Engine, WorkerLoop
 
@@ -39,6 +40,7 @@ class TargetSettings:
     prefix_cache: bool
     exact: Exactness
     max_model_len: int | None
+    quantization: Quantization = "none"
 
 
 class TargetWorker:
@@ -81,6 +83,7 @@ class TargetWorker:
             exact=settings.exact,
             tensor_parallel=settings.tensor_parallel,
             rank=self._rank,
+            quantization=settings.quantization,
         )
         self._step_times = warm_up(self._engine)
 

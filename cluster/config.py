@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cluster.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 class _Section(BaseModel):
@@ -27,6 +28,7 @@ class TargetConfig(_Section):
     model: str = "smollm2"  # a prepared name, a directory, a .gguf file or a Hugging Face id
     served_name: str | None = None  # what clients call it; None: the model's own name
     dtype: Dtype = "float32"
+    quantization: Quantization = "none"  # bits of the weights of linear layers
     device: str = "auto"  # auto, cpu, cuda
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # rank actors
     threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads a rank, on CPU
@@ -39,6 +41,14 @@ class TargetConfig(_Section):
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
 
+    @model_validator(mode="after")
+    def _quantized_weights_are_whole(self) -> TargetConfig:
+        if self.quantization != "none" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"quantization is {self.quantization!r} with tensor_parallel {self.tensor_parallel}; it needs 1"
+            )
+        return self
+
 
 class DraftConfig(_Section):
     """The draft model and its workers."""
@@ -46,6 +56,7 @@ class DraftConfig(_Section):
     model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
     dtype: Dtype = "float32"
+    quantization: Quantization = "none"
     device: str = "auto"
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens ahead a round

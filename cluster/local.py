@@ -36,6 +36,7 @@ from actors.messages import (
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import load_tokenizer, read_model_info
+from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
@@ -51,6 +52,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 OnRound = Callable[[RoundTrace], None]
 
 DEFAULT_NEW_TOKENS = 256
+MAX_BEAMS = 64
 _DRAFT_WORKER = "local"
 
 
@@ -69,6 +71,18 @@ class Generation:
     accepted_tokens: dict[str, int]  # by source
     seconds: float  # from its first round to its last
     tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchResult:
+    """What came of one prompt by beam search."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]  # without the stop token
+    text: str
+    finish_reason: Literal["stop", "length"]
+    score: float  # sum of log probabilities / number of tokens ** length_penalty
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,8 @@ class LocalEngine:
         batch_size: int = 8,
         dtype: str = "float32",
         draft_dtype: str | None = None,
+        quantization: Quantization = "none",
+        draft_quantization: Quantization | None = None,
         device: str = "auto",
         exact: Literal["default", "bitwise"] = "default",
         acceptance: Acceptance = "coupled",
@@ -149,7 +165,8 @@ class LocalEngine:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
         "auto" (the drafter built for the target, if there is one) or "none". corpora: directories of `paceline corpus
         build`, for the drafter retrieval. gamma and branch: tokens ahead that the draft model guesses a round, and
-        guesses for each of them. Raises ModelError or InvalidRequest."""
+        guesses for each of them. quantization: bits of the weights of linear layers, "none", "int8" or "int4";
+        draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest."""
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
@@ -160,11 +177,17 @@ class LocalEngine:
         if DRAFT_MODEL in names and draft_source is None:
             raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
         local = create_drafters(names, corpora=corpora, tokenizer_fingerprint=self.info.tokenizer_fingerprint)
-        self._target = build_target_engine(source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact)
+        self._target = build_target_engine(
+            source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact, quantization=quantization
+        )
         self._draft: DraftEngine | None = None
         if DRAFT_MODEL in names and draft_source is not None:
             self._draft = build_draft_engine(
-                draft_source, draft_dtype or dtype, device, kv_cache_tokens=kv_cache_tokens
+                draft_source,
+                draft_dtype or dtype,
+                device,
+                kv_cache_tokens=kv_cache_tokens,
+                quantization=draft_quantization or quantization,
             )
         self.drafter_names = names
         self._acceptance = acceptance
@@ -264,6 +287,48 @@ class LocalEngine:
         """
         request = self._requests([("prompt", prompt)], options)[0]
         return self._stream(request, on_round)
+
+    def beam_search(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 1.0,
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[BeamSearchResult]:
+        """The best continuation of each prompt by beam search, without drafts, one prompt after the other.
+
+        num_beams: 2 to 64. length_penalty, -10 to 10: scores are divided by the number of tokens to its power, so
+        above 0 it favours long answers. The others as in `generate`. Raises InvalidRequest before anything is computed.
+        """
+        if not 2 <= num_beams <= MAX_BEAMS:
+            raise InvalidRequest("num_beams", num_beams, f"it must be from 2 to {MAX_BEAMS}")
+        if not -10.0 <= length_penalty <= 10.0:
+            raise InvalidRequest("length_penalty", length_penalty, "it must be from -10 to 10")
+        options: GenerateOptions = {
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": ignore_eos,
+            "stop_token_ids": stop_token_ids,
+        }
+        requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        return [self._search(request, num_beams, length_penalty) for request in requests]
+
+    def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
+        started = time.perf_counter()
+        prompt, stops = request.prompt_token_ids.tolist(), request.stop_token_ids
+        beam = self._target.search_beams(prompt, num_beams, length_penalty, request.max_new_tokens, stops)
+        stopped = beam.token_ids[-1] in stops
+        token_ids = beam.token_ids[:-1] if stopped else beam.token_ids
+        return BeamSearchResult(
+            prompt,
+            token_ids,
+            self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            "stop" if stopped else "length",
+            beam.score,
+            time.perf_counter() - started,
+        )
 
     def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
         detokenizer = Detokenizer(self._codec.decode, request.prompt_token_ids.tolist())

@@ -99,6 +99,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         prefix_cache=config.target.prefix_cache,
         exact=config.target.exact,
         max_model_len=config.target.max_model_len,
+        quantization=config.target.quantization,
     )
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [
@@ -119,6 +120,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             threads=config.draft.threads,
             kv_cache_tokens=config.draft.kv_cache_tokens,
             block_size=config.draft.block_size,
+            quantization=config.draft.quantization,
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
     router = router_application(

@@ -10,7 +10,15 @@ from actors.engine.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions, Exactness
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
-from actors.models.loader import choose_device, load_config, load_draft_model, load_model, max_model_len
+from actors.models.loader import (
+    choose_device,
+    load_config,
+    load_draft_model,
+    load_model,
+    max_model_len,
+    silence_unmapped_tokens,
+)
+from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 
 _MAX_AUTO_TOKENS = 1 << 20
@@ -28,6 +36,7 @@ def build_target_engine(
     exact: Exactness = "default",
     tensor_parallel: int = 1,
     rank: int = 0,
+    quantization: Quantization = "none",
 ) -> TargetEngine:
     """Load the target and size its cache: kv_cache_tokens, or a fraction of the device's free memory.
 
@@ -38,7 +47,12 @@ def build_target_engine(
         raise ModelError(
             f"exact is 'bitwise' with device {device!r} and tensor_parallel {tensor_parallel}; it needs cpu and 1"
         )
-    model = load_model(source, dtype, device, tensor_parallel=tensor_parallel)
+    if source.vocab_map_path is not None and tensor_parallel > 1:
+        raise ModelError(
+            f"tensor_parallel is {tensor_parallel}; model {source.spec!r} has a reduced vocabulary, which needs 1"
+        )
+    model = load_model(source, dtype, device, tensor_parallel=tensor_parallel, quantization=quantization)
+    silence_unmapped_tokens(model, source)
     tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), model, kv_cache_fraction, tensor_parallel)
     options = EngineOptions(max(1, tokens // block_size), block_size, prefix_cache, exact)
     return TargetEngine(model, options, samples=rank == 0)
@@ -52,9 +66,10 @@ def build_draft_engine(
     kv_cache_tokens: int | None = None,
     kv_cache_fraction: float = 0.1,
     block_size: int = 16,
+    quantization: Quantization = "none",
 ) -> DraftEngine:
     """Load a draft model, reduced vocabulary or not, with its own cache. Raises ModelError."""
-    draft = load_draft_model(source, dtype, choose_device(device))
+    draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
     tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), draft.model, kv_cache_fraction, 1)
     return DraftEngine(draft.model, EngineOptions(max(1, tokens // block_size), block_size), draft.token_ids)
 

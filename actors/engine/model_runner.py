@@ -71,6 +71,10 @@ class ModelRunner:
         self._exact = exact
         self.kv = KvCache(num_slots, self.device)
 
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._model
+
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""

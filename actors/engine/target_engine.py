@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, depths_of
 from actors.engine.batch import SequenceRows, is_chain, pack
+from actors.engine.beam_search import Beam, search_beams
 from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
@@ -41,7 +42,7 @@ class TargetEngine:
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
         self.options = options
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = ModelRunner(model, options.num_blocks * options.block_size, options.exact)
         self._samples = samples
@@ -163,6 +164,19 @@ class TargetEngine:
     def answer(self, batch: VerifyBatch) -> VerifyResult:
         """`verify` under the name that every worker's engine has."""
         return self.verify(batch)
+
+    def search_beams(
+        self,
+        prompt_token_ids: Sequences[int],
+        num_beams: int,
+        length_penalty: float,
+        max_new_tokens: int,
+        stop_token_ids: Sequences[int],
+    ) -> Beam:
+        """As `beam_search.search_beams`, with this engine's model."""
+        return search_beams(
+            self._runner.model, prompt_token_ids, num_beams, length_penalty, max_new_tokens, stop_token_ids
+        )
 
     def clear(self) -> None:
         """Forget every sequence; their next deltas are answered stale."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
@@ -13,6 +14,8 @@ from actors.models.source import ModelSource
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from actors.models.quantization import Quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
 _FALLBACK_MODEL_LEN = 2048  # for models that state no limit (ALiBi)
@@ -99,18 +102,26 @@ def load_model(
     device: str = "cpu",
     attn_implementation: str = "sdpa",
     tensor_parallel: int = 1,
+    quantization: Quantization = "none",
 ) -> PreTrainedModel:
     """Load a model unpatched, in eval mode, its parameters without gradients.
 
     `attn_implementation` is any name registered with `transformers`' AttentionInterface. With `tensor_parallel` > 1,
     every rank calls this after `torch.distributed` has been initialised by the caller with that world size, and gets
-    its shard by the model's own plan. Raises ModelError.
+    its shard by the model's own plan. With a `quantization`, the weights are read into host memory in `dtype` and reach
+    the device in 8 or 4 bits, layer by layer. Raises ModelError.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
+    from actors.models.quantization import QUANTIZATIONS, quantize_linears
+
     if dtype not in DTYPES:
         raise ModelError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"quantization is {quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+    if quantization != "none" and tensor_parallel > 1:
+        raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
     device = choose_device(device)
     options: dict[str, Any] = {
@@ -120,7 +131,7 @@ def load_model(
     }
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
-    elif device != "cpu":
+    elif device != "cpu" and quantization == "none":
         options["device_map"] = {"": device}  # straight onto the device, never whole in host memory
     try:
         with quiet_transformers():
@@ -129,11 +140,18 @@ def load_model(
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
     model.eval()
     model.requires_grad_(False)
+    if quantization != "none":
+        quantize_linears(model, quantization, torch.device(device))
+        model.to(device)
     return model
 
 
 def load_draft_model(
-    source: ModelSource, dtype: str = "float32", device: str = "cpu", attn_implementation: str = "sdpa"
+    source: ModelSource,
+    dtype: str = "float32",
+    device: str = "cpu",
+    attn_implementation: str = "sdpa",
+    quantization: Quantization = "none",
 ) -> DraftModel:
     """Load a draft model; where the directory holds a vocabulary map, keep only those rows of its output layer.
 
@@ -141,23 +159,18 @@ def load_draft_model(
     columns. Raises ModelError.
     """
     import torch
-    from safetensors.torch import load_file
 
-    model = load_model(source, dtype, device, attn_implementation)
+    from actors.models.quantization import quantize_linears
+
     path = source.vocab_map_path
     if path is None:
+        model = load_model(source, dtype, device, attn_implementation, quantization=quantization)
         return DraftModel(model=model, token_ids=None)
-    try:
-        token_ids = load_file(path)["token_ids"].to(torch.int64)
-    except Exception as error:
-        raise ModelError(f"{path}: cannot be read: {_one_line(error)}") from None
+    # Rows are taken from the weights as they were, so quantization comes last.
+    device = choose_device(device)
+    model = load_model(source, dtype, device if quantization == "none" else "cpu", attn_implementation)
     head = model.get_output_embeddings()
-    rows = head.weight.shape[0]
-    if token_ids.ndim != 1 or not len(token_ids) or bool((token_ids.diff() <= 0).any()):
-        raise ModelError(f"{path}: token_ids must be one strictly increasing row of ids")
-    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= rows:
-        raise ModelError(f"{path}: token_ids reach from {token_ids[0]} to {token_ids[-1]}; the model has {rows} ids")
-    token_ids = token_ids.to(head.weight.device)
+    token_ids = _read_vocab_map(path, head.out_features).to(head.weight.device)
     reduced = torch.nn.Linear(
         head.in_features, len(token_ids), bias=head.bias is not None, device=head.weight.device, dtype=head.weight.dtype
     )
@@ -165,7 +178,45 @@ def load_draft_model(
     if head.bias is not None:
         reduced.bias = torch.nn.Parameter(head.bias[token_ids].clone(), requires_grad=False)
     model.set_output_embeddings(reduced)
+    if quantization != "none":
+        quantize_linears(model, quantization, torch.device(device))
+        model.to(device)
+        token_ids = token_ids.to(device)
     return DraftModel(model=model.eval(), token_ids=token_ids)
+
+
+def silence_unmapped_tokens(model: PreTrainedModel, source: ModelSource) -> None:
+    """Where a directory holds a vocabulary map, give all other tokens of its model a logit of -inf, in place.
+
+    A draft model with a reduced vocabulary can then be a target: rows that nobody trained are never drawn. Raises
+    ModelError.
+    """
+    import torch
+
+    path = source.vocab_map_path
+    if path is None:
+        return
+    head = model.get_output_embeddings()
+    bias = torch.full((head.out_features,), -torch.inf, dtype=model.dtype, device=model.device)
+    token_ids = _read_vocab_map(path, head.out_features).to(model.device)
+    bias[token_ids] = 0.0 if head.bias is None else head.bias[token_ids]
+    head.bias = torch.nn.Parameter(bias, requires_grad=False) if isinstance(head, torch.nn.Linear) else bias
+
+
+def _read_vocab_map(path: Path, num_ids: int) -> torch.Tensor:
+    """int64 [Vd], strictly increasing, below num_ids. Raises ModelError."""
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        token_ids = load_file(path)["token_ids"].to(torch.int64)
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read: {_one_line(error)}") from None
+    if token_ids.ndim != 1 or not len(token_ids) or bool((token_ids.diff() <= 0).any()):
+        raise ModelError(f"{path}: token_ids must be one strictly increasing row of ids")
+    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= num_ids:
+        raise ModelError(f"{path}: token_ids reach from {token_ids[0]} to {token_ids[-1]}; the model has {num_ids} ids")
+    return token_ids
 
 
 def read_model_info(source: ModelSource, served_name: str | None = None) -> ModelInfo:

@@ -24,13 +24,26 @@ from cluster.cli.engine import (
     ExactOption,
     GammaOption,
     ModelOption,
+    Quantization,
+    QuantizationOption,
     ThreadsOption,
     local_engine,
 )
 from cluster.config import paceline_home
 
 # Of the engine in this process; a server has its own.
-_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "branch", "dtype", "device", "exact", "threads")
+_ENGINE_OPTIONS = (
+    "model",
+    "draft_model",
+    "drafter",
+    "gamma",
+    "branch",
+    "dtype",
+    "quantization",
+    "device",
+    "exact",
+    "threads",
+)
 
 
 def chat(
@@ -53,6 +66,7 @@ def chat(
     gamma: GammaOption = 4,
     branch: BranchOption = 2,
     dtype: Dtype = Dtype.float32,
+    quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
     threads: ThreadsOption = None,
@@ -96,6 +110,7 @@ def chat(
             gamma=gamma,
             branch=branch,
             dtype=dtype,
+            quantization=quantization,
             device=device,
             exact=exact,
             threads=threads,

@@ -21,6 +21,12 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Quantization(StrEnum):
+    none = "none"
+    int8 = "int8"
+    int4 = "int4"
+
+
 class Exact(StrEnum):
     default = "default"
     bitwise = "bitwise"
@@ -35,6 +41,9 @@ ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF f
 DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
 GammaOption = Annotated[int, typer.Option(min=1, max=64, help="Tokens ahead that the draft model guesses a round.")]
 BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Guesses for each of them; 1: a chain, else a tree.")]
+QuantizationOption = Annotated[
+    Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")]
 ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
@@ -48,6 +57,7 @@ def local_engine(
     gamma: int,
     branch: int,
     dtype: Dtype,
+    quantization: Quantization,
     device: str,
     exact: Exact,
     threads: int | None,
@@ -72,6 +82,7 @@ def local_engine(
             branch=branch,
             batch_size=batch_size,
             dtype=dtype.value,
+            quantization=quantization.value,
             device=device,
             exact=exact.value,
             acceptance=acceptance.value,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,15 @@ from cluster.cli.engine import (
     ExactOption,
     GammaOption,
     ModelOption,
+    Quantization,
+    QuantizationOption,
     ThreadsOption,
     local_engine,
 )
 from cluster.request_limits import check_local_fields
 
 if TYPE_CHECKING:
+    from cluster.local import BeamSearchResult, Generation
     from cluster.router.trace import RoundTrace
 
 
@@ -53,10 +56,15 @@ def generate(
     top_p: float = typer.Option(1.0, help="Above 0, up to 1; 1: off."),
     top_k: int = typer.Option(0, help="0: off."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
+    beams: int = typer.Option(1, min=1, max=64, help="Above 1: beam search with so many beams, without drafts."),
+    length_penalty: float = typer.Option(
+        1.0, min=-10.0, max=10.0, help="Of --beams: scores are divided by the number of tokens to its power."
+    ),
     gamma: GammaOption = 4,
     branch: BranchOption = 2,
     batch_size: int = typer.Option(8, min=1, max=1024),
     dtype: Dtype = Dtype.float32,
+    quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
     acceptance: AcceptanceRule = typer.Option(AcceptanceRule.coupled),
@@ -75,20 +83,35 @@ def generate(
     }
     check_sampling_options(sampling)
     prompts, predictions = _prompts(prompt, prompts_file, prediction)
+    if beams > 1 and temperature > 0:
+        raise InvalidRequest("--temperature", temperature, f"with --beams {beams} it must be 0: beams are not sampled")
+    if beams == 1 and length_penalty != 1.0:
+        raise InvalidRequest("--length-penalty", length_penalty, "it belongs to beam search: --beams must be above 1")
     engine = local_engine(
         model=model,
-        draft_model=draft_model,
-        drafter=drafter,
+        draft_model=draft_model if beams == 1 else "none",
+        drafter=drafter if beams == 1 else "none",
         gamma=gamma,
         branch=branch,
         dtype=dtype,
+        quantization=quantization,
         device=device,
         exact=exact,
         threads=threads,
         batch_size=batch_size,
-        corpora=corpus,
+        corpora=corpus if beams == 1 else [],
         acceptance=acceptance,
     )
+    if beams > 1:
+        found = engine.beam_search(
+            prompts,
+            num_beams=beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
+        )
+        _print_results(found, as_json)
+        return
     on_round = _trace_writer() if trace else None
     shows_bar = sys.stderr.isatty() and not trace
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
@@ -102,11 +125,12 @@ def generate(
             predictions=predictions,
             **sampling,
         )
-    for generation in generations:
-        if as_json:
-            typer.echo(json.dumps(asdict(generation), ensure_ascii=False))
-        else:
-            typer.echo(generation.text)
+    _print_results(generations, as_json)
+
+
+def _print_results(results: Sequence[Generation] | Sequence[BeamSearchResult], as_json: bool) -> None:
+    for result in results:
+        typer.echo(json.dumps(asdict(result), ensure_ascii=False) if as_json else result.text)
 
 
 def _trace_writer() -> Callable[[RoundTrace], None]:

@@ -250,6 +250,18 @@ def test_generated_text_is_alone_on_stdout(run, tiny_model_dir):
     assert len(json.loads(out)["token_ids"]) == 4
 
 
+def test_beams_are_searched_and_what_they_cannot_have_is_named(run, refuse, tiny_model_dir):
+    arguments = ["--model", tiny_model_dir, "--prompt", "the quick", "--max-new-tokens", "4", "--ignore-eos", "--json"]
+    status, out, _ = run("generate", *arguments, "--beams", "3", "--length-penalty", "0.5", "--quantization", "int8")
+    assert status == 0
+    assert len(json.loads(out)["token_ids"]) == 4
+    assert json.loads(out)["score"] < 0
+    assert "--temperature is 0.5; with --beams 3" in refuse(
+        "generate", *arguments, "--beams", "3", "--temperature", "0.5"
+    )
+    assert "--length-penalty is 2.0" in refuse("generate", *arguments, "--length-penalty", "2")
+
+
 def test_a_trace_has_a_line_for_every_round_and_text_stays_alone_on_stdout(run, tiny_model_dir):
     arguments = ["--model", tiny_model_dir, "--prompt", "one two one two", "--max-new-tokens", "6", "--ignore-eos"]
     status, out, err = run("generate", *arguments, "--json", "--trace")

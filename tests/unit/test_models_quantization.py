@@ -1,0 +1,129 @@
+"""Weights in 8 and 4 bits: how near they are to the whole ones, in the kernels and without, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save_file
+from torch import nn
+
+from actors.engine.packed_linear import pack_linears
+from actors.errors import ModelError
+from actors.models.loader import load_draft_model, load_model
+from actors.models.quantization import Int4Linear, Int8Linear, has_byte_product, quantize_linears
+from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from actors.models.toy import save_tiny_model
+from cluster.config import TargetConfig
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def linear(inputs: int, outputs: int, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    layer.weight.data = torch.randn(outputs, inputs, generator=generator)
+    return layer.to(dtype).requires_grad_(False)
+
+
+def rows(count: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(1, count, width, generator=torch.Generator().manual_seed(count)).to(dtype)
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kind", "bound"), [(Int8Linear, 0.01), (Int4Linear, 0.1)])
+def test_products_are_near_those_of_the_whole_weights(kind, bound, bias, dtype, has_kernel):
+    if kind is Int8Linear and has_kernel and not has_byte_product():
+        pytest.skip("this processor has no product of bytes")
+    layer = linear(96, 48, bias, dtype)
+    quantized = kind(layer, CPU, has_kernel)
+    for count in (1, 4, 33):
+        inputs = rows(count, 96, dtype)
+        output = quantized(inputs)
+        assert (output.dtype, output.shape) == (dtype, (1, count, 48))
+        assert distance(output, layer.double()(inputs.double())) < bound
+
+
+@pytest.mark.parametrize(("kind", "bound"), [(Int8Linear, 1e-4), (Int4Linear, 0.02)])
+def test_the_kernel_computes_what_the_widened_weights_do(kind, bound):
+    if kind is Int8Linear and not has_byte_product():
+        pytest.skip("this processor has no product of bytes")
+    layer = linear(128, 64)
+    fast, plain = kind(layer, CPU, True), kind(layer, CPU, False)
+    assert distance(fast(rows(5, 128)), plain(rows(5, 128))) < bound
+
+
+def test_in_int8_the_bits_of_a_row_do_not_depend_on_its_company():
+    if not has_byte_product():
+        pytest.skip("this processor has no product of bytes")
+    quantized = Int8Linear(linear(576, 192), CPU, True)
+    inputs = rows(70, 576)
+    together = quantized(inputs)
+    for first, last in ((0, 1), (3, 7), (20, 69)):
+        assert torch.equal(quantized(inputs[:, first:last]), together[:, first:last])
+
+
+def test_rows_of_all_magnitudes_survive_fixed_point():
+    layer = linear(64, 32, bias=False)
+    layer.weight[3] = 0.0
+    quantized = Int8Linear(layer, CPU, has_byte_product())
+    for magnitude in (1e-20, 1e-3, 1e4, 1e20):
+        inputs = rows(6, 64) * magnitude
+        assert distance(quantized(inputs), layer(inputs)) < 0.01
+    assert torch.equal(quantized(torch.zeros(2, 64)), torch.zeros(2, 32))
+    assert bool((quantized(rows(4, 64))[..., 3] == 0).all())
+    largest = torch.full((1, 64), 7.0)
+    assert distance(quantized(torch.cat([largest, -largest])), layer(torch.cat([largest, -largest]))) < 0.01
+
+
+def test_int4_takes_a_quarter_of_the_bytes_of_float16():
+    layer = linear(512, 512, bias=False, dtype=torch.float16)
+    for has_kernel in (True, False):
+        held = sum(buffer.nbytes for buffer in Int4Linear(layer, CPU, has_kernel).buffers())
+        assert held == layer.weight.nbytes * (4 + 2 * 16 / 32) / 16  # 4 bits, scale and zero of 16 for 32 of them
+
+
+def test_layers_that_int4_does_not_fit_have_int8_and_none_is_packed_again(tmp_path):
+    source = ModelSource("tiny", "tiny", save_tiny_model(tmp_path / "tiny", hidden_size=64))
+    model = load_model(source, quantization="int4")
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    assert kinds["model.layers.0.mlp.down_proj"] is Int4Linear
+    assert kinds["lm_head"] is Int8Linear
+    assert nn.Linear not in kinds.values()
+    assert pack_linears(model) == 0
+    narrow = ModelSource("narrow", "narrow", save_tiny_model(tmp_path / "narrow", hidden_size=48))
+    layer = load_model(narrow, quantization="int4").model.layers[0]
+    assert type(layer.self_attn.q_proj) is Int8Linear  # 48 inputs
+    assert type(layer.mlp.down_proj) is Int4Linear  # 96 inputs
+
+
+def test_a_reduced_draft_model_is_quantized_after_its_rows_were_taken(tmp_path):
+    source = ModelSource("tiny", "tiny", save_tiny_model(tmp_path / "tiny", hidden_size=64))
+    kept = torch.arange(3, 259, 2)
+    save_file({"token_ids": kept}, source.path / VOCAB_MAP_FILE)
+    whole = load_draft_model(source)
+    draft = load_draft_model(source, quantization="int8")
+    assert torch.equal(draft.token_ids, kept)
+    ids = torch.arange(60, 80).unsqueeze(0)
+    logits = draft.model(ids).logits
+    assert logits.shape[-1] == len(kept)
+    assert distance(logits, whole.model(ids).logits) < 0.05
+
+
+def test_what_cannot_be_quantized_is_refused_with_field_value_and_limit(tmp_path):
+    source = ModelSource("tiny", "tiny", save_tiny_model(tmp_path / "tiny"))
+    with pytest.raises(ModelError, match=r"quantization is 'int3'; it must be one of none, int8, int4"):
+        load_model(source, quantization="int3")
+    with pytest.raises(ModelError, match=r"quantization is 'int8' with tensor_parallel 2; it needs 1"):
+        load_model(source, tensor_parallel=2, quantization="int8")
+    with pytest.raises(ValidationError, match=r"quantization is 'int4' with tensor_parallel 2; it needs 1"):
+        TargetConfig(quantization="int4", tensor_parallel=2)
+    with pytest.raises(ModelError, match=r"quantization is 'int8'; Sequential has no linear layers"):
+        quantize_linears(nn.Sequential(nn.ReLU()), "int8", CPU)
