@@ -145,6 +145,8 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     parents: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32 [n], -1: child of the last token
     probs: TopProbs | None = None
     begin: SequenceStart | None = None  # present when delta.start == 0
+    # Draft nodes that the target's EAGLE head may propose for the next round; 0: it does not even see these rows.
+    head_nodes: int = 0
 
 
 class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
@@ -183,8 +185,11 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     free_blocks: int = 0
     total_blocks: int = 0
     rows: int = 0
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # without the head's time
     successors: Successors | None = None
+    drafted_seq_ids: list[int] = []  # sequences for which the EAGLE head drafts the next round
+    drafts: list[TreeMessage] = []  # their trees: behind the verdict's next token, likeliest nodes first
+    head_s: float = 0.0  # the head's time
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
