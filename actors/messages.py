@@ -145,8 +145,9 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     parents: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32 [n], -1: child of the last token
     probs: TopProbs | None = None
     begin: SequenceStart | None = None  # present when delta.start == 0
-    # Draft nodes that the target's EAGLE head may propose for the next round; 0: it does not even see these rows.
-    head_nodes: int = 0
+    # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
+    # it can draft later; -1: it does not even see them.
+    head_nodes: int = -1
 
 
 class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
@@ -204,6 +205,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     block_size: int
     total_blocks: int
     step_times: list[tuple[int, float]] = []  # of a target: (rows, seconds) of a forward in a short context
+    has_head: bool = False  # whether an EAGLE head runs beside the target
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

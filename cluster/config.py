@@ -36,8 +36,19 @@ class TargetConfig(_Section):
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     prefix_cache: bool = True
     exact: Literal["default", "bitwise"] = "default"
+    eagle_head: str = "none"  # directory of an EAGLE head that drafts beside the target; with tensor_parallel 1
+    eagle_depth: Annotated[int, Field(ge=1, le=32)] = 7  # levels that it drafts far
+    eagle_top_k: Annotated[int, Field(ge=1, le=64)] = 10  # nodes that it expands on a level
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
+
+    @model_validator(mode="after")
+    def _head_has_one_rank(self) -> TargetConfig:
+        if self.eagle_head != "none" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"eagle_head is {self.eagle_head!r} with tensor_parallel {self.tensor_parallel}; a head needs 1"
+            )
+        return self
 
 
 class DraftConfig(_Section):
@@ -57,7 +68,7 @@ class DraftConfig(_Section):
 class SpeculationConfig(_Section):
     """How drafts are made, merged and accepted."""
 
-    drafters: tuple[str, ...] = ("auto",)  # auto, none, draft_model, prompt_lookup, suffix
+    drafters: tuple[str, ...] = ("auto",)  # auto, none, draft_model, eagle, suffix and others
     corpora: tuple[Path, ...] = ()  # directories of `paceline corpus build`, for the drafter retrieval
     acceptance: Literal["coupled", "rejection"] = "coupled"
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16  # tree nodes a sequence and round

@@ -25,16 +25,17 @@ from actors.errors import ModelError
 from actors.messages import TreeMessage
 from actors.models.eagle_head import EagleHead
 
+DEFAULT_DEPTH, DEFAULT_TOP_K = 7, 10  # of the published code
 MAX_DEPTH, MAX_TOP_K = 32, 64
 _SCRATCH_SLOTS = 4096  # keys and values of trees that grow at a time
 
 
 @dataclass(frozen=True, slots=True)
 class EagleOptions:
-    """How far a tree may grow; the defaults are those of the published code."""
+    """How far a tree may grow."""
 
-    depth: int = 7  # levels that are expanded
-    top_k: int = 10  # children of a node, and expanded nodes of a level
+    depth: int = DEFAULT_DEPTH  # levels that are expanded
+    top_k: int = DEFAULT_TOP_K  # children of a node, and expanded nodes of a level
 
     def __post_init__(self) -> None:
         for name, value, limit in (("depth", self.depth, MAX_DEPTH), ("top_k", self.top_k, MAX_TOP_K)):

@@ -86,6 +86,10 @@ class TargetEngine:
         self._table = SequenceTable(self.pool, self._runner.kv)
 
     @property
+    def has_head(self) -> bool:
+        return self._head is not None
+
+    @property
     def num_sequences(self) -> int:
         return len(self._table)
 
@@ -149,7 +153,7 @@ class TargetEngine:
         logit_rows = _logit_rows(emitting)
         if self._head is not None:
             self._head.computed(packed.slots)
-            if any(part.item.head_nodes > 0 for part in parts):
+            if any(part.item.head_nodes >= 0 for part in parts):
                 self._head.tap.open()
         logits = self._runner.forward(packed, logit_rows)
         outcomes = self._accept(emitting, logits) if self._samples else {}
@@ -186,15 +190,17 @@ class TargetEngine:
         outcome: _Outcome,
     ) -> None:
         """Let the head see the rows that have become certain and draft behind them. Its failure costs its drafts."""
-        wanting = [part for part in parts if part.item.head_nodes > 0]
-        if not wanting:
+        seen = [part for part in parts if part.item.head_nodes >= 0]
+        if not seen:
             return
         started = time.perf_counter()
         try:
             features = head.tap.take(num_rows)
-            rows = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in wanting]
+            rows = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
             outcome.drafts = head.draft(rows, features)
-            outcome.drafted_seq_ids = [part.rows.sequence.seq_id for part in wanting if part.emits]
+            outcome.drafted_seq_ids = [
+                part.rows.sequence.seq_id for part in seen if part.emits and part.item.head_nodes > 0
+            ]
         except Exception:
             if not self._head_has_failed:
                 self._head_has_failed = True

@@ -20,7 +20,19 @@ from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 
 # Of the engine in this process; a server has its own.
-_ENGINE_OPTIONS = ("model", "draft_model", "drafter", "gamma", "dtype", "device", "exact", "threads")
+_ENGINE_OPTIONS = (
+    "model",
+    "draft_model",
+    "eagle_head",
+    "drafter",
+    "gamma",
+    "eagle_depth",
+    "eagle_top_k",
+    "dtype",
+    "device",
+    "exact",
+    "threads",
+)
 
 
 def chat(
@@ -28,6 +40,7 @@ def chat(
     url: str = typer.Option(None, help="Talk to the server at http://host:port; by default a model in this process."),
     model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
     draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
+    eagle_head: str = typer.Option("none", metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none."),
     drafter: str = typer.Option("auto", help="Names, comma-separated, as in `paceline generate`."),
     system: str = typer.Option(None, help="What the model is told before all turns."),
     max_new_tokens: int = typer.Option(
@@ -41,6 +54,8 @@ def chat(
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
     load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    eagle_depth: int = typer.Option(7, min=1, max=32, help="Levels that the head drafts far."),
+    eagle_top_k: int = typer.Option(10, min=1, max=64, help="Nodes that it expands on a level."),
     dtype: Dtype = typer.Option(Dtype.float32),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
     exact: Exact = typer.Option(Exact.default, help="bitwise: drafts and batch cannot change a bit of the logits."),
@@ -76,7 +91,9 @@ def chat(
 
         backend: Backend = ServerBackend(url)
     else:
-        backend = _local_backend(model, draft_model, drafter, gamma, dtype, device, exact, threads)
+        backend = _local_backend(
+            model, draft_model, eagle_head, drafter, gamma, eagle_depth, eagle_top_k, dtype, device, exact, threads
+        )
     view = View(make_console(sys.stdout), make_console(sys.stderr))
     session = ChatSession(backend, settings, Conversation(system), view)
     try:
@@ -98,8 +115,11 @@ def chat(
 def _local_backend(
     model: str,
     draft_model: str,
+    eagle_head: str,
     drafter: str,
     gamma: int,
+    eagle_depth: int,
+    eagle_top_k: int,
     dtype: Dtype,
     device: str,
     exact: Exact,
@@ -116,8 +136,11 @@ def _local_backend(
         engine = LocalEngine(
             model,
             draft_model=draft_model,
+            eagle_head=eagle_head,
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
             gamma=gamma,
+            eagle_depth=eagle_depth,
+            eagle_top_k=eagle_top_k,
             batch_size=1,
             dtype=dtype.value,
             device=device,

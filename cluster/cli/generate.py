@@ -42,7 +42,8 @@ class AcceptanceRule(StrEnum):
 def generate(
     model: str = typer.Option("smollm2", help="Prepared name, directory, GGUF file or Hugging Face id."),
     draft_model: str = typer.Option("auto", help="The same, or auto (the drafter built for the model), or none."),
-    drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, prompt_lookup, suffix."),
+    eagle_head: str = typer.Option("none", metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none."),
+    drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, eagle, suffix."),
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
@@ -59,6 +60,8 @@ def generate(
     top_k: int = typer.Option(0, help="0: off."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
     gamma: int = typer.Option(4, min=1, max=64, help="Tokens the draft model guesses a round."),
+    eagle_depth: int = typer.Option(7, min=1, max=32, help="Levels that the head drafts far."),
+    eagle_top_k: int = typer.Option(10, min=1, max=64, help="Nodes that it expands on a level."),
     batch_size: int = typer.Option(8, min=1, max=1024),
     dtype: Dtype = typer.Option(Dtype.float32),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N."),
@@ -89,9 +92,12 @@ def generate(
         engine = LocalEngine(
             model,
             draft_model=draft_model,
+            eagle_head=eagle_head,
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
             corpora=corpus,
             gamma=gamma,
+            eagle_depth=eagle_depth,
+            eagle_top_k=eagle_top_k,
             batch_size=batch_size,
             dtype=dtype.value,
             device=device,

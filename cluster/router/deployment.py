@@ -118,6 +118,7 @@ class Router:
             info.block_size,
             self._draft.gamma,
             profile=info.step_times,
+            has_head=info.has_head,
         )
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections)

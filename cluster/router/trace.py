@@ -25,7 +25,7 @@ class RoundTrace:
     accepted: dict[str, int]  # and emitted: none after a stop token
     num_emitted: int
     rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
-    draft_s: float  # drafting, merging and choosing
+    draft_s: float  # drafting, the head's for the next round included, merging and choosing
     verify_s: float
 
 
@@ -37,8 +37,7 @@ def trace_round(
     draft_s: float,
     verify_s: float,
 ) -> RoundTrace:
-    """Of a round that has been committed. source_names: the CPU drafters in their order, then the draft model; events:
-    what the commit returned."""
+    """Of a round that has been committed. source_names: by source index; events: what the commit returned."""
     proposed: Counter[str] = Counter()
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
