@@ -101,7 +101,8 @@ def test_prompts_in_chunks_and_cached_prefixes_change_nothing(target_dir, head):
     assert tokens(local.generate(LONG, **options)) == plain
     again = local.generate(LONG, **options)
     assert tokens(again) == plain
-    assert all(generation.target_rows - generation.draft_tokens < 60 for generation in again)
+    computed = sum(generation.target_rows - generation.draft_tokens for generation in again)
+    assert computed < 0.5 * sum(map(len, LONG))
     assert local.target.check_integrity() is None
     assert local.target.pool.num_free == local.target.pool.num_blocks
 

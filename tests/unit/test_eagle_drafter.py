@@ -10,13 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree
+from actors.engine.build import build_target_engine
 from actors.engine.eagle_drafter import EagleOptions
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, TreeMessage, VerifyBatch, VerifyItem
 from actors.models.eagle_head import load_eagle_head
-from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
+from actors.models.source import ModelSource
+from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
 HEAD_KINDS = {
@@ -334,3 +336,9 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
 def test_options_have_limits(options, message):
     with pytest.raises(ModelError, match=message):
         EagleOptions(**options)
+
+
+def test_a_target_on_several_ranks_takes_no_head(tmp_path):
+    source = ModelSource("target", "target", save_tiny_model(tmp_path, layers=4, hidden_size=32))
+    with pytest.raises(ModelError, match=r"with tensor_parallel 2; a head needs a target on one rank"):
+        build_target_engine(source, device="cpu", tensor_parallel=2, eagle_head=tmp_path / "head")
