@@ -147,6 +147,9 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     parents: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32 [n], -1: child of the last token
     probs: TopProbs | None = None
     begin: SequenceStart | None = None  # present when delta.start == 0
+    # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
+    # it can draft later; -1: it does not even see them.
+    head_nodes: int = -1
 
 
 class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
@@ -185,8 +188,11 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     free_blocks: int = 0
     total_blocks: int = 0
     rows: int = 0
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # without the head's time
     successors: Successors | None = None
+    drafted_seq_ids: list[int] = []  # sequences for which the EAGLE head drafts the next round
+    drafts: list[TreeMessage] = []  # their trees: behind the verdict's next token, likeliest nodes first
+    head_s: float = 0.0  # the head's time
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -201,6 +207,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     block_size: int
     total_blocks: int
     step_times: list[tuple[int, float]] = []  # of a target: (rows, seconds) of a forward in a short context
+    has_head: bool = False  # whether an EAGLE head runs beside the target
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from actors.engine.build import build_target_engine
+from actors.engine.eagle_drafter import EagleOptions
 from actors.engine.options import Exactness
 from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
 from actors.engine.target_engine import TargetEngine
@@ -41,6 +42,8 @@ class TargetSettings:
     exact: Exactness
     max_model_len: int | None
     quantization: Quantization = "none"
+    eagle_head: str | None = None  # directory; with tensor_parallel 1
+    eagle_options: EagleOptions | None = None
 
 
 class TargetWorker:
@@ -84,6 +87,8 @@ class TargetWorker:
             tensor_parallel=settings.tensor_parallel,
             rank=self._rank,
             quantization=settings.quantization,
+            eagle_head=settings.eagle_head,
+            eagle_options=settings.eagle_options,
         )
         self._step_times = warm_up(self._engine)
 
@@ -140,6 +145,7 @@ class TargetWorker:
             options.block_size,
             options.num_blocks,
             self._step_times,
+            self._engine.has_head,
         )
 
     def _lead(self) -> None:

@@ -38,15 +38,17 @@ class TargetConfig(_Section):
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     prefix_cache: bool = True
     exact: Literal["default", "bitwise"] = "default"
+    eagle_head: str = "none"  # directory of an EAGLE head that drafts beside the target; with tensor_parallel 1
+    eagle_depth: Annotated[int, Field(ge=1, le=32)] = 7  # levels that it drafts far
+    eagle_top_k: Annotated[int, Field(ge=1, le=64)] = 10  # nodes that it expands on a level
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
 
     @model_validator(mode="after")
-    def _quantized_weights_are_whole(self) -> TargetConfig:
-        if self.quantization != "none" and self.tensor_parallel > 1:
-            raise ValueError(
-                f"quantization is {self.quantization!r} with tensor_parallel {self.tensor_parallel}; it needs 1"
-            )
+    def _parts_of_one_rank(self) -> TargetConfig:
+        for name, value in (("quantization", self.quantization), ("eagle_head", self.eagle_head)):
+            if value != "none" and self.tensor_parallel > 1:
+                raise ValueError(f"{name} is {value!r} with tensor_parallel {self.tensor_parallel}; it needs 1")
         return self
 
 

@@ -18,9 +18,10 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import jinja2
 import numpy as np
 
-from actors.drafters.registry import AUTO, DRAFT_MODEL, create_drafters, expand_drafters
+from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, create_drafters, expand_drafters
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
+from actors.engine.eagle_drafter import DEFAULT_DEPTH, DEFAULT_TOP_K, EagleOptions
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
@@ -145,10 +146,13 @@ class LocalEngine:
         model: str = "smollm2",
         *,
         draft_model: str = "auto",
+        eagle_head: str | Path = "none",
         drafters: Sequence[str] = ("auto",),
         corpora: Sequence[str | Path] = (),
         gamma: int = 4,
         branch: int = 2,
+        eagle_depth: int = DEFAULT_DEPTH,
+        eagle_top_k: int = DEFAULT_TOP_K,
         batch_size: int = 8,
         dtype: str = "float32",
         draft_dtype: str | None = None,
@@ -163,22 +167,34 @@ class LocalEngine:
         progress: Progress = silent,
     ) -> None:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
-        "auto" (the drafter built for the target, if there is one) or "none". corpora: directories of `paceline corpus
-        build`, for the drafter retrieval. gamma and branch: tokens ahead that the draft model guesses a round, and
-        guesses for each of them. quantization: bits of the weights of linear layers, "none", "int8" or "int4";
-        draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest."""
+        "auto" (the drafter built for the target, if there is one) or "none". eagle_head: the directory of an EAGLE
+        head of the target, which drafts `eagle_depth` levels far, `eagle_top_k` nodes wide; or "none". corpora:
+        directories of `paceline corpus build`, for the drafter retrieval. gamma and branch: tokens ahead that the draft
+        model guesses a round, and guesses for each of them. quantization: bits of the weights of linear layers, "none",
+        "int8" or "int4"; draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest.
+        """
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
         self.tokenizer = load_tokenizer(source)
         self._codec = TextCodec(self.tokenizer, self.info.name)
         draft_source = _draft_source(draft_model, source, home, progress)
-        names = expand_drafters(list(drafters), has_draft_model=draft_source is not None)
+        has_head = str(eagle_head) != "none"
+        names = expand_drafters(list(drafters), has_draft_model=draft_source is not None, has_head=has_head)
         if DRAFT_MODEL in names and draft_source is None:
             raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
+        if EAGLE in names and not has_head:
+            raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
         local = create_drafters(names, corpora=corpora, tokenizer_fingerprint=self.info.tokenizer_fingerprint)
         self._target = build_target_engine(
-            source, dtype, device, kv_cache_tokens=kv_cache_tokens, exact=exact, quantization=quantization
+            source,
+            dtype,
+            device,
+            kv_cache_tokens=kv_cache_tokens,
+            exact=exact,
+            quantization=quantization,
+            eagle_head=eagle_head if EAGLE in names else None,
+            eagle_options=EagleOptions(eagle_depth, eagle_top_k),
         )
         self._draft: DraftEngine | None = None
         if DRAFT_MODEL in names and draft_source is not None:
@@ -203,10 +219,10 @@ class LocalEngine:
             gamma,
             branch=branch,
             profile=warm_up(self._target),
+            has_head=self._target.has_head,
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
-        self._source_names = (*local, DRAFT_MODEL)
         self.max_draft_tokens = max_draft_tokens
         self._batch_size = batch_size
         self._num_requests = 0
@@ -397,7 +413,9 @@ class LocalEngine:
     def _chosen_drafters(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
         if names is None:
             return None
-        chosen = expand_drafters(list(names), has_draft_model=DRAFT_MODEL in self.drafter_names)
+        chosen = expand_drafters(
+            list(names), has_draft_model=DRAFT_MODEL in self.drafter_names, has_head=EAGLE in self.drafter_names
+        )
         for name in chosen:
             if name not in self.drafter_names and AUTO not in names:
                 have = ", ".join(self.drafter_names) or "none"
@@ -471,8 +489,8 @@ class LocalEngine:
             events = self.core.commit(round, result, time.monotonic())
             self._deliver(events)
             if on_round is not None:
-                draft_s, verify_s = drafted - started, verified - drafted
-                trace = trace_round(round, result, events, self._source_names, draft_s, verify_s)
+                draft_s, verify_s = drafted - started + result.head_s, verified - drafted - result.head_s
+                trace = trace_round(round, result, events, self.core.source_names, draft_s, verify_s)
         except BaseException:
             # Stopped half-way, perhaps by Ctrl-C: no KV can be trusted, and the next round begins from the tokens.
             self._target.clear()

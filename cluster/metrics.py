@@ -107,6 +107,7 @@ class RouterMetrics:
             "paceline_rounds": ("Rounds committed", counters.rounds),
             "paceline_target_rows": ("Rows computed by the target, prompts included", counters.rows),
             "paceline_target_seconds": ("The target's own time in rounds", counters.verify_s),
+            "paceline_head_seconds": ("Time of the EAGLE head beside the target", counters.head_s),
             "paceline_router_seconds": ("Time spent in the router's own code", self._driver.router_seconds),
             "paceline_emitted_tokens": ("Tokens emitted", counters.emitted_tokens),
             "paceline_requests_refused": ("Requests refused because the queue was full", counters.refused),

@@ -9,8 +9,9 @@ from pathlib import Path
 from ray import serve
 
 from actors.draft_worker import DraftSettings
-from actors.drafters.registry import DRAFT_MODEL, RETRIEVAL, create_drafter, expand_drafters
-from actors.errors import InvalidRequest
+from actors.drafters.registry import DRAFT_MODEL, EAGLE, RETRIEVAL, create_drafter, expand_drafters
+from actors.engine.eagle_drafter import EagleOptions
+from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import ModelInfo, choose_device, read_model_info
@@ -51,13 +52,18 @@ class ClusterPlan:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Those that run; without a draft model, none of that name."""
-        names = expand_drafters(self.config.speculation.drafters)
+        names = expand_drafters(self.config.speculation.drafters, has_head=self.config.target.eagle_head != "none")
         return tuple(name for name in names if name != DRAFT_MODEL or self.draft is not None)
 
 
 def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
     """Find and prepare the models. Raises ModelError or InvalidRequest, before anything is started."""
-    drafters = expand_drafters(config.speculation.drafters, field="speculation.drafters")
+    head = config.target.eagle_head
+    drafters = expand_drafters(config.speculation.drafters, has_head=head != "none", field="speculation.drafters")
+    if EAGLE in drafters and head == "none":
+        raise InvalidRequest("speculation.drafters", EAGLE, "target.eagle_head must name a head to use it")
+    if head != "none" and not Path(head).is_dir():
+        raise ModelError(f"target.eagle_head {head!r}: there is no such directory")
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
     if config.speculation.corpora:
@@ -100,6 +106,8 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         exact=config.target.exact,
         max_model_len=config.target.max_model_len,
         quantization=config.target.quantization,
+        eagle_head=str(Path(config.target.eagle_head).resolve()) if EAGLE in plan.drafters else None,
+        eagle_options=EagleOptions(config.target.eagle_depth, config.target.eagle_top_k),
     )
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [

@@ -17,14 +17,15 @@ from actors.errors import InvalidRequest
 AUTO = "auto"
 NONE = "none"
 DRAFT_MODEL = "draft_model"
+EAGLE = "eagle"  # the head beside the target
 RETRIEVAL = "retrieval"
 
-# What "auto" stands for, beside the draft model. The others find what one of these finds: prompt lookup what the suffix
-# automaton does, the n-gram table and token recycling what the soft n-gram memory does. Two sources that know the same
-# make the planner too sure of it.
+# What "auto" stands for, beside the draft model and the head. The others find what one of these finds: prompt lookup
+# what the suffix automaton does, the n-gram table and token recycling what the soft n-gram memory does. Two sources
+# that know the same make the planner too sure of it.
 AUTO_DRAFTERS = ("prediction", RETRIEVAL, "soft_ngram", "suffix")
 
-_NOT_CPU_DRAFTERS = frozenset({"contract", "registry", DRAFT_MODEL})
+_NOT_CPU_DRAFTERS = frozenset({"contract", "registry", DRAFT_MODEL, EAGLE})
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
     sorted(
@@ -33,7 +34,7 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
         if module.name not in _NOT_CPU_DRAFTERS and not module.name.startswith("_")
     )
 )
-DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, DRAFT_MODEL, *CPU_DRAFTER_NAMES)
+DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, DRAFT_MODEL, EAGLE, *CPU_DRAFTER_NAMES)
 
 
 def create_drafter(name: str, **options: object) -> Drafter:
@@ -57,15 +58,17 @@ def create_drafters(
     options: dict[str, dict[str, object]] = {
         RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": tokenizer_fingerprint}
     }
-    return {name: create_drafter(name, **options.get(name, {})) for name in names if name != DRAFT_MODEL}
+    return {name: create_drafter(name, **options.get(name, {})) for name in names if name not in (DRAFT_MODEL, EAGLE)}
 
 
-def expand_drafters(names: Sequence[str], *, has_draft_model: bool = True, field: str = "drafters") -> tuple[str, ...]:
-    """What a configuration or request asks for, as distinct names of CPU drafters and draft_model, in order.
+def expand_drafters(
+    names: Sequence[str], *, has_draft_model: bool = True, has_head: bool = False, field: str = "drafters"
+) -> tuple[str, ...]:
+    """What a configuration or request asks for, as distinct names of CPU drafters, eagle and draft_model, in order.
 
     () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
-    the draft model where there is one. Raises InvalidRequest naming `field` for unknown names and for "none" beside
-    others.
+    the head and the draft model where there are any. Raises InvalidRequest naming `field` for unknown names and for
+    "none" beside others.
     """
     for name in names:
         if name not in DRAFTER_NAMES:
@@ -78,6 +81,8 @@ def expand_drafters(names: Sequence[str], *, has_draft_model: bool = True, field
     for name in names:
         if name == AUTO:
             expanded.extend(AUTO_DRAFTERS)
+            if has_head:
+                expanded.append(EAGLE)
             if has_draft_model:
                 expanded.append(DRAFT_MODEL)
         else:

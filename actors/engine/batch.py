@@ -38,7 +38,9 @@ class SequenceSpan:
     slots: np.ndarray  # int64 [context]: physical slots in logical order; the last num_rows are the rows' own
     row_positions: np.ndarray  # int64 [num_rows]: depth positions, equal for siblings
     slot_positions: np.ndarray  # int64 [context]
-    tree_mask: np.ndarray | None  # bool [nodes, nodes]: ancestors and self; None for rows that are plainly causal
+    # bool [nodes, m]: which of the last m slots the last `nodes` rows see, their ancestors and themselves; None for
+    # rows that are plainly causal
+    tree_mask: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,9 @@ def visible(span: SequenceSpan, sliding_window: int | None) -> np.ndarray:
     own = context - span.num_rows
     allowed = np.arange(context)[None, :] <= np.arange(own, context)[:, None]
     if span.tree_mask is not None:
-        nodes = len(span.tree_mask)
+        nodes, reach = span.tree_mask.shape
         rows = min(nodes, span.num_rows)  # fewer where the first nodes were computed before
-        allowed[-rows:, -nodes:] = span.tree_mask[-rows:]
+        allowed[-rows:, -reach:] = span.tree_mask[-rows:]
     if sliding_window is not None:
         allowed &= span.row_positions[:, None] - span.slot_positions[None, :] < sliding_window
     return allowed

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.engine.draft_engine import DraftEngine
+from actors.engine.eagle_drafter import EagleOptions
 from actors.engine.options import EngineOptions, Exactness
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
+from actors.models.eagle_head import EagleHead, load_eagle_head
 from actors.models.loader import (
     choose_device,
     load_config,
@@ -37,8 +41,12 @@ def build_target_engine(
     tensor_parallel: int = 1,
     rank: int = 0,
     quantization: Quantization = "none",
+    eagle_head: Path | str | None = None,
+    eagle_options: EagleOptions | None = None,
 ) -> TargetEngine:
     """Load the target and size its cache: kv_cache_tokens, or a fraction of the device's free memory.
+
+    eagle_head: directory of a head that drafts beside the target, which must be on one rank then.
 
     With tensor_parallel > 1 the caller has initialised `torch.distributed`; only rank 0 samples. Raises ModelError.
     """
@@ -51,11 +59,22 @@ def build_target_engine(
         raise ModelError(
             f"tensor_parallel is {tensor_parallel}; model {source.spec!r} has a reduced vocabulary, which needs 1"
         )
+    if eagle_head is not None and tensor_parallel > 1:
+        raise ModelError(
+            f"EAGLE head {str(eagle_head)!r} with tensor_parallel {tensor_parallel}; a head needs a target on one rank"
+        )
+    config = load_config(source)
+    head: EagleHead | None = None
+    if eagle_head is not None:  # before the target, which takes longer
+        head = load_eagle_head(eagle_head, config, dtype, device)
     model = load_model(source, dtype, device, tensor_parallel=tensor_parallel, quantization=quantization)
     silence_unmapped_tokens(model, source)
-    tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), model, kv_cache_fraction, tensor_parallel)
+    bytes_per_token = kv_bytes_per_token(config, next(model.parameters()).dtype, tensor_parallel)
+    if head is not None:
+        bytes_per_token += head.kv_bytes_per_token()
+    tokens = kv_cache_tokens or _tokens_that_fit(config, model, kv_cache_fraction, bytes_per_token)
     options = EngineOptions(max(1, tokens // block_size), block_size, prefix_cache, exact)
-    return TargetEngine(model, options, samples=rank == 0)
+    return TargetEngine(model, options, rank == 0, head, eagle_options)
 
 
 def build_draft_engine(
@@ -70,7 +89,9 @@ def build_draft_engine(
 ) -> DraftEngine:
     """Load a draft model, reduced vocabulary or not, with its own cache. Raises ModelError."""
     draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
-    tokens = kv_cache_tokens or _tokens_that_fit(load_config(source), draft.model, kv_cache_fraction, 1)
+    config = load_config(source)
+    bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
+    tokens = kv_cache_tokens or _tokens_that_fit(config, draft.model, kv_cache_fraction, bytes_per_token)
     return DraftEngine(draft.model, EngineOptions(max(1, tokens // block_size), block_size), draft.token_ids)
 
 
@@ -83,10 +104,10 @@ def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_para
     return int(2 * text.num_hidden_layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
 
 
-def _tokens_that_fit(config: PretrainedConfig, model: PreTrainedModel, fraction: float, tensor_parallel: int) -> int:
+def _tokens_that_fit(config: PretrainedConfig, model: PreTrainedModel, fraction: float, bytes_per_token: int) -> int:
     device = next(model.parameters()).device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    tokens = int(free * fraction) // kv_bytes_per_token(config, next(model.parameters()).dtype, tensor_parallel)
+    tokens = int(free * fraction) // bytes_per_token
     needed = min(max_model_len(config.get_text_config()), 4096)
     if tokens < needed:
         raise ModelError(

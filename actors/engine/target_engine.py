@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,13 +15,26 @@ from actors.draft_tree import DraftTree, depths_of
 from actors.engine.batch import SequenceRows, is_chain, pack
 from actors.engine.beam_search import Beam, search_beams
 from actors.engine.block_pool import BlockPool
+from actors.engine.eagle_drafter import EagleDrafter, EagleOptions, HeadRows
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import Successors, TopProbs, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
+from actors.messages import (
+    Successors,
+    TopProbs,
+    TreeMessage,
+    Verdict,
+    VerifyBatch,
+    VerifyItem,
+    VerifyResult,
+    no_tokens,
+)
+from actors.models.eagle_head import EagleHead
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection, walk_tree
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,17 @@ class _Part:
     emits: bool
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """What a round has brought, without the bookkeeping."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    successors: Successors | None = None
+    drafted_seq_ids: list[int] = field(default_factory=list)
+    drafts: list[TreeMessage] = field(default_factory=list)
+    head_s: float = 0.0
+
+
 class TargetEngine:
     """Sequences, their KV blocks and the model. One call of `verify` is one round.
 
@@ -40,13 +65,30 @@ class TargetEngine:
     sampling is needed by the others: which draft nodes were accepted follows from the next round's tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: EngineOptions,
+        samples: bool = True,
+        head: EagleHead | None = None,
+        head_options: EagleOptions | None = None,
+    ) -> None:
+        """head: on the model's device and of its dtype; it drafts for the items that want it to."""
         self.options = options
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = ModelRunner(model, options.num_blocks * options.block_size, options.exact)
         self._samples = samples
+        self._head: EagleDrafter | None = None
+        self._head_has_failed = False
+        if head is not None:
+            num_slots = options.num_blocks * options.block_size
+            self._head = EagleDrafter(model, head, num_slots, self._runner.device, head_options or EagleOptions())
         self._table = SequenceTable(self.pool, self._runner.kv)
+
+    @property
+    def has_head(self) -> bool:
+        return self._head is not None
 
     @property
     def num_sequences(self) -> int:
@@ -74,17 +116,20 @@ class TargetEngine:
             emits = sequence.num_computed + rows.count == sequence.length
             parts.append(_Part(item, rows, first_row, emits))
             first_row += rows.count + len(rows.tree_tokens)
-        verdicts, successors = self._run_round(parts, batch.num_successors) if parts else ([], None)
+        outcome = self._run_round(parts, batch.num_successors) if parts else _Outcome()
         return VerifyResult(
             batch.round_id,
-            verdicts,
+            outcome.verdicts,
             stale,
             starved,
             self.pool.num_free,
             self.pool.num_blocks,
             first_row,
-            time.perf_counter() - started,
-            successors,
+            time.perf_counter() - started - outcome.head_s,
+            outcome.successors,
+            outcome.drafted_seq_ids,
+            outcome.drafts,
+            outcome.head_s,
         )
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
@@ -103,21 +148,28 @@ class TargetEngine:
         sequence.reserve(sequence.length + kept)
         return SequenceRows(sequence, count, tree.token_ids[:kept], tree.parents[:kept])
 
-    def _run_round(self, parts: Sequences[_Part], num_successors: int) -> tuple[list[Verdict], Successors | None]:
+    def _run_round(self, parts: Sequences[_Part], num_successors: int) -> _Outcome:
         packed = pack([part.rows for part in parts])
         emitting = [part for part in parts if part.emits]
         logit_rows = _logit_rows(emitting)
+        if self._head is not None:
+            self._head.computed(packed.slots)
+            if any(part.item.head_nodes >= 0 for part in parts):
+                self._head.tap.open()
         logits = self._runner.forward(packed, logit_rows)
         outcomes = self._accept(emitting, logits) if self._samples else {}
-        successors = _most_probable(logits, num_successors) if self._samples and emitting and num_successors else None
-        verdicts = []
+        outcome = _Outcome()
+        if self._samples and emitting and num_successors:
+            outcome.successors = _most_probable(logits, num_successors)
+        if self._head is not None and self._samples:
+            self._draft(self._head, parts, outcomes, packed.num_rows, outcome)
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
             sequence.publish()
             next_token, path = outcomes.get(sequence.seq_id, (-1, no_tokens()))
             nodes = len(rows.tree_tokens)
-            verdicts.append(
+            outcome.verdicts.append(
                 Verdict(
                     sequence.seq_id,
                     sequence.num_computed,
@@ -128,7 +180,33 @@ class TargetEngine:
                     nodes,
                 )
             )
-        return verdicts, successors
+        return outcome
+
+    def _draft(
+        self,
+        head: EagleDrafter,
+        parts: Sequences[_Part],
+        outcomes: dict[int, tuple[int, np.ndarray]],
+        num_rows: int,
+        outcome: _Outcome,
+    ) -> None:
+        """Let the head see the rows that have become certain and draft behind them. Its failure costs its drafts."""
+        seen = [part for part in parts if part.item.head_nodes >= 0]
+        if not seen:
+            return
+        started = time.perf_counter()
+        try:
+            features = head.tap.take(num_rows)
+            rows = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
+            outcome.drafts = head.draft(rows, features)
+            outcome.drafted_seq_ids = [
+                part.rows.sequence.seq_id for part in seen if part.emits and part.item.head_nodes > 0
+            ]
+        except Exception:
+            if not self._head_has_failed:
+                self._head_has_failed = True
+                logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
+        outcome.head_s = time.perf_counter() - started
 
     def _accept(self, parts: Sequences[_Part], logits: torch.Tensor) -> dict[int, tuple[int, np.ndarray]]:
         """Next token and accepted path of each emitting sequence."""
@@ -185,6 +263,28 @@ class TargetEngine:
     def check_integrity(self) -> str | None:
         """Text of the first contradiction between sequences, blocks and hashes, or None."""
         return self._table.check_integrity()
+
+
+def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
+    """The part's committed tokens of this round and the accepted nodes, each with the token that follows it.
+
+    emitted: next token and accepted path, None for a sequence that has tokens left to compute.
+    """
+    sequence, count = part.rows.sequence, part.rows.count
+    begin = sequence.num_computed
+    following = sequence.tokens[begin + 1 : begin + count + 1].astype(np.int64)
+    feature_rows = np.arange(part.first_row, part.first_row + count)
+    if emitted is not None:
+        next_token, path = emitted
+        following = np.concatenate([following, part.rows.tree_tokens[path], [next_token]]).astype(np.int64)
+        feature_rows = np.concatenate([feature_rows, part.first_row + count + path])
+    return HeadRows(
+        begin,
+        following,
+        feature_rows,
+        sequence.slots(begin + len(following)),
+        part.item.head_nodes if part.emits else 0,
+    )
 
 
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -75,6 +76,76 @@ def save_tiny_model(directory: Path, kind: TinyKind = "llama", seed: int = 0, **
     with quiet_transformers():
         make_tiny_model(kind, seed, **shape).save_pretrained(directory)
         make_byte_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def tiny_eagle_tensors(
+    target: PretrainedConfig,
+    kind: Literal["eagle", "eagle3"],
+    seed: int = 0,
+    draft_vocab_size: int | None = None,
+    has_bias: bool = True,
+) -> dict[str, torch.Tensor]:
+    """Random weights of an EAGLE head for a target, under the names that published checkpoints have.
+
+    draft_vocab_size: of an EAGLE-3 head, its columns stand for random tokens; None: for all. has_bias: of an EAGLE
+    head's `fc`, which EAGLE-3 has none of.
+    """
+    import torch
+
+    text = target.get_text_config()
+    size, vocab, heads = text.hidden_size, text.vocab_size, text.num_attention_heads
+    prefix, wide = ("midlayer.", 2 * size) if kind == "eagle3" else ("layers.0.", size)
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (size, (3 if kind == "eagle3" else 2) * size),
+        f"{prefix}self_attn.q_proj.weight": (size, wide),
+        f"{prefix}self_attn.k_proj.weight": (size // heads, wide),
+        f"{prefix}self_attn.v_proj.weight": (size // heads, wide),
+        f"{prefix}self_attn.o_proj.weight": (size, size),
+        f"{prefix}mlp.gate_proj.weight": (2 * size, size),
+        f"{prefix}mlp.up_proj.weight": (2 * size, size),
+        f"{prefix}mlp.down_proj.weight": (size, 2 * size),
+        f"{prefix}post_attention_layernorm.weight": (size,),
+    }
+    if kind == "eagle3":
+        shapes |= {f"{prefix}{name}.weight": (size,) for name in ("hidden_norm", "input_layernorm")}
+        shapes |= {"norm.weight": (size,), "lm_head.weight": (draft_vocab_size or vocab, size)}
+    elif has_bias:
+        shapes["fc.bias"] = (size,)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
+    for name, tensor in sorted(tensors.items()):
+        _randomise(name, tensor, generator, input_major=False)
+    if draft_vocab_size is not None:
+        ids = torch.randperm(vocab, generator=generator)[:draft_vocab_size].sort().values
+        tensors["d2t"] = ids - torch.arange(draft_vocab_size)
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
+    return tensors
+
+
+def save_eagle_head(directory: Path, target: PretrainedConfig, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write the tensors of `tiny_eagle_tensors(target, ...)` as published heads are: config.json and safetensors."""
+    from safetensors.torch import save_file
+
+    text = target.get_text_config()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": text.hidden_size,
+        "intermediate_size": 2 * text.hidden_size,
+        "num_attention_heads": text.num_attention_heads,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "vocab_size": text.vocab_size,
+    }
+    if "lm_head.weight" in tensors:
+        config["draft_vocab_size"] = len(tensors["lm_head.weight"])
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, directory / "model.safetensors")
     return directory
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.drafters.registry import AUTO, DRAFT_MODEL, NONE, expand_drafters
+from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, NONE, expand_drafters
 from actors.errors import InvalidRequest
 from cluster.chat.settings import changed, describe_processor, integer, number, switch, with_processor
 
@@ -187,7 +187,7 @@ def _drafter(session: ChatSession, argument: str) -> None:
     if names:
         known = session.backend.sources
         drafters = None if names == (AUTO,) else names
-        expanded = expand_drafters(names, field="drafter")
+        expanded = expand_drafters(names, has_head=EAGLE in known, field="drafter")
         if drafters is not None and known:
             for name in expanded:
                 if name not in known:

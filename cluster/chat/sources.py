@@ -16,6 +16,7 @@ REJECTED_STYLE = "red strike"
 _STYLES = (
     (TARGET, "default"),
     ("draft_model", "green"),
+    ("eagle", "bright_green"),
     ("prompt_lookup", "cyan"),
     ("suffix", "magenta"),
     ("ngram", "yellow"),
@@ -26,7 +27,7 @@ _STYLES = (
     ("token_recycl", "bright_cyan"),
     ("predict", "bright_yellow"),
 )
-_OTHER_STYLES = ("bright_magenta", "bright_green", "blue")
+_OTHER_STYLES = ("bright_magenta", "blue")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF f
 DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
 GammaOption = Annotated[int, typer.Option(min=1, max=64, help="Tokens ahead that the draft model guesses a round.")]
 BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Guesses for each of them; 1: a chain, else a tree.")]
+EagleHeadOption = Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")]
+EagleDepthOption = Annotated[int, typer.Option(min=1, max=32, help="Levels that the head drafts far.")]
+EagleTopKOption = Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on a level.")]
 QuantizationOption = Annotated[
     Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
 ]
@@ -53,9 +56,12 @@ def local_engine(
     *,
     model: str,
     draft_model: str,
+    eagle_head: str,
     drafter: str,
     gamma: int,
     branch: int,
+    eagle_depth: int,
+    eagle_top_k: int,
     dtype: Dtype,
     quantization: Quantization,
     device: str,
@@ -76,10 +82,13 @@ def local_engine(
         return LocalEngine(
             model,
             draft_model=draft_model,
+            eagle_head=eagle_head,
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
             corpora=corpora,
             gamma=gamma,
             branch=branch,
+            eagle_depth=eagle_depth,
+            eagle_top_k=eagle_top_k,
             batch_size=batch_size,
             dtype=dtype.value,
             quantization=quantization.value,

@@ -69,7 +69,7 @@ class RouterCore:
 
     `drafters` are the CPU drafters by name; "draft_model" is the source that `set_draft_workers` serves. `gamma` is
     the depth of the trees asked of it, `branch` its guesses for each next token. `profile` are measured (rows, seconds)
-    of a target forward, if there are any.
+    of a target forward, if there are any. has_head: the target drafts, too, as the source "eagle".
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class RouterCore:
         *,
         branch: int = 1,
         profile: Iterable[tuple[int, float]] = (),
+        has_head: bool = False,
     ) -> None:
         self.counters = RouterCounters()
         self.step_times = StepTimeCurve(profile)
@@ -96,11 +97,27 @@ class RouterCore:
         self._by_request: dict[str, Sequence] = {}
         self._by_seq_id: dict[int, Sequence] = {}
         draft_wait = DraftWait()
+        head_wait = DraftWait() if has_head else None
         self._drafting = Drafting(
-            drafters, speculation.drafters, gamma, branch, vocab_size, draft_wait, self._by_seq_id, self.counters
+            drafters,
+            speculation.drafters,
+            gamma,
+            branch,
+            vocab_size,
+            draft_wait,
+            head_wait,
+            self._by_seq_id,
+            self.counters,
         )
         self._choice = DraftChoice(
-            self._drafting.names, speculation.max_rows, vocab_size, self.step_times, draft_wait, self.counters
+            self._drafting.names,
+            speculation.max_rows,
+            vocab_size,
+            self.step_times,
+            draft_wait,
+            self.counters,
+            self._drafting.head,
+            head_wait,
         )
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, to be freed
@@ -137,7 +154,7 @@ class RouterCore:
         if self._speculation.acceptance == "rejection":
             sampling = msgspec.structs.replace(request.sampling, acceptance="rejection")
             request = msgspec.structs.replace(request, sampling=sampling)
-        drafters, wants_draft_model = self._drafting.sources_of(request)
+        drafters, wants_draft_model, wants_head = self._drafting.sources_of(request)
         most = self._speculation.max_draft_tokens
         sequence = Sequence(
             request,
@@ -146,9 +163,10 @@ class RouterCore:
             now,
             self.max_model_len,
             drafters,
-            self._drafting.draft_model,
+            self._drafting.num_drafters,
             wants_draft_model,
             most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
+            wants_head,
         )
         try:
             self._scheduler.enqueue(sequence, now)
@@ -180,6 +198,11 @@ class RouterCore:
     def has_work(self) -> bool:
         """Whether `plan_round` has something to do: sequences, undelivered events, or workers to tell of freed ones."""
         return bool(self._by_request or self._events or self._to_free) or self._drafting.has_notices
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Who proposes drafts, by source index."""
+        return tuple(self._drafting.names)
 
     @property
     def num_running(self) -> int:
@@ -234,6 +257,7 @@ class RouterCore:
         self._open = round
         self._choice.set_budgets(round)
         self._drafting.ask_workers(round)
+        self._drafting.ask_head(round)
         return round, self._take_events()
 
     def end_overdue(self, now: float) -> list[RouterEvent]:
@@ -246,7 +270,8 @@ class RouterCore:
         return self._take_events()
 
     def draft_locally(self, round: Round) -> None:
-        """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
+        """Run the CPU drafters, and propose what the target's head has drafted. Whatever one of them does wrong costs
+        only its own drafts."""
         self._drafting.draft_locally(round)
 
     def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
@@ -280,6 +305,7 @@ class RouterCore:
         self.counters.rounds += 1
         self.counters.rows += max(0, result.rows)
         self.counters.verify_s += max(0.0, result.elapsed_s)
+        self.counters.head_s += max(0.0, result.head_s)
         self.step_times.observe(result.rows, result.elapsed_s)
         verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
         self.counters.unknown_sequences += len(verdicts.keys() - {entry.seq_id for entry in round.entries})
@@ -313,8 +339,9 @@ class RouterCore:
             emitted.append((index, sequence.num_tokens, path))
             if self._emit(round, entry, path, verdict.next_token):
                 done.append(sequence)
-        verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, now)
+        verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
         self._drafting.tell(round, emitted, verified, accepted)
+        self._drafting.take_head_drafts(round, result)
         self._teach(round, result, emitted)
         for sequence in done:
             self.counters.finished += 1
@@ -441,7 +468,13 @@ class RouterCore:
             count = entry.num_chain * whole.k
             probs = TopProbs(whole.token_ids[:count], whole.probs[:count], whole.k)
         return VerifyItem(
-            delta, entry.rows, entry.token_ids, entry.parents, probs, sequence.begin if start == 0 else None
+            delta,
+            entry.rows,
+            entry.token_ids,
+            entry.parents,
+            probs,
+            sequence.begin if start == 0 else None,
+            entry.head_nodes,
         )
 
     # Committing

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RouterCounters:
-    """Monotonic counts; the Counters are by source (drafter name or "draft_model")."""
+    """Monotonic counts; the Counters are by source (a drafter's name)."""
 
     rounds: int = 0  # committed
     rows: int = 0  # computed by the target
-    verify_s: float = 0.0  # the target's own time
+    verify_s: float = 0.0  # the target's own time, without its head's
+    head_s: float = 0.0
     requests: int = 0  # accepted
     finished: int = 0  # with "stop" or "length"
     cancelled: int = 0
@@ -24,6 +25,7 @@ class RouterCounters:
     accepted_tokens: Counter[str] = field(default_factory=Counter)
     invalid_trees: Counter[str] = field(default_factory=Counter)
     drafter_errors: Counter[str] = field(default_factory=Counter)
+    invalid_head_drafts: int = 0  # rounds whose trees of the head did not belong to its sequences
     late_drafts: int = 0  # awaited answers of draft workers that did not come
     invalid_draft_results: int = 0  # of another round, or malformed as a whole
     stale_drafts: int = 0  # sequences a draft worker had lost

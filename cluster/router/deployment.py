@@ -119,6 +119,7 @@ class Router:
             self._draft.gamma,
             branch=self._draft.branch,
             profile=info.step_times,
+            has_head=info.has_head,
         )
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections)

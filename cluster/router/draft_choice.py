@@ -30,7 +30,8 @@ _LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
 class DraftChoice:
     """Per round `set_budgets`, then, when the drafts are there, `choose`, and in the end `learn`.
 
-    `names` are the sources by index; the last one is the draft model.
+    `names` are the sources by index; the last one is the draft model. `head` is the index of the target's head, and
+    `head_wait` compares what it costs with what it brings, where there is one.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class DraftChoice:
         step_times: StepTimeCurve,
         draft_wait: DraftWait,
         counters: RouterCounters,
+        head: int | None = None,
+        head_wait: DraftWait | None = None,
     ) -> None:
         """max_rows: draft nodes of all sequences in a round."""
         self._step_times = step_times
@@ -52,6 +55,8 @@ class DraftChoice:
         self._vocab_size = vocab_size
         self._draft_wait = draft_wait
         self._counters = counters
+        self._head = head
+        self._head_wait = head_wait
         self._explore_rounds = _FIRST_EXPLORE_ROUNDS
         self._explore_in = _FIRST_EXPLORE_ROUNDS
 
@@ -60,8 +65,8 @@ class DraftChoice:
         wanted = 0
         for entry in round.entries:
             sequence = entry.sequence
-            may_draft = sequence.drafts_from <= round.round_id and (sequence.drafters or sequence.wants_draft_model)
-            if entry.emits and may_draft:
+            has_sources = sequence.drafters or sequence.wants_draft_model or sequence.wants_head
+            if entry.emits and has_sources and sequence.drafts_from <= round.round_id:
                 # The last token is the target's own: a draft for it could never be emitted.
                 entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
@@ -85,14 +90,16 @@ class DraftChoice:
         fixed_s = self._draft_wait.overhead_s
         if round.asked_draft_model:
             fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
+        if round.asked_head and self._head_wait is not None:
+            fixed_s += self._head_wait.expected_wait_s(round.num_emitting)
         chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
         self._choose_nodes(round, chain_tokens, chain_rows, fixed_s)
 
     def learn(
-        self, round: Round, emitted: list[Emitted], verify_s: float, now: float
+        self, round: Round, emitted: list[Emitted], verify_s: float, head_s: float, now: float
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Feed calibration and the worth of waiting. Returns verified and accepted nodes by [entry, source], int32,
-        or None where no forest was verified."""
+        """Feed calibration, and the worth of waiting for the draft model and of the head's time. Returns verified and
+        accepted nodes by [entry, source], int32, or None where no forest was verified."""
         forest = round.forest
         verified = accepted = None
         if forest is not None and round.proposed is not None and round.node_index is not None:
@@ -108,7 +115,7 @@ class DraftChoice:
             verified, accepted = tally_nodes(
                 round.proposed, round.node_index, forest, was_verified, was_accepted, self._calibration
             )
-        num_tokens = num_gained = 0
+        num_tokens = num_gained = num_gained_by_head = 0
         for index, first, path in emitted:
             entry = round.entries[index]
             num_tokens += entry.sequence.num_tokens - first
@@ -119,20 +126,29 @@ class DraftChoice:
                 self._chain_calibration.observe(0, confidence, outcome)
                 num_gained += len(path)
                 self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
-            elif path and round.asked_draft_model and forest is not None:
+            elif path and forest is not None:
                 masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
-                only = 1 << self._draft_model
-                if only in masks:
-                    num_gained += len(masks) - masks.index(only)
+                num_gained += _owed_to(self._draft_model, masks)
+                if self._head is not None:
+                    num_gained_by_head += _owed_to(self._head, masks)
         self._calibration.end_round()
         self._chain_calibration.end_round()
         if emitted:
-            outside_s = max(0.0, now - round.planned_at - verify_s)
-            decoding_s = verify_s * self._share_of_decoding(round)
+            outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
+            share = self._share_of_decoding(round)
+            decoding_s = verify_s * share
             self._draft_wait.observe(
                 round.num_emitting, round.asked_draft_model, num_tokens, num_gained, outside_s, decoding_s
             )
+            if self._head_wait is not None and (round.asked_head or self._has_head_drafts(round)):
+                # The head drafts at the end of one round what the next one verifies; either half is a round's share.
+                self._head_wait.observe(
+                    round.num_emitting, True, num_tokens, num_gained_by_head, head_s * share, outside_s + decoding_s
+                )
         return verified, accepted
+
+    def _has_head_drafts(self, round: Round) -> bool:
+        return any(source == self._head for entry in round.entries for source, _ in entry.proposals)
 
     def _share_of_decoding(self, round: Round) -> float:
         """Of the target's time in the round, what it would have taken without prompts."""
@@ -212,3 +228,9 @@ class DraftChoice:
                 entry.node_start, entry.node_end = start[index], start[index + 1]
                 entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
                 entry.parents = forest.parents[entry.node_start : entry.node_end]
+
+
+def _owed_to(source: int, masks: list[int]) -> int:
+    """Of the accepted nodes, those that would not have been without this source: from the first that it alone had."""
+    only = 1 << source
+    return len(masks) - masks.index(only) if only in masks else 0

@@ -1,4 +1,4 @@
-"""Where drafts come from: asks draft workers and the router's own drafters, and takes their trees in."""
+"""Where drafts come from: asks draft workers, the router's own drafters and the target's head for trees."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, VerifiedRows
-from actors.drafters.registry import AUTO, DRAFT_MODEL
-from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage
+from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE
+from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_wait import DraftWait
 from cluster.router.draft_workers import DraftWorkers
@@ -24,7 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class Drafting:
-    """The sources of drafts by index: the CPU drafters in their order, then the draft model of the workers.
+    """The sources of drafts by index: the CPU drafters in their order, the target's head if it has one, then the draft
+    model of the workers.
+
+    The head drafts at the end of a round, from what the target has just computed, for the round that follows: its trees
+    come with the target's result, and are proposed if nothing has been committed since.
 
     Whatever a source does wrong costs only its own drafts and is counted. `sequences` are those of the router by id;
     the mapping is the router's own and changes with it.
@@ -38,15 +42,19 @@ class Drafting:
         branch: int,
         vocab_size: int,
         draft_wait: DraftWait,
+        head_wait: DraftWait | None,
         sequences: Mapping[int, Sequence],
         counters: RouterCounters,
     ) -> None:
         """configured: the drafters of requests that name none; gamma and branch: depth of the trees asked
-        of the draft model, and its guesses for each next token."""
-        if DRAFT_MODEL in drafters or len(drafters) + 2 > MAX_SOURCES:
-            raise ValueError(f"drafters: at most {MAX_SOURCES - 2} drafters, none named {DRAFT_MODEL!r}")
-        self.names = [*drafters, DRAFT_MODEL]
-        self.draft_model = len(drafters)  # its source index
+        of the draft model, and its guesses for each next token; head_wait: None where the target has no head."""
+        if not {DRAFT_MODEL, EAGLE}.isdisjoint(drafters) or len(drafters) + 3 > MAX_SOURCES:
+            raise ValueError(f"drafters: at most {MAX_SOURCES - 3} drafters, none named {DRAFT_MODEL!r} or {EAGLE!r}")
+        self.num_drafters = len(drafters)  # on the CPU
+        self.head = None if head_wait is None else len(drafters)  # its source index
+        self.names = [*drafters, *([EAGLE] if head_wait is not None else []), DRAFT_MODEL]
+        self.draft_model = len(self.names) - 1  # its source index
+        self._head_wait = head_wait
         self._drafters = list(drafters.values())
         self._configured = configured
         self._gamma = gamma
@@ -69,15 +77,16 @@ class Drafting:
     def set_workers(self, worker_ids: SequenceOf[str], sequences: Iterable[Sequence]) -> None:
         self._workers.set_workers(worker_ids, list(sequences))
 
-    def sources_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool]:
-        """The CPU drafters (indices) that the request may use, and whether it may use the draft model."""
+    def sources_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool, bool]:
+        """The CPU drafters (indices) that the request may use, and whether it may use the draft model and the head."""
         names = self._configured if request.drafters is None else request.drafters
         every = AUTO in names
-        chosen = tuple(index for index, name in enumerate(self.names[:-1]) if every or name in names)
+        chosen = tuple(index for index in range(self.num_drafters) if every or self.names[index] in names)
         wants_draft_model = every or DRAFT_MODEL in names
+        wants_head = self.head is not None and (every or EAGLE in names)
         if request.sampling.acceptance == "rejection":
-            chosen = ()  # its rule needs draft distributions, which only a draft model has
-        return chosen, wants_draft_model
+            chosen, wants_head = (), False  # its rule needs draft distributions, which only a draft model has
+        return chosen, wants_draft_model, wants_head
 
     def ask_workers(self, round: Round) -> None:
         """Draft batches for the sequences that emit, if waiting for them pays; and the prompts of those that will,
@@ -107,8 +116,55 @@ class Drafting:
         """Of a tree asked of the draft model."""
         return min(self._gamma * self._branch, entry.max_nodes)
 
+    def ask_head(self, round: Round) -> None:
+        """Have the target's head draft the next round of the sequences that emit, if that pays. Prompts it sees in any
+        case, or it could not begin to draft later."""
+        asking = []
+        for entry in round.entries:
+            sequence = entry.sequence
+            most = min(sequence.max_draft_tokens, sequence.num_left - 2)  # a token comes of this round, one of the next
+            if not sequence.wants_head or most < 1:
+                continue
+            if entry.rows > 1 or not entry.emits:
+                entry.head_nodes = 0
+            if entry.emits and entry.max_nodes:
+                asking.append((entry, most))
+        if self._head_wait is not None and asking and self._head_wait.pays(round.num_emitting):
+            round.asked_head = True
+            for entry, most in asking:
+                entry.head_nodes = most
+
+    def take_head_drafts(self, round: Round, result: VerifyResult) -> None:
+        """Keep the head's trees for the next round. Call it when the round's tokens are committed."""
+        if not result.drafted_seq_ids and not result.drafts:
+            return
+        if len(result.drafted_seq_ids) != len(result.drafts):
+            self._counters.invalid_head_drafts += 1
+            return
+        asked = {entry.seq_id: entry for entry in round.entries if entry.head_nodes > 0}
+        for seq_id, message in zip(result.drafted_seq_ids, result.drafts, strict=True):
+            entry = asked.pop(seq_id, None)
+            if entry is None:
+                self._counters.unknown_sequences += 1
+            elif entry.sequence.num_tokens > entry.num_tokens:  # else it emitted nothing
+                entry.sequence.head_tree = DraftTree(message.token_ids, message.parents, message.confidence)
+                entry.sequence.head_length = entry.sequence.num_tokens
+
+    def _propose_head_trees(self, round: Round, head: int) -> None:
+        for entry in round.entries:
+            sequence, most = entry.sequence, entry.max_nodes
+            tree = sequence.head_tree
+            if tree is None or not most or not entry.is_coupled or sequence.head_length != entry.num_tokens:
+                continue
+            # Likeliest nodes come first: the beginning is the best tree of that size.
+            kept = DraftTree(tree.token_ids[:most], tree.parents[:most], tree.confidence[:most])
+            self._take_tree(entry, head, kept, most)
+
     def draft_locally(self, round: Round) -> None:
-        """Run the CPU drafters. Whatever one of them does wrong costs only its own drafts."""
+        """Run the CPU drafters, and propose what the head has drafted. Whatever one of them does wrong costs only its
+        own drafts."""
+        if self.head is not None:
+            self._propose_head_trees(round, self.head)
         for index, drafter in enumerate(self._drafters):
             entries = [
                 entry

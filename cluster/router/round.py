@@ -40,6 +40,7 @@ class RoundEntry:
     is_coupled: bool  # False: acceptance == "rejection"
     target_known: int  # before the round, to go back to if the round is lost
     draft_worker: str | None = None  # the worker asked to draft for it
+    head_nodes: int = -1  # wanted of the target's head for the next round, as in `VerifyItem`
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
     node_start: int = 0  # its nodes in the round's forest
     node_end: int = 0
@@ -69,6 +70,7 @@ class Round:
     draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
     awaited_workers: tuple[str, ...] = ()
     asked_draft_model: bool = False
+    asked_head: bool = False  # to draft, not only to take rows in
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
     forest: Forest | None = None  # the nodes sent to the target
     proposed: ProposedNodes | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from actors.draft_tree import DraftTree
 from actors.messages import GenerationRequest, SequenceStart, SpeculationStats
 
 _FIRST_ROOM = 256  # tokens of output that fit before the buffer grows
@@ -29,6 +30,8 @@ class Sequence:
         "drafter_known",
         "drafters",
         "drafts_from",
+        "head_length",
+        "head_tree",
         "is_at_target",
         "is_cancelled",
         "is_ended",
@@ -49,6 +52,7 @@ class Sequence:
         "stop_tokens",
         "target_known",
         "wants_draft_model",
+        "wants_head",
     )
 
     def __init__(
@@ -62,6 +66,7 @@ class Sequence:
         num_drafters: int,
         wants_draft_model: bool,
         max_draft_tokens: int,
+        wants_head: bool = False,
     ) -> None:
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int32)
         self.request = request
@@ -80,6 +85,9 @@ class Sequence:
         self.drafter_known = [0] * num_drafters  # tokens each of them has seen
         self.wants_draft_model = wants_draft_model
         self.max_draft_tokens = max_draft_tokens
+        self.wants_head = wants_head
+        self.head_tree: DraftTree | None = None  # what the target's head has drafted
+        self.head_length = 0  # committed tokens that it belongs behind
         self.draft_worker: str | None = None
         self.draft_known = 0  # tokens that worker has been sent
         self.target_known = 0

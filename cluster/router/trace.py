@@ -27,7 +27,7 @@ class RoundTrace:
     num_emitted: int
     rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
     depths: tuple[tuple[int, int], ...]  # of each sequence that verified drafts: (of its deepest node, accepted)
-    draft_s: float  # drafting, merging and choosing
+    draft_s: float  # drafting, the head's for the next round included, merging and choosing
     verify_s: float
 
 
@@ -39,8 +39,7 @@ def trace_round(
     draft_s: float,
     verify_s: float,
 ) -> RoundTrace:
-    """Of a round that has been committed. source_names: the CPU drafters in their order, then the draft model; events:
-    what the commit returned."""
+    """Of a round that has been committed. source_names: by source index; events: what the commit returned."""
     proposed: Counter[str] = Counter()
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()

@@ -12,14 +12,23 @@ from transformers import AutoModelForCausalLM
 
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest, ModelError
-from actors.models.source import VOCAB_MAP_FILE
-from actors.models.toy import TINY_KINDS, save_tiny_model
+from actors.models.loader import load_config
+from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from actors.models.toy import TINY_KINDS, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.local import LocalEngine
 
 NEW_TOKENS = 24
 EOS = 256
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay")]
 PROMPTS.append([65])
+
+# Heads of every published format, of random weights: what they draft is right now and then.
+HEADS: dict[str, tuple[str, dict]] = {
+    "eagle1": ("eagle", {}),
+    "eagle2": ("eagle", {"has_bias": False}),
+    "eagle3": ("eagle3", {}),
+    "eagle3-reduced": ("eagle3", {"draft_vocab_size": 130}),
+}
 
 # Every drafter that has a name is tested here, because it is found by its name.
 DRAFTERS = [(name,) for name in DRAFTER_NAMES if name != "none"]
@@ -39,10 +48,15 @@ def model_dirs(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
             save_tiny_model(target, kind, 5, layers=3, **shape),
             save_tiny_model(draft, kind, 5, layers=1, **shape),
         )
+        config = load_config(ModelSource(kind, kind, target))
+        for name, (head_kind, options) in HEADS.items():
+            save_eagle_head(target / name, config, tiny_eagle_tensors(config, head_kind, 9, **options))
     return dirs
 
 
 def engine(dirs: tuple[Path, Path], drafters: tuple[str, ...], batch_size: int = 8, **options) -> LocalEngine:
+    if "eagle" in drafters:
+        options.setdefault("eagle_head", dirs[0] / "eagle3-reduced")
     return LocalEngine(
         str(dirs[0]), draft_model=str(dirs[1]), drafters=drafters, batch_size=batch_size, device="cpu",
         kv_cache_tokens=4096, **options,

@@ -96,3 +96,25 @@ def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
         with_corpus("other", ["retrieval"])
     with pytest.raises(ModelError, match="missing"):
         with_corpus("missing", ["retrieval"])
+
+
+def plan_with_head(model, head, drafters, **target):
+    config = {
+        "target": {"model": str(model), "device": "cpu", "eagle_head": str(head), **target},
+        "draft": {"model": "none"},
+        "speculation": {"drafters": drafters},
+    }
+    return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
+def test_a_head_joins_auto_and_asking_for_one_that_is_not_there_is_an_error(model, tmp_path):
+    assert "eagle" in plan_with_head(model, tmp_path, ["auto"]).drafters
+    assert plan_with_head(model, tmp_path, ["eagle", "suffix"]).drafters == ("eagle", "suffix")
+    assert "eagle" not in plan_with_head(model, tmp_path, ["suffix"]).drafters
+    assert "eagle" not in plan_with_head(model, "none", ["auto"]).drafters
+    with pytest.raises(InvalidRequest, match=r"drafters is 'eagle'; target.eagle_head must name a head"):
+        plan_with_head(model, "none", ["eagle"])
+    with pytest.raises(ModelError, match=r"target.eagle_head '/no/such/head': there is no such directory"):
+        plan_with_head(model, "/no/such/head", ["auto"])
+    with pytest.raises(ValueError, match=r"eagle_head is .* with tensor_parallel 2; a head needs 1"):
+        plan_with_head(model, tmp_path, ["auto"], tensor_parallel=2)

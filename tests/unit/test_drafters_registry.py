@@ -27,8 +27,8 @@ CPU_DRAFTERS = (
 
 def test_no_file_becomes_a_drafter_or_ceases_to_be_one_unnoticed() -> None:
     assert CPU_DRAFTER_NAMES == CPU_DRAFTERS
-    assert DRAFTER_NAMES[:3] == ("auto", "none", "draft_model")
-    assert DRAFTER_NAMES[3:] == CPU_DRAFTERS
+    assert DRAFTER_NAMES[:4] == ("auto", "none", "draft_model", "eagle")
+    assert DRAFTER_NAMES[4:] == CPU_DRAFTERS
 
 
 @pytest.mark.parametrize("name", CPU_DRAFTER_NAMES)
@@ -42,7 +42,7 @@ def test_every_cpu_drafter_is_created_under_its_own_name_and_holds_nothing_for_s
 
 def test_all_cpu_drafters_of_a_list_are_created_and_corpora_are_for_retrieval() -> None:
     names = expand_drafters(("auto",))
-    drafters = create_drafters(names)
+    drafters = create_drafters((*names, "eagle"))
     assert list(drafters) == [name for name in names if name != "draft_model"]
     assert all(drafter.name == name for name, drafter in drafters.items())
     with pytest.raises(ModelError, match="there is no such directory"):
@@ -58,7 +58,7 @@ def test_options_reach_the_drafter() -> None:
         create_drafter("suffix", colour="red")
 
 
-@pytest.mark.parametrize("name", ["medusa", "none", "auto", "draft_model", "contract", "registry", ""])
+@pytest.mark.parametrize("name", ["medusa", "none", "auto", "draft_model", "eagle", "contract", "registry", ""])
 def test_only_cpu_drafters_can_be_created_and_the_error_names_them(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"prompt_lookup.*suffix") as caught:
         create_drafter(name)
@@ -69,6 +69,7 @@ def test_auto_stands_for_what_completes_each_other_and_the_draft_model() -> None
     wanted = ("prediction", "retrieval", "soft_ngram", "suffix")
     assert expand_drafters(("auto",)) == (*wanted, "draft_model")
     assert expand_drafters(("auto",), has_draft_model=False) == wanted
+    assert expand_drafters(("auto",), has_head=True) == (*wanted, "eagle", "draft_model")
     assert set(wanted) <= set(CPU_DRAFTER_NAMES)
 
 

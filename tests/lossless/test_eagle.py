@@ -1,0 +1,173 @@
+"""EAGLE heads only draft: with every kind of head, load and accident the text is the target's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.errors import InvalidRequest, ModelError
+from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from cluster.local import Generation, LocalEngine
+
+HEADS: dict[str, tuple[str, dict]] = {
+    "eagle1": ("eagle", {}),
+    "eagle2": ("eagle", {"has_bias": False}),
+    "eagle3": ("eagle3", {}),
+    "eagle3-reduced": ("eagle3", {"draft_vocab_size": 130}),
+}
+PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay")]
+PROMPTS.append([65])
+LONG = [list((f"{number}: " + "the quick brown fox " * 9).encode()) for number in range(3)]
+SAMPLING: dict[str, dict] = {"greedy": {}, "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 7}}
+BITWISE = {"max_new_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def target_dir(tmp_path_factory) -> Path:
+    """A target of 4 layers with a head of each kind beside it, by the names of HEADS."""
+    path = save_tiny_model(
+        tmp_path_factory.mktemp("target"), "llama", 5, layers=4, hidden_size=48, heads=4, kv_heads=2, max_positions=512
+    )
+    config = AutoModelForCausalLM.from_pretrained(path).config
+    for name, (kind, options) in HEADS.items():
+        save_eagle_head(path / name, config, tiny_eagle_tensors(config, kind, 9, **options))
+    return path
+
+
+@pytest.fixture(scope="module")
+def knowing_dir(tmp_path_factory) -> Path:
+    """A target that looks at nothing but its last token, with a head that knows its table by heart."""
+    path = tmp_path_factory.mktemp("knowing")
+    model = make_tiny_model("llama", 4, 259, 2, 48, eos_token_id=256)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    model.model.norm.weight.fill_(1.0)
+    model.save_pretrained(path)
+    make_byte_tokenizer().save_pretrained(path)
+    tensors = tiny_eagle_tensors(model.config, "eagle", has_bias=False)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"layers.0.{name}.weight"].zero_()
+    tensors["fc.weight"] = torch.eye(48, 96)  # the next token's embedding, less its norm
+    save_eagle_head(path / "head", model.config, tensors)
+    return path
+
+
+def local_engine(path: Path, head: str, batch_size: int = 8, **options) -> LocalEngine:
+    names = ("eagle",) if head != "none" else ("none",)
+    eagle_head = path / head if head != "none" else "none"
+    options = {"kv_cache_tokens": 4096, "eagle_depth": 3, "eagle_top_k": 4} | options
+    return LocalEngine(
+        str(path),
+        draft_model="none",
+        drafters=names,
+        eagle_head=eagle_head,
+        batch_size=batch_size,
+        device="cpu",
+        **options,
+    )
+
+
+def tokens(generations: list[Generation]) -> list[list[int]]:
+    return [generation.token_ids for generation in generations]
+
+
+@pytest.fixture(scope="module")
+def plain_tokens(target_dir) -> dict[str, list[list[int]]]:
+    local = local_engine(target_dir, "none", exact="bitwise")
+    return {name: tokens(local.generate(PROMPTS, **BITWISE, **sampling)) for name, sampling in SAMPLING.items()}
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("head", HEADS)
+def test_bitwise_no_head_changes_a_token(target_dir, plain_tokens, head, batch_size):
+    local = local_engine(target_dir, head, batch_size, exact="bitwise")
+    prompts = PROMPTS if batch_size > 1 else PROMPTS[:3]
+    for name, sampling in SAMPLING.items():
+        drafted = local.generate(prompts, **BITWISE, **sampling)
+        assert tokens(drafted) == plain_tokens[name][: len(prompts)]
+    assert local.core.counters.drafted_tokens["eagle"] > 0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_prompts_in_chunks_and_cached_prefixes_change_nothing(target_dir, head):
+    """Together the prompts are longer than a round takes; then they come again, and their prefix is cached."""
+    options = {"max_new_tokens": 16, "ignore_eos": True}
+    plain = tokens(local_engine(target_dir, "none").generate(LONG, **options))
+    local = local_engine(target_dir, head)
+    assert tokens(local.generate(LONG, **options)) == plain
+    again = local.generate(LONG, **options)
+    assert tokens(again) == plain
+    computed = sum(generation.target_rows - generation.draft_tokens for generation in again)
+    assert computed < 0.5 * sum(map(len, LONG))
+    assert local.target.check_integrity() is None
+    assert local.target.pool.num_free == local.target.pool.num_blocks
+
+
+@pytest.mark.parametrize("head", ["eagle2", "eagle3-reduced"])
+def test_sequences_that_make_room_or_are_sent_again_lose_nothing(target_dir, head):
+    """Blocks for less than all of them, so that the youngest start over; and a target that forgets half-way."""
+    options = {"max_new_tokens": 40, "ignore_eos": True}
+    plain = tokens(local_engine(target_dir, "none").generate(PROMPTS, **options))
+    crowded = local_engine(target_dir, head, kv_cache_tokens=256)
+    assert tokens(crowded.generate(PROMPTS, **options)) == plain
+    assert crowded.core.counters.preempted > 0
+    forgetful = local_engine(target_dir, head)
+    rounds = iter(range(10**6))
+
+    def forget(trace) -> None:
+        if next(rounds) % 7 == 6:
+            forgetful.target.clear()
+
+    assert tokens(forgetful.generate(PROMPTS, on_round=forget, **options)) == plain
+    assert forgetful.core.counters.stale_sequences > 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_head_that_knows_the_target_saves_most_rounds(knowing_dir, batch_size):
+    options = {"max_new_tokens": 60, "ignore_eos": True}
+    local = local_engine(knowing_dir, "head", batch_size)
+    generations = local.generate(PROMPTS, **options)
+    plain = local_engine(knowing_dir, "none").generate(PROMPTS, **options)
+    assert tokens(generations) == tokens(plain)
+    assert sum(generation.rounds for generation in generations) < 0.5 * sum(generation.rounds for generation in plain)
+    for generation in generations:
+        assert generation.accepted_tokens["eagle"] + generation.rounds == 60
+    assert local.core.counters.head_s > 0.0
+    assert not local.core.counters.invalid_trees
+    assert local.core.counters.invalid_head_drafts == local.core.counters.unknown_sequences == 0
+
+
+def test_requests_without_the_drafter_cost_the_head_nothing(knowing_dir):
+    local = local_engine(knowing_dir, "head")
+    plain = local.generate(PROMPTS, max_new_tokens=20, drafters=())
+    assert local.core.counters.head_s == 0.0
+    assert all(generation.draft_tokens == 0 for generation in plain)
+    assert tokens(local.generate(PROMPTS, max_new_tokens=20)) == tokens(plain)
+    assert local.core.counters.head_s > 0.0
+
+
+def test_auto_includes_a_head_that_is_there_and_asking_for_one_that_is_not_is_an_error(knowing_dir):
+    auto = LocalEngine(str(knowing_dir), draft_model="none", eagle_head=knowing_dir / "head", kv_cache_tokens=512)
+    assert "eagle" in auto.drafter_names
+    assert auto.core.source_names[-2:] == ("eagle", "draft_model")
+    seen = []
+    auto.generate(PROMPTS, max_new_tokens=30, on_round=seen.append)
+    assert sum(trace.proposed.get("eagle", 0) for trace in seen) > 0
+    without = LocalEngine(str(knowing_dir), draft_model="none", kv_cache_tokens=512)
+    assert "eagle" not in without.drafter_names
+    with pytest.raises(InvalidRequest, match="drafters is 'eagle'; this engine was made with"):
+        without.generate(PROMPTS, drafters=["eagle"])
+    with pytest.raises(ModelError, match="drafter 'eagle' needs a head of the model, and --eagle-head is 'none'"):
+        LocalEngine(str(knowing_dir), draft_model="none", drafters=("eagle",))
+    with pytest.raises(ModelError, match="eagle_depth is 0; it must be from 1 to 32"):
+        local_engine(knowing_dir, "head", eagle_depth=0)
+
+
+def test_rejection_takes_no_drafts_of_a_head(knowing_dir):
+    local = local_engine(knowing_dir, "head", acceptance="rejection")
+    assert all(generation.draft_tokens == 0 for generation in local.generate(PROMPTS, max_new_tokens=20))
+    assert local.core.counters.head_s == 0.0

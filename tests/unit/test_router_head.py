@@ -1,0 +1,178 @@
+"""The target's head as a source of drafts: its trees serve the round they were grown for and no other."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from actors.messages import GenerationRequest, SamplingParams, TokenChunk, TreeMessage
+from actors.models.toy_target import ToyTarget
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+
+VOCAB_SIZE = 50
+
+
+class TargetWithHead(ToyTarget):
+    """A toy target whose head knows what it will say next; `spoil` changes what the head sends along."""
+
+    def __init__(self, spoil=lambda result: result, head_s: float = 0.0) -> None:
+        super().__init__(VOCAB_SIZE)
+        self.spoil = spoil
+        self.head_s = head_s
+        self.asked: list[dict[int, int]] = []
+        self.known: dict[int, list[int]] = {}
+
+    def verify(self, batch):
+        for item in batch.items:
+            delta = item.delta
+            self.known[delta.seq_id] = self.known.get(delta.seq_id, [])[: delta.start] + delta.token_ids.tolist()
+        result = super().verify(batch)
+        items = {item.delta.seq_id: item for item in batch.items}
+        self.asked.append({seq_id: item.head_nodes for seq_id, item in items.items()})
+        drafted, drafts = [], []
+        for verdict in result.verdicts:
+            item = items[verdict.seq_id]
+            if verdict.next_token >= 0 and item.head_nodes > 0:
+                text = [*self.known[verdict.seq_id], *item.token_ids[verdict.path].tolist(), verdict.next_token]
+                drafted.append(verdict.seq_id)
+                drafts.append(chain(self.continuation(text, item.head_nodes)))
+        asked = any(item.head_nodes > 0 for item in batch.items)
+        result = msgspec.structs.replace(
+            result, drafted_seq_ids=drafted, drafts=drafts, head_s=self.head_s if asked else 0.0
+        )
+        return self.spoil(result)
+
+    def continuation(self, text: list[int], count: int) -> list[int]:
+        tokens = list(text)
+        for _ in range(count):
+            tokens.append(self.next_token(tokens))
+        return tokens[len(text) :]
+
+
+def chain(tokens: list[int]) -> TreeMessage:
+    count = len(tokens)
+    return TreeMessage(
+        np.array(tokens, np.int32), np.arange(-1, count - 1, dtype=np.int32), np.full(count, 0.9, np.float32)
+    )
+
+
+def make_core(config: RouterConfig | None = None, **options) -> RouterCore:
+    speculation = SpeculationConfig(drafters=("eagle",), **options)
+    return RouterCore(config or RouterConfig(), speculation, {}, VOCAB_SIZE, 256, 4, 4, has_head=True)
+
+
+def request(request_id: str = "r", prompt=(1,), **fields) -> GenerationRequest:
+    fields = {"max_new_tokens": 40, "sampling": SamplingParams(seed=1, temperature=0.0)} | fields
+    return GenerationRequest(request_id=request_id, prompt_token_ids=np.array(prompt, np.int32), **fields)
+
+
+def serve(core: RouterCore, target: TargetWithHead, on_round=lambda number: None) -> dict[str, list[int]]:
+    texts: dict[str, list[int]] = {}
+    for number in range(300):
+        if not core.has_work:
+            return texts
+        round, events = core.plan_round(number * 0.05)
+        if round is not None:
+            core.draft_locally(round)
+            result = target.verify(core.assemble(round, {}))
+            events += core.commit(round, result, number * 0.05 + result.elapsed_s + result.head_s)
+        for event in events:
+            assert isinstance(event, TokenChunk)
+            texts.setdefault(event.request_id, []).extend(event.token_ids)
+        on_round(number)
+    raise AssertionError("the router does not come to an end")
+
+
+def truth(prompt=(1,), count: int = 40) -> list[int]:
+    return TargetWithHead().continuation(list(prompt), count)
+
+
+def test_its_trees_are_verified_in_the_round_that_follows():
+    core, target = make_core(), TargetWithHead()
+    core.add(request(), 0.0)
+    core.add(request("s", (2, 3)), 0.0)
+    assert serve(core, target) == {"r": truth(), "s": truth((2, 3))}
+    assert core.counters.accepted_tokens["eagle"] > 40
+    assert core.counters.rounds < 30
+    assert not core.counters.invalid_trees
+
+
+def test_it_is_never_asked_for_more_than_can_be_emitted_and_not_at_all_by_others():
+    core, target = make_core(max_draft_tokens=8), TargetWithHead()
+    core.add(request(max_new_tokens=6), 0.0)
+    core.add(request("plain", drafters=()), 0.0)
+    core.add(request("rejecting", sampling=SamplingParams(seed=1, temperature=0.0, acceptance="rejection")), 0.0)
+    serve(core, target)
+    first, *others = target.asked
+    assert sorted(first.values()) == [-1, -1, 4]  # of 6 tokens one comes of this round and one of the next
+    assert all(nodes <= 4 for asked in others for nodes in asked.values())
+    assert all(sum(nodes >= 0 for nodes in asked.values()) <= 1 for asked in target.asked)
+
+
+def test_prompts_are_shown_to_it_in_every_round():
+    core, target = make_core(RouterConfig(max_prefill_rows=16)), TargetWithHead()
+    core.add(request(prompt=[7] * 40), 0.0)
+    serve(core, target)
+    assert [next(iter(asked.values())) for asked in target.asked[:3]] == [0, 0, 16]
+
+
+def with_trees(change):
+    """Spoils every tree of a result."""
+    return lambda result: msgspec.structs.replace(result, drafts=[change(tree) for tree in result.drafts])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda result: msgspec.structs.replace(result, drafts=[]),
+        lambda result: msgspec.structs.replace(result, drafted_seq_ids=[seq + 1 for seq in result.drafted_seq_ids]),
+        with_trees(lambda tree: chain([VOCAB_SIZE])),
+        with_trees(lambda tree: TreeMessage(tree.token_ids, tree.parents[::-1].copy(), tree.confidence)),
+        with_trees(lambda tree: TreeMessage(tree.token_ids, tree.parents[:1], tree.confidence)),
+        with_trees(lambda tree: chain([3, 4, 5])),
+    ],
+    ids=["too few", "of others", "beyond the vocabulary", "children first", "of other lengths", "wrong"],
+)
+def test_what_it_sends_wrong_costs_its_drafts_and_nothing_else(spoil):
+    core, target = make_core(), TargetWithHead(spoil)
+    core.add(request(), 0.0)
+    assert serve(core, target) == {"r": truth()}
+    counters = core.counters
+    assert counters.accepted_tokens["eagle"] < 5
+    noticed = counters.invalid_head_drafts + counters.unknown_sequences + counters.invalid_trees["eagle"]
+    assert noticed > 0 or counters.drafted_tokens["eagle"] > 0
+
+
+def test_a_tree_grown_behind_other_tokens_is_dropped_and_one_whose_round_was_lost_is_used_again():
+    core, target = make_core(), TargetWithHead()
+    core.add(request(), 0.0)
+    round, _ = core.plan_round(0.0)
+    core.draft_locally(round)
+    core.commit(round, target.verify(core.assemble(round, {})), 0.01)
+    for _ in range(2):  # the first of them is abandoned
+        round, _ = core.plan_round(0.1)
+        core.draft_locally(round)
+        assert [source for source, _ in round.entries[0].proposals] == [0]
+        core.abandon_round(round)
+    sequence = next(iter(core._by_request.values()))
+    sequence.append([5])
+    round, _ = core.plan_round(0.2)
+    core.draft_locally(round)
+    assert round.entries[0].proposals == []
+
+
+def test_a_head_that_takes_longer_than_it_saves_is_asked_ever_more_seldom():
+    slow, quick = TargetWithHead(head_s=10.0), TargetWithHead(head_s=1e-4)
+    asked = {}
+    for target in (slow, quick):
+        core = make_core()
+        for number in range(6):
+            core.add(request(f"r{number}"), 0.0)
+            assert serve(core, target)[f"r{number}"] == truth()
+        asked[target] = sum(any(nodes > 0 for nodes in asked.values()) for asked in target.asked) / len(target.asked)
+        assert core.counters.head_s > 0
+    assert asked[slow] < 0.25 < 0.6 < asked[quick]
+    # Its time is no part of the target's: the planner's curve does not see it.
+    assert core.step_times.seconds(1) < 1.0
