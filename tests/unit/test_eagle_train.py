@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from actors.errors import ModelError
 from actors.models import eagle_train
@@ -15,7 +17,10 @@ from actors.models.eagle_train import train_head, unrolled_mask
 from actors.models.loader import load_config, load_model
 from actors.models.source import ModelSource
 from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from cluster.cli.app import app
 from cluster.local import LocalEngine
+from cluster.router.draft_wait import DraftWait
+from cluster.router.step_time import StepTimeCurve
 
 PROMPTS = [f"say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]
 RECIPE = HeadRecipe(
@@ -139,7 +144,12 @@ def test_it_goes_on_where_it_was_interrupted_and_ends_the_same(source, trained, 
     assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def test_the_head_loads_and_drafts_for_its_target(source, trained):
+def test_the_head_loads_and_drafts_for_its_target(source, trained, monkeypatch):
+    # A busy machine must not make the planner do without drafts.
+    monkeypatch.setattr(
+        StepTimeCurve, "times", lambda self, first, count: 0.01 + 1e-6 * np.arange(first, first + count)
+    )
+    monkeypatch.setattr(DraftWait, "pays", lambda self, num_emitting: True)
     out, _, _ = trained
     assert load_eagle_head(out, load_config(source)).kind == "eagle3"
     local = LocalEngine(
@@ -148,7 +158,19 @@ def test_the_head_loads_and_drafts_for_its_target(source, trained):
     plain = local.generate(PROMPTS, max_new_tokens=24, drafters=())
     drafted = local.generate(PROMPTS, max_new_tokens=24)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    assert local.core.counters.accepted_tokens["eagle"] > 0
+    assert local.core.counters.accepted_tokens["eagle"] > 20
+
+
+def test_the_command_trains_a_head_and_says_where_it_is(source, tmp_path):
+    questions = tmp_path / "prompts.jsonl"
+    questions.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    options = ["--out", tmp_path / "head", "--tokens", 200, "--epochs", 1, "--unroll", 2, "--prompts", questions]
+    arguments = ["drafter", "train", "--target", source.path, "--device", "cpu", "--threads", 1, *options]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(tmp_path / "head")
+    assert "held-out acceptance by depth" in result.stderr
+    assert load_eagle_head(tmp_path / "head", load_config(source)).kind == "eagle3"
 
 
 def test_what_cannot_be_trained_is_refused(source, tmp_path):
