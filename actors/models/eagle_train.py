@@ -41,7 +41,7 @@ from actors.models.staging import directory_lock, staged_directory
 
 HEAD_CARD_FILE = "eagle.json"
 _VOCAB_SIZE = 6144
-_CHECKPOINT_STEPS = 50
+_CHECKPOINT_STEPS, _CHECKPOINT_S = 50, 60.0  # whichever comes first
 _LATER_STEP_WEIGHT = 0.8
 _MASKED = -1e9
 
@@ -96,10 +96,10 @@ def train_head(
     with directory_lock(out), torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         notes = _Checkpoint(out.with_name(f".{out.name}.training"), key)
-        text = notes.read("text") or _write_text(
-            source, target, info.eos_token_ids, recipe, prompts, vocab_size, report
-        )
-        notes.write("text", text)
+        text = notes.read("text")
+        if text is None:
+            text = _write_text(source, target, info.eos_token_ids, recipe, prompts, vocab_size, report)
+            notes.write("text", text)
         trainer = _Trainer(target, text["draft_ids"].to(device), recipe, device)
         trainer.train(_answers(text, "training"), notes, report)
         acceptance, coverage = trainer.acceptance(_answers(text, "held_out"))
@@ -282,6 +282,7 @@ class _Trainer:
             optimizer.load_state_dict(saved["optimizer"])
             self.step = saved["step"]
         order: list[int] = []
+        saved_at = time.monotonic()
         while self.step < total:
             epoch, index = divmod(self.step, len(batches))
             if not order or index == 0:
@@ -295,7 +296,9 @@ class _Trainer:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             self.step += 1
-            if self.step % _CHECKPOINT_STEPS == 0 or self.step == total:
+            is_due = self.step % _CHECKPOINT_STEPS == 0 or time.monotonic() - saved_at > _CHECKPOINT_S
+            if is_due or self.step == total:
+                saved_at = time.monotonic()
                 state = {"head": self.head.state_dict(), "optimizer": optimizer.state_dict(), "step": self.step}
                 notes.write("step", state)
         report("training the head", total, total)
