@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from actors.errors import ModelError
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info
@@ -30,6 +30,16 @@ from actors.models.target_text import Answer, encode_prompts, write_answers
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class HasTokens(Protocol):
+    """A prompt and its answer in one row, int64 [n]."""
+
+    @property
+    def token_ids(self) -> torch.Tensor: ...
+
+
+_Text = TypeVar("_Text", bound=HasTokens)
 
 CARD_FILE = "drafter.json"
 _FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
@@ -104,16 +114,16 @@ def build_drafter(
     _check(recipe, info.num_layers, info.vocab_size)
     device = choose_device(device)
     tokenizer = load_tokenizer(source)
-    target = load_model(source, _fast_dtype(device), device)
+    target = load_model(source, fast_dtype(device), device)
     with directory_lock(out), torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        writer = _Writer(target, tokenizer, info.eos_token_ids, info.max_model_len, recipe)
+        writer = TargetWriter(target, tokenizer, info.eos_token_ids, info.max_model_len, recipe)
         held_out, training = writer.split(prompts)
         tests = {"held out": writer.answer(held_out, greedy=True)}
         texts, mass = writer.write(training, report)
         for name, asked in (evaluate or {}).items():
             tests[name] = writer.answer(asked, greedy=True)
-        token_ids = _frequent_tokens(mass, vocab_size)
+        token_ids = frequent_tokens(mass, vocab_size)
         draft = _first_layers(source, target, recipe.layers).to(device)
         trainer = _Trainer(draft, target, token_ids, recipe, device)
         del target, writer
@@ -157,7 +167,7 @@ def _check(recipe: DrafterRecipe, layers: int, vocab_size: int) -> None:
             raise ModelError(f"drafter {name} is {value}; it must be between {low} and {high}")
 
 
-def _fast_dtype(device: str) -> str:
+def fast_dtype(device: str) -> str:
     """bfloat16 where the hardware multiplies it, else float32: only text is written in it, and soft labels."""
     import torch
 
@@ -167,7 +177,7 @@ def _fast_dtype(device: str) -> str:
     return "bfloat16" if native else "float32"
 
 
-class _Writer:
+class TargetWriter:
     """The target as an author."""
 
     def __init__(
@@ -256,7 +266,7 @@ def _cycle(prompts: list[str]) -> Iterator[str]:
         yield from prompts
 
 
-def _frequent_tokens(mass: torch.Tensor, count: int) -> torch.Tensor:
+def frequent_tokens(mass: torch.Tensor, count: int) -> torch.Tensor:
     """The most probable tokens, ascending; beyond what the text tells, low ids, as tokenizers number by frequency."""
     import torch
 
@@ -307,7 +317,7 @@ class _Trainer:
         self._draft = draft
         self._recipe = recipe
         self._device = device
-        self._autocast = _fast_dtype(device) == "bfloat16"
+        self._autocast = fast_dtype(device) == "bfloat16"
         self._token_ids = token_ids.to(device)
         head = draft.get_output_embeddings()
         self._rows = head.weight.detach()[self._token_ids].clone()  # the target's
@@ -323,7 +333,7 @@ class _Trainer:
         size = self._rows.shape[1]
         gram = torch.zeros((size, size), device=self._device)
         cross = torch.zeros((size, size), device=self._device)
-        batches = _batches(answers, 4096)
+        batches = batches_of(answers, 4096)
         with torch.inference_mode():
             for done, batch in enumerate(batches):
                 report("fitting the readout", done, len(batches))
@@ -352,7 +362,7 @@ class _Trainer:
         optimizer = torch.optim.AdamW(
             parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
         )
-        batches = _batches(answers, recipe.batch_tokens)
+        batches = batches_of(answers, recipe.batch_tokens)
         order = random.Random(recipe.seed)
         total = len(batches) * recipe.epochs
         step = 0
@@ -361,7 +371,7 @@ class _Trainer:
             for batch in batches:
                 report("distilling", step, total)
                 for group in optimizer.param_groups:
-                    group["lr"] = recipe.learning_rate * _schedule(step, total)
+                    group["lr"] = recipe.learning_rate * learning_rate_share(step, total)
                 with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
                     state, wanted, _ = self._states(batch)
                     guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
@@ -383,7 +393,7 @@ class _Trainer:
 
         same = known = count = 0
         with torch.inference_mode():
-            for batch in _batches(answers, 4096):
+            for batch in batches_of(answers, 4096):
                 state, _, argmax = self._states(batch)
                 guess = self._token_ids[torch.nn.functional.linear(state, self._readout, self._bias).argmax(-1)]
                 same += int((guess == argmax).sum())
@@ -417,9 +427,9 @@ class _Trainer:
         return state[rows, columns], wanted.to(self._device), argmax.to(self._device)
 
 
-def _batches(answers: Sequence[Answer], max_tokens: int) -> list[list[Answer]]:
+def batches_of(answers: Sequence[_Text], max_tokens: int) -> list[list[_Text]]:
     """Answers of similar length together, at most `max_tokens` with padding (or one answer)."""
-    batches: list[list[Answer]] = []
+    batches: list[list[_Text]] = []
     for answer in sorted(answers, key=lambda answer: len(answer.token_ids)):
         if batches and (len(batches[-1]) + 1) * len(answer.token_ids) <= max_tokens:
             batches[-1].append(answer)
@@ -428,6 +438,6 @@ def _batches(answers: Sequence[Answer], max_tokens: int) -> list[list[Answer]]:
     return batches
 
 
-def _schedule(step: int, total: int) -> float:
+def learning_rate_share(step: int, total: int) -> float:
     """Linear warm-up over 20 steps, then a cosine down to 3 %."""
     return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / max(1, total))))
