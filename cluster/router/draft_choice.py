@@ -25,6 +25,7 @@ from cluster.router.step_time import StepTimeCurve
 
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
 _LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
+_HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
 
 
 class DraftChoice:
@@ -57,6 +58,7 @@ class DraftChoice:
         self._counters = counters
         self._head = head
         self._head_wait = head_wait
+        self._head_s = 0.0  # typical time of the head in a round that asks it
         self._explore_rounds = _FIRST_EXPLORE_ROUNDS
         self._explore_in = _FIRST_EXPLORE_ROUNDS
 
@@ -90,8 +92,8 @@ class DraftChoice:
         fixed_s = self._draft_wait.overhead_s
         if round.asked_draft_model:
             fixed_s += self._draft_wait.expected_wait_s(round.num_emitting)
-        if round.asked_head and self._head_wait is not None:
-            fixed_s += self._head_wait.expected_wait_s(round.num_emitting)
+        if round.asked_head:
+            fixed_s += self._head_s
         chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
         self._choose_nodes(round, chain_tokens, chain_rows, fixed_s)
 
@@ -102,6 +104,7 @@ class DraftChoice:
         accepted nodes by [entry, source], int32, or None where no forest was verified."""
         forest = round.forest
         verified = accepted = None
+        num_heads_own = 0  # nodes verified that nobody but the head had proposed
         if forest is not None and round.proposed is not None and round.node_index is not None:
             was_verified = np.zeros(len(forest), np.bool_)
             was_accepted = np.zeros(len(forest), np.bool_)
@@ -110,6 +113,8 @@ class DraftChoice:
                 was_verified[entry.node_start : entry.node_start + entry.num_verified] = True
                 if path and not entry.num_chain:
                     was_accepted[entry.node_start : entry.node_end][path] = True
+            if self._head is not None:
+                num_heads_own = int(np.count_nonzero(forest.sources[was_verified] == 1 << self._head))
             credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
             verified, accepted = tally_nodes(
@@ -142,9 +147,22 @@ class DraftChoice:
             )
             if self._head_wait is not None and (round.asked_head or self._has_head_drafts(round)):
                 # The head drafts at the end of one round what the next one verifies; either half is a round's share.
-                self._head_wait.observe(
-                    round.num_emitting, True, num_tokens, num_gained_by_head, head_s * share, outside_s + decoding_s
+                # Without it, the rows of its own nodes would not have been computed either.
+                rows = round.num_rows + sum(entry.num_verified for entry in round.entries)
+                own_share = 1.0 - self._step_times.seconds(max(1, rows - num_heads_own)) / self._step_times.seconds(
+                    rows
                 )
+                own_s = own_share * decoding_s
+                self._head_wait.observe(
+                    round.num_emitting,
+                    True,
+                    num_tokens,
+                    num_gained_by_head,
+                    head_s * share + own_s,
+                    outside_s + decoding_s - own_s,
+                )
+                if round.asked_head:
+                    self._head_s += (head_s * share - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
         return verified, accepted
 
     def _has_head_drafts(self, round: Round) -> bool:

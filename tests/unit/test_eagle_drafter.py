@@ -278,12 +278,23 @@ def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_er
     texts = {engine: Text(1, prompt), plain: Text(1, prompt)}
     for round in range(6):
         for one, text in texts.items():
-            text.nodes = 12 if round in (1, 2, 5) else 0
+            text.nodes = 12 if round in (1, 2, 5) else -1
             result = run(one, [text], text.item())
             assert (text.tree is not None) == (one is engine and text.nodes > 0)
             assert (result.head_s > 0) == (text.tree is not None)
     assert texts[engine].tokens == texts[plain].tokens
     assert engine._head._is_known.sum() == 3  # prompt and rounds without the head: nothing
+
+
+def test_rows_that_the_head_only_saw_are_no_gap(tmp_path):
+    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(2, 3))
+    text = Text(1, [5, 9, 33, 2, 9, 33, 7])
+    for nodes in (0, 0, 12):
+        text.nodes = nodes
+        run(engine, [text], text.item(max_rows=5))
+        assert (text.tree is not None) == (nodes > 0)
+    model = target_model()
+    assert_tree(text, Reference(model, head_tensors("eagle3", model)), 2, 3)
 
 
 def test_a_head_in_bitwise_mode_sees_the_same_features(tmp_path):
