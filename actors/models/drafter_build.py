@@ -55,7 +55,7 @@ class DrafterRecipe:
 
     layers: int = 2
     vocab_size: int | None = None  # output rows; None: 6144, or all of a smaller target's
-    text_tokens: int = 18_000  # answer tokens that the target writes for training
+    text_tokens: int = 32_000  # answer tokens that the target writes for training
     answer_tokens: int = 160  # most of one answer
     write_rows: int = 96  # answers written at a time
     epochs: int = 4
