@@ -13,23 +13,23 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from actors.errors import ModelError
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info
 from actors.models.quiet import quiet_transformers
-from actors.models.seed_prompts import built_in_prompts
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.staging import directory_lock, staged_directory
-from actors.models.target_text import Answer, encode_prompts, write_answers
+from actors.models.target_text import Answer
+from actors.models.target_writer import TargetWriter
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class HasTokens(Protocol):
@@ -44,8 +44,7 @@ _Text = TypeVar("_Text", bound=HasTokens)
 CARD_FILE = "drafter.json"
 _FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
 _VOCAB_SIZE = 6144
-_HELD_OUT_PROMPTS = 32  # asked for greedy answers, none of which is trained on
-_SAMPLED_TEMPERATURE = 0.8  # of every other training answer: contexts that greedy text never visits
+_READOUT_TOKENS = 12_000  # answer tokens that the least squares see: many times the width of a state
 _RIDGE = 0.01  # of the mean diagonal
 
 
@@ -55,12 +54,12 @@ class DrafterRecipe:
 
     layers: int = 2
     vocab_size: int | None = None  # output rows; None: 6144, or all of a smaller target's
-    text_tokens: int = 32_000  # answer tokens that the target writes for training
+    text_tokens: int = 26_000  # answer tokens that the target writes for training, about
     answer_tokens: int = 160  # most of one answer
-    write_rows: int = 96  # answers written at a time
-    epochs: int = 4
-    batch_tokens: int = 512  # of prompts and answers, padding included
-    learning_rate: float = 2e-3
+    write_rows: int = 320  # answers written at a time
+    epochs: int = 3
+    batch_tokens: int = 1024  # of prompts and answers, padding included
+    learning_rate: float = 3e-3
     seed: int = 0
 
 
@@ -117,13 +116,21 @@ def build_drafter(
     target = load_model(source, fast_dtype(device), device)
     with directory_lock(out), torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        writer = TargetWriter(target, tokenizer, info.eos_token_ids, info.max_model_len, recipe)
+        writer = TargetWriter(
+            target,
+            tokenizer,
+            info.eos_token_ids,
+            info.max_model_len,
+            recipe.answer_tokens,
+            recipe.write_rows,
+            recipe.seed,
+        )
         held_out, training = writer.split(prompts)
-        tests = {"held out": writer.answer(held_out, greedy=True)}
-        texts, mass = writer.write(training, report)
+        writing = writer.write(training, recipe.text_tokens, held_out, report)
+        texts, tests = writing.answers, {"held out": writing.held_out}
         for name, asked in (evaluate or {}).items():
-            tests[name] = writer.answer(asked, greedy=True)
-        token_ids = frequent_tokens(mass, vocab_size)
+            tests[name] = writer.answer(asked)
+        token_ids = frequent_tokens(writing.vocab_mass, vocab_size)
         draft = _first_layers(source, target, recipe.layers).to(device)
         trainer = _Trainer(draft, target, token_ids, recipe, device)
         del target, writer
@@ -175,95 +182,6 @@ def fast_dtype(device: str) -> str:
         return "bfloat16"
     native = any(getattr(torch.cpu, test, bool)() for test in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return "bfloat16" if native else "float32"
-
-
-class TargetWriter:
-    """The target as an author."""
-
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        eos_token_ids: tuple[int, ...],
-        max_len: int,
-        recipe: DrafterRecipe,
-    ) -> None:
-        self._target = target
-        self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
-        self._answer_tokens = min(recipe.answer_tokens, max(1, max_len // 2))
-        self._prompt_tokens = max(1, min(1024, max_len - self._answer_tokens))
-        self._recipe = recipe
-
-    def split(self, prompts: Sequence[str] | None) -> tuple[list[str], Iterator[str]]:
-        """Held-out prompts, and an endless stream of others."""
-        if prompts is None:
-            stream = built_in_prompts(self._recipe.seed)
-            held_out = list(dict.fromkeys(islice(stream, _HELD_OUT_PROMPTS)))
-            known = set(held_out)
-            return held_out, (prompt for prompt in stream if prompt not in known)
-        deck = list(dict.fromkeys(prompts))
-        if len(deck) < 2:
-            raise ModelError(f"drafter prompts are {len(deck)}; it takes at least 2, one of them held out")
-        random.Random(self._recipe.seed).shuffle(deck)
-        count = min(_HELD_OUT_PROMPTS, max(1, len(deck) // 8))
-        return deck[:count], _cycle(deck[count:])
-
-    def answer(self, prompts: Sequence[str], greedy: bool) -> list[Answer]:
-        answers: list[Answer] = []
-        rows = self._recipe.write_rows
-        for start in range(0, len(prompts), rows):
-            answers += self._batch(prompts[start : start + rows], greedy, len(answers), None, None)
-        return answers
-
-    def write(
-        self, prompts: Iterator[str], report: Callable[[str, int, int], None]
-    ) -> tuple[list[Answer], torch.Tensor]:
-        """Training answers, and the probability that the target gave to each token over all of them."""
-        import torch
-
-        wanted = self._recipe.text_tokens
-        mass = torch.zeros(self._target.get_output_embeddings().weight.shape[0])
-        answers: list[Answer] = []
-        done = 0
-        waiting: list[str] = []
-        while done < wanted:
-            if not waiting:  # neighbours in length share a batch, which then has little padding
-                waiting = sorted(islice(prompts, 4 * self._recipe.write_rows), key=len)
-            # The last batch asks for no more than is wanted.
-            rows = min(self._recipe.write_rows, len(waiting), math.ceil((wanted - done) / self._answer_tokens))
-            batch, waiting = waiting[:rows], waiting[rows:]
-            answers += self._batch(batch, False, len(answers), mass, _reporter(report, done, wanted))
-            done = sum(answer.num_answer_tokens for answer in answers)
-        return answers, mass
-
-    def _batch(
-        self,
-        prompts: Sequence[str],
-        greedy: bool,
-        offset: int,
-        mass: torch.Tensor | None,
-        on_tokens: Callable[[int], None] | None,
-    ) -> list[Answer]:
-        return write_answers(
-            self._target,
-            encode_prompts(self._tokenizer, prompts, self._prompt_tokens),
-            [0.0 if greedy or row % 2 == 0 else _SAMPLED_TEMPERATURE for row in range(len(prompts))],
-            self._answer_tokens,
-            self._eos_token_ids,
-            self._recipe.seed + offset,
-            mass,
-            on_tokens,
-        )
-
-
-def _reporter(report: Callable[[str, int, int], None], base: int, wanted: int) -> Callable[[int], None]:
-    return lambda count: report("writing text", min(base + count, wanted), wanted)
-
-
-def _cycle(prompts: list[str]) -> Iterator[str]:
-    while True:
-        yield from prompts
 
 
 def frequent_tokens(mass: torch.Tensor, count: int) -> torch.Tensor:
@@ -333,7 +251,7 @@ class _Trainer:
         size = self._rows.shape[1]
         gram = torch.zeros((size, size), device=self._device)
         cross = torch.zeros((size, size), device=self._device)
-        batches = batches_of(answers, 4096)
+        batches = batches_of(_some(answers, _READOUT_TOKENS), 4096)
         with torch.inference_mode():
             for done, batch in enumerate(batches):
                 report("fitting the readout", done, len(batches))
@@ -357,6 +275,7 @@ class _Trainer:
         embeddings = {id(p) for p in self._draft.get_input_embeddings().parameters()}
         layers = [p for p in self._draft.get_decoder().parameters() if id(p) not in embeddings]
         parameters = [*layers, self._readout]
+        self._draft.requires_grad_(False)  # a gradient of the embeddings costs as much as all the others together
         for parameter in parameters:
             parameter.requires_grad_(True)
         optimizer = torch.optim.AdamW(
@@ -425,6 +344,12 @@ class _Trainer:
         wanted = torch.cat([answer.hidden for answer in answers]).float()
         argmax = torch.cat([answer.argmax for answer in answers])
         return state[rows, columns], wanted.to(self._device), argmax.to(self._device)
+
+
+def _some(answers: Sequence[Answer], tokens: int) -> list[Answer]:
+    """As many of the first answers as have `tokens` tokens together."""
+    before = accumulate((answer.num_answer_tokens for answer in answers), initial=0)
+    return [answer for answer, count in zip(answers, before, strict=False) if count < tokens]
 
 
 def batches_of(answers: Sequence[_Text], max_tokens: int) -> list[list[_Text]]:

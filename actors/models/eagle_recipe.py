@@ -12,7 +12,7 @@ class HeadRecipe:
     vocab_size: int | None = None  # output columns; None: 6144, or all of a smaller target's
     text_tokens: int = 64_000  # answer tokens that the target writes
     answer_tokens: int = 160  # most of one answer
-    write_rows: int = 96  # answers written at a time
+    write_rows: int = 320  # answers written at a time
     epochs: int = 4
     unroll: int = 4  # steps on its own outputs; published heads: 7
     batch_tokens: int = 1024  # of prompts and answers, padding included

@@ -26,8 +26,6 @@ from transformers import LlamaConfig, PreTrainedModel
 from actors.engine.feature_tap import FeatureTap
 from actors.errors import ModelError
 from actors.models.drafter_build import (
-    DrafterRecipe,
-    TargetWriter,
     batches_of,
     fast_dtype,
     frequent_tokens,
@@ -38,6 +36,7 @@ from actors.models.eagle_recipe import HeadRecipe
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
+from actors.models.target_writer import TargetWriter
 
 HEAD_CARD_FILE = "eagle.json"
 _VOCAB_SIZE = 6144
@@ -146,19 +145,15 @@ def _write_text(
     report: Report,
 ) -> dict[str, Tensor]:
     """Training and held-out answers, flat, and the tokens that get a column."""
-    writing = DrafterRecipe(
-        text_tokens=recipe.text_tokens,
-        answer_tokens=recipe.answer_tokens,
-        write_rows=recipe.write_rows,
-        seed=recipe.seed,
-    )
     max_len = read_model_info(source).max_model_len
-    writer = TargetWriter(target, load_tokenizer(source), eos_token_ids, max_len, writing)
+    tokenizer = load_tokenizer(source)
+    writer = TargetWriter(
+        target, tokenizer, eos_token_ids, max_len, recipe.answer_tokens, recipe.write_rows, recipe.seed
+    )
     asked, others = writer.split(prompts)
-    held_out = writer.answer(asked, greedy=True)
-    training, mass = writer.write(others, report)
-    text = {"draft_ids": frequent_tokens(mass, vocab_size)}
-    for name, answers in (("training", training), ("held_out", held_out)):
+    writing = writer.write(others, recipe.text_tokens, asked, report)
+    text = {"draft_ids": frequent_tokens(writing.vocab_mass, vocab_size)}
+    for name, answers in (("training", writing.answers), ("held_out", writing.held_out)):
         text[f"{name}_tokens"] = torch.cat([answer.token_ids for answer in answers])
         text[f"{name}_lengths"] = torch.tensor([len(answer.token_ids) for answer in answers])
         text[f"{name}_counts"] = torch.tensor([answer.num_answer_tokens for answer in answers])

@@ -7,6 +7,8 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from actors.errors import ModelError
@@ -15,6 +17,7 @@ from actors.models.drafter_build import CARD_FILE, DrafterRecipe, build_drafter,
 from actors.models.loader import load_draft_model, load_model, load_tokenizer
 from actors.models.source import ModelSource
 from actors.models.target_text import encode_prompts, write_answers
+from actors.models.target_writer import TargetWriter, batches_by_length
 from actors.models.toy import TINY_KINDS, save_tiny_model
 from cluster.cli import drafter as command
 from cluster.config import ClusterConfig
@@ -218,3 +221,54 @@ def test_the_command_told_no_vocabulary_takes_all_of_a_target_that_has_few_token
         torch.set_num_threads(threads)
     assert load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids.tolist() == list(range(259))
     assert json.loads((tmp_path / "d" / CARD_FILE).read_text())["recipe"]["vocab_size"] == 259
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 8))
+def test_batches_hold_every_prompt_once_beside_others_of_its_length(lengths, workers):
+    batches = batches_by_length([[0] * length for length in lengths], workers)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    in_order = [lengths[row] for batch in batches for row in batch]
+    assert in_order == sorted(lengths, reverse=True)
+    assert len(batches) <= 2 * workers
+
+
+def test_a_writer_keeps_held_out_answers_apart_and_in_order(targets):
+    target, tokenizer = load_model(targets["llama"]), load_tokenizer(targets["llama"])
+    writer = TargetWriter(target, tokenizer, (), 256, answer_tokens=12, rows=48, seed=3)
+    asked = [f"Held out {'very ' * index}long" for index in (9, 0, 30, 3)]
+    writing = writer.write((f"Question {index}" for index in range(10**6)), 700, asked, lambda *progress: None)
+    for prompt, answer in zip(encode_prompts(tokenizer, asked, 244), writing.held_out, strict=True):
+        ids = torch.tensor([prompt])
+        said = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=[],
+        )
+        assert answer.token_ids.tolist() == said[0].tolist()
+    assert 630 <= sum(answer.num_answer_tokens for answer in writing.answers) <= 900
+    assert [answer.token_ids.tolist() for answer in writer.answer(asked)] == [
+        answer.token_ids.tolist() for answer in writing.held_out
+    ]
+    sampled = sum(answer.num_answer_tokens for answer in writing.answers[::2])
+    written = sum(answer.num_answer_tokens for answer in writing.answers)
+    assert writing.vocab_mass.sum().item() == pytest.approx(sampled + written, rel=1e-3)
+
+
+def test_an_interruption_ends_all_writers_at_once(targets):
+    target, tokenizer = load_model(targets["llama"]), load_tokenizer(targets["llama"])
+    writer = TargetWriter(target, tokenizer, (), 256, answer_tokens=128, rows=64, seed=3)
+    calls = 0
+
+    def interrupt(stage, done, total):
+        nonlocal calls
+        calls += 1
+        raise KeyboardInterrupt
+
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        writer.write((f"Question {index}" for index in range(10**6)), 8000, [], interrupt)
+    assert calls <= 2 * threads
+    assert torch.get_num_threads() == threads
