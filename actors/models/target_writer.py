@@ -23,6 +23,7 @@ _STAGE = "writing text"
 _HELD_OUT_PROMPTS = 24  # asked for greedy answers, none of which is trained on
 _SAMPLED_TEMPERATURE = 0.8  # of every other training answer: contexts that greedy text never visits
 _MAX_PROMPT_TOKENS = 1024
+_MAX_CACHE_BYTES = 4 << 30  # of keys and values at a time, about: whatever the target's size, it is one among others
 _MIN_WORKER_ROWS = 16  # fewer do not fill a core's multiplications
 _WRITTEN_SHARE = 0.75  # of the tokens that answers may have, as long as nothing is known about them
 _ENOUGH = 0.9  # of the wanted tokens; a further batch for so few takes as many steps as a full one
@@ -52,12 +53,15 @@ class TargetWriter:
         rows: int,
         seed: int,
     ) -> None:
+        from actors.engine.build import kv_bytes_per_token
+
         self._target = target
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._answer_tokens = min(answer_tokens, max(1, max_len // 2))
         self._prompt_tokens = max(1, min(_MAX_PROMPT_TOKENS, max_len - self._answer_tokens))
         self._rows = rows
+        self._bytes_per_token = kv_bytes_per_token(target.config, target.dtype)
         self._seed = seed
 
     def split(self, prompts: Sequence[str] | None) -> tuple[list[str], Iterator[str]]:
@@ -154,7 +158,9 @@ class TargetWriter:
             return mass
 
         with core_pool(self._target.device.type, len(rows) // _MIN_WORKER_ROWS) as (pool, workers):
-            batches += batches_by_length(encoded, workers)
+            tokens = sum(len(prompt) + self._answer_tokens for prompt in encoded)
+            room = _MAX_CACHE_BYTES / workers
+            batches += batches_by_length(encoded, workers, math.ceil(tokens * self._bytes_per_token / room))
             try:
                 mass = torch.stack(list(pool.map(work, range(len(batches))))).sum(0)
             except BaseException:  # an interruption too: the others would write on for a minute
@@ -163,13 +169,13 @@ class TargetWriter:
         return [answer for answer in answers if answer is not None], mass
 
 
-def batches_by_length(prompts: Sequence[Sequence[int]], workers: int) -> list[list[int]]:
+def batches_by_length(prompts: Sequence[Sequence[int]], workers: int, at_least: int = 1) -> list[list[int]]:
     """Rows of each batch, the longest prompts first. Neighbours in length share a batch: little of it is padding.
 
     Two batches a worker where there are rows enough: what one long prompt costs is its length times the rows beside it.
     """
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]), reverse=True)
-    count = workers * (2 if len(prompts) >= 2 * workers * _MIN_WORKER_ROWS else 1)
+    count = max(at_least, workers * (2 if len(prompts) >= 2 * workers * _MIN_WORKER_ROWS else 1))
     size = math.ceil(len(prompts) / count)
     return [order[start : start + size] for start in range(0, len(prompts), size)]
 

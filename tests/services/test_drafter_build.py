@@ -223,13 +223,14 @@ def test_the_command_told_no_vocabulary_takes_all_of_a_target_that_has_few_token
     assert json.loads((tmp_path / "d" / CARD_FILE).read_text())["recipe"]["vocab_size"] == 259
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 8))
-def test_batches_hold_every_prompt_once_beside_others_of_its_length(lengths, workers):
-    batches = batches_by_length([[0] * length for length in lengths], workers)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 8), st.integers(1, 300))
+def test_batches_hold_every_prompt_once_beside_others_of_its_length(lengths, workers, at_least):
+    batches = batches_by_length([[0] * length for length in lengths], workers, at_least)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     in_order = [lengths[row] for batch in batches for row in batch]
     assert in_order == sorted(lengths, reverse=True)
-    assert len(batches) <= 2 * workers
+    assert len(batches) <= max(2 * workers, at_least)
+    assert max(map(len, batches)) <= -(-len(lengths) // at_least)
 
 
 def test_a_writer_keeps_held_out_answers_apart_and_in_order(targets):
