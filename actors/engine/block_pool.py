@@ -54,15 +54,16 @@ class BlockPool:
     def allocate(self, count: int, after: int = -1) -> list[int] | None:
         """`count` blocks with one reference each, or None (and nothing changed) if there are not so many.
 
-        Takes the blocks that follow `after` while they are free: contiguous slots are read without a gather.
+        Takes the blocks that follow `after` while they are blank: contiguous slots are read without a gather. A cached
+        one is worth more as what it is, as long as there are blank ones.
         """
         if count > len(self._free):
             return None
         taken = []
         for _ in range(count):
-            candidate = after + 1
-            if after < 0 or candidate not in self._free:
-                candidate = next(iter(self._free))
+            candidate, oldest = after + 1, next(iter(self._free))
+            if after < 0 or candidate not in self._free or self._is_blank(oldest) > self._is_blank(candidate):
+                candidate = oldest
             del self._free[candidate]
             block = self._blocks[candidate]
             if block.hash is not None:
@@ -72,6 +73,9 @@ class BlockPool:
             taken.append(candidate)
             after = candidate
         return taken
+
+    def _is_blank(self, number: int) -> bool:
+        return self._blocks[number].hash is None
 
     def release(self, blocks: list[int]) -> None:
         """Drop one reference each. Blocks with a hash stay findable until their room is needed."""
