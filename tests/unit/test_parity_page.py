@@ -16,7 +16,7 @@ NODE_IDS = sorted(set(re.findall(r"`(tests/[^`]+)`", PAGE)))
 
 
 @cache
-def tests_of(file: Path) -> frozenset[str]:
+def names_in(file: Path) -> frozenset[str]:
     """Names of the test functions at the top of a file, which is read and not run."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -32,7 +32,7 @@ def test_every_ability_has_exactly_one_row():
 def test_every_test_that_is_named_exists(node_id):
     path, _, name = node_id.partition("::")
     assert (ROOT / path).is_file()
-    assert name in tests_of(ROOT / path)
+    assert name in names_in(ROOT / path)
 
 
 @pytest.mark.parametrize(("number", "ability", "here", "tests"), ROWS, ids=[row[0] for row in ROWS])
