@@ -36,6 +36,7 @@ from cluster.chat.stats import TurnTimes, decode_rate, format_comparison, format
 from cluster.chat.view import View, make_console
 from cluster.local import LocalEngine
 from cluster.printable import printable
+from cluster.router.trace import RoundTrace
 
 ROMSTO = (
     "debug clear speculative target drafter cache chat length gamma processor ngram top_k_filler set_ngramstorage "
@@ -458,6 +459,18 @@ def test_a_terminal_without_colours_gets_no_escape_codes(monkeypatch, environmen
     say_all(view, SPANS)
     assert "\x1b" not in file.getvalue()
     assert file.getvalue() == "one [b]two[/b] three\ufffd[2J\n漢 https://x.y 42\na note\nan error\n"
+
+
+def test_the_step_trace_shows_what_was_emitted_and_strikes_out_what_was_rejected(monkeypatch):
+    trace = RoundTrace(7, 1, 4, {"suffix": 3}, {"suffix": 3}, {"suffix": 1}, 2, (65, 66), ((2, 1),), 0.001, 0.02)
+    view, file = terminal(monkeypatch)
+    view.round(trace, 3, [Span(" three", "suffix"), Span(" four", "target")], chr)
+    line, tokens = file.getvalue().splitlines()
+    assert "round 3 | 4 rows | proposed suffix 3 | verified suffix 3 | accepted suffix 1 | emitted 2" in line
+    assert "\x1b[35m' three' suffix\x1b[0m" in tokens
+    assert "' four' target" in tokens
+    for rejected in ("A", "B"):
+        assert f"\x1b[9;31mnot '{rejected}'\x1b[0m" in tokens
 
 
 def test_a_pipe_gets_the_very_text():
