@@ -74,6 +74,8 @@ class SpeculationConfig(_Section):
 
     drafters: tuple[str, ...] = ("auto",)  # names of `paceline generate --drafter`, or none
     corpora: tuple[Path, ...] = ()  # directories of `paceline corpus build`, for the drafter retrieval
+    # Of drafters by their names, as in {suffix: {len_threshold: 5}}: the keywords of their `create_drafter`.
+    drafter_options: dict[str, dict[str, bool | int | float | str]] = {}
     acceptance: Literal["coupled", "rejection"] = "coupled"
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16  # tree nodes a sequence and round
     max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on drafts, all sequences

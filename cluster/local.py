@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 import jinja2
@@ -149,6 +150,7 @@ class LocalEngine:
         eagle_head: str | Path = "none",
         drafters: Sequence[str] = ("auto",),
         corpora: Sequence[str | Path] = (),
+        drafter_options: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
         gamma: int = 4,
         branch: int = 2,
         eagle_depth: int = DEFAULT_DEPTH,
@@ -169,9 +171,11 @@ class LocalEngine:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
         "auto" (the drafter built for the target, if there is one) or "none". eagle_head: the directory of an EAGLE
         head of the target, which drafts `eagle_depth` levels far, `eagle_top_k` nodes wide; or "none". corpora:
-        directories of `paceline corpus build`, for the drafter retrieval. gamma and branch: tokens ahead that the draft
-        model guesses a round, and guesses for each of them. quantization: bits of the weights of linear layers, "none",
-        "int8" or "int4"; draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest.
+        directories of `paceline corpus build`, for the drafter retrieval. drafter_options: of each CPU drafter by its
+        name, {"suffix": {"len_threshold": 5}}: the keywords of its module's `create_drafter`. gamma and branch: tokens
+        ahead that the draft model guesses a round, and guesses for each of them. quantization: bits of the weights of
+        linear layers, "none", "int8" or "int4"; draft_dtype and draft_quantization None: as the target's. Raises
+        ModelError or InvalidRequest.
         """
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
@@ -185,7 +189,12 @@ class LocalEngine:
             raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
         if EAGLE in names and not has_head:
             raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
-        local = create_drafters(names, corpora=corpora, tokenizer_fingerprint=self.info.tokenizer_fingerprint)
+        local = create_drafters(
+            names,
+            corpora=corpora,
+            tokenizer_fingerprint=self.info.tokenizer_fingerprint,
+            options=drafter_options,
+        )
         self._target = build_target_engine(
             source,
             dtype,

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ray import serve
 
 from actors.draft_worker import DraftSettings
-from actors.drafters.registry import DRAFT_MODEL, EAGLE, RETRIEVAL, create_drafter, expand_drafters
+from actors.drafters.registry import (
+    DRAFT_MODEL,
+    EAGLE,
+    RETRIEVAL,
+    check_options,
+    create_drafter,
+    create_drafters,
+    expand_drafters,
+)
 from actors.engine.eagle_drafter import EagleOptions
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
@@ -68,6 +77,7 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
     info = read_model_info(source, config.target.served_name)
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
+    _check_drafter_options(config.speculation.drafter_options, drafters)
     draft: ModelSource | None = None
     builds_drafter = False
     wants_draft_model = DRAFT_MODEL in drafters and config.draft.workers > 0
@@ -87,6 +97,12 @@ def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokeniz
         limit = f"speculation.drafters must include {RETRIEVAL} to use it"
         raise InvalidRequest("speculation.corpora", str(corpora[0]), limit)
     create_drafter(RETRIEVAL, corpora=corpora, tokenizer_fingerprint=tokenizer_fingerprint)
+
+
+def _check_drafter_options(options: Mapping[str, Mapping[str, object]], drafters: tuple[str, ...]) -> None:
+    """Make the drafters that have options once. Raises InvalidRequest for an option or a value that one refuses."""
+    for name, checked in check_options(drafters, options, "speculation.drafter_options").items():
+        create_drafters((name,), options={name: checked})
 
 
 def cluster_application(plan: ClusterPlan) -> serve.Application:

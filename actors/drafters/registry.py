@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, ModuleType
 
 import actors.drafters
+from actors.drafters._options import FIELD, checked_options
 from actors.drafters.contract import Drafter
 from actors.errors import InvalidRequest
 
@@ -41,24 +43,60 @@ def create_drafter(name: str, **options: object) -> Drafter:
     """A CPU drafter, its kernels compiled. Options are the drafter's own. Raises InvalidRequest for other names."""
     if name not in CPU_DRAFTER_NAMES:
         raise InvalidRequest("drafter", name, f"drafters of the router are {', '.join(CPU_DRAFTER_NAMES)}")
-    drafter: Drafter = importlib.import_module(f"actors.drafters.{name}").create_drafter(**options)
+    drafter: Drafter = _module_of(name).create_drafter(**options)
     return drafter
 
 
+def _module_of(name: str) -> ModuleType:
+    return importlib.import_module(f"actors.drafters.{name}")
+
+
 def create_drafters(
-    names: Sequence[str], *, corpora: Sequence[str | os.PathLike[str]] = (), tokenizer_fingerprint: str | None = None
+    names: Sequence[str],
+    *,
+    corpora: Sequence[str | os.PathLike[str]] = (),
+    tokenizer_fingerprint: str | None = None,
+    options: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
 ) -> dict[str, Drafter]:
     """The CPU drafters among expanded names, by name.
 
     corpora: directories of `paceline corpus build`, for the drafter retrieval; tokenizer_fingerprint: the target's,
-    None: unknown. Raises ModelError for a corpus that cannot be used.
+    None: unknown; options: of each drafter by its name, numbers may be text. Raises ModelError for a corpus that
+    cannot be used, InvalidRequest for an option that a drafter does not have or whose value it refuses.
     """
+    checked = check_options(names, options)
     if corpora and RETRIEVAL not in names:
         raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")
-    options: dict[str, dict[str, object]] = {
+    given_by_engine: dict[str, dict[str, object]] = {
         RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": tokenizer_fingerprint}
     }
-    return {name: create_drafter(name, **options.get(name, {})) for name in names if name not in (DRAFT_MODEL, EAGLE)}
+    return {
+        name: _create_with(name, checked.get(name, {}), given_by_engine.get(name, {}))
+        for name in names
+        if name in CPU_DRAFTER_NAMES
+    }
+
+
+def check_options(
+    names: Sequence[str], options: Mapping[str, Mapping[str, object]], field: str = FIELD
+) -> dict[str, dict[str, object]]:
+    """Options of drafters among expanded names, of their own types; ranges are for the drafters to check. Raises
+    InvalidRequest naming what is below `field`."""
+    checked = {}
+    for name, given in options.items():
+        if name not in CPU_DRAFTER_NAMES:
+            raise InvalidRequest(field, name, f"drafters with options are {', '.join(CPU_DRAFTER_NAMES)}")
+        if name not in names:
+            raise InvalidRequest(f"{field}.{name}", dict(given), f"drafters must include {name} to use it")
+        checked[name] = checked_options(f"{field}.{name}", _module_of(name).create_drafter, given)
+    return checked
+
+
+def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapping[str, object]) -> Drafter:
+    try:
+        return create_drafter(name, **options, **given_by_engine)
+    except ValueError as error:
+        raise InvalidRequest(f"{FIELD}.{name}", dict(options), str(error)) from None
 
 
 def expand_drafters(

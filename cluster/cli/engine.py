@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actors.errors import InvalidRequest
 from cluster.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -52,6 +53,28 @@ ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cann
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
 
 
+DrafterOptionOption = Annotated[
+    list[str],
+    typer.Option(
+        "--drafter-option",
+        metavar="DRAFTER.OPTION=VALUE",
+        help="As in suffix.len_threshold=5; may be repeated. A wrong one lists those that there are.",
+    ),
+]
+
+
+def parsed_drafter_options(settings: Sequence[str]) -> dict[str, dict[str, object]]:
+    """DRAFTER.OPTION=VALUE as nested mappings; values stay text. Raises InvalidRequest for what looks otherwise."""
+    options: dict[str, dict[str, object]] = {}
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        drafter, dot, option = path.partition(".")
+        if not (equals and dot and drafter and option):
+            raise InvalidRequest("--drafter-option", setting, "it must be DRAFTER.OPTION=VALUE")
+        options.setdefault(drafter.strip(), {})[option.strip()] = value.strip()
+    return options
+
+
 def local_engine(
     *,
     model: str,
@@ -69,6 +92,7 @@ def local_engine(
     threads: int | None,
     batch_size: int,
     corpora: Sequence[Path] = (),
+    drafter_options: Sequence[str] = (),
     acceptance: AcceptanceRule = AcceptanceRule.coupled,
 ) -> LocalEngine:
     """Models are prepared under progress bars. drafter: names, comma-separated. Raises ModelError or InvalidRequest."""
@@ -85,6 +109,7 @@ def local_engine(
             eagle_head=eagle_head,
             drafters=[name.strip() for name in drafter.split(",") if name.strip()],
             corpora=corpora,
+            drafter_options=parsed_drafter_options(drafter_options),
             gamma=gamma,
             branch=branch,
             eagle_depth=eagle_depth,

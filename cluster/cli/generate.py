@@ -19,6 +19,7 @@ from cluster.cli.engine import (
     AcceptanceRule,
     BranchOption,
     DeviceOption,
+    DrafterOptionOption,
     DraftModelOption,
     Dtype,
     EagleDepthOption,
@@ -46,6 +47,7 @@ def generate(
     eagle_head: EagleHeadOption = "none",
     drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, eagle, suffix."),
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
+    drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
         None,
@@ -109,6 +111,7 @@ def generate(
         threads=threads,
         batch_size=batch_size,
         corpora=corpus if beams == 1 else [],
+        drafter_options=drafter_option if beams == 1 else [],
         acceptance=acceptance,
     )
     if beams > 1:

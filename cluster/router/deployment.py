@@ -57,6 +57,7 @@ class Router:
             expand_drafters(speculation.drafters),
             corpora=speculation.corpora,
             tokenizer_fingerprint=tokenizer_fingerprint,
+            options=speculation.drafter_options,
         )
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 

@@ -172,6 +172,31 @@ def test_an_unknown_drafter_is_named_with_the_known_ones(refuse, tiny_model_dir)
     assert "prompt_lookup" in line
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("suffix.len_threshold", "--drafter-option is 'suffix.len_threshold'; it must be DRAFTER.OPTION=VALUE"),
+        ("len_threshold=3", "it must be DRAFTER.OPTION=VALUE"),
+        ("suffix.depth=3", "drafter_options.suffix.depth is '3'; there is no such option; there are len_threshold, "),
+        ("suffix.top_k=x", "drafter_options.suffix.top_k is 'x'; input should be a valid integer"),
+        ("prediction.floor=0.1", "drafters must include prediction to use it"),
+    ],
+)
+def test_a_wrong_option_of_a_drafter_says_what_there_is(refuse, tiny_model_dir, setting, expected):
+    model = ("--model", tiny_model_dir, "--draft-model", "none", "--drafter", "suffix")
+    assert expected in refuse("generate", "--prompt", "x", *model, "--drafter-option", setting)
+
+
+def test_options_of_drafters_take_effect(run, tiny_model_dir):
+    arguments = ["generate", "--prompt", "abcabcabcabcabcabc", "--model", str(tiny_model_dir), "--draft-model", "none"]
+    arguments += ["--drafter", "suffix", "--max-new-tokens", "12", "--json", "--ignore-eos"]
+    plain, never = (
+        json.loads(run(*arguments, *more)[1]) for more in ([], ["--drafter-option", "suffix.len_threshold=500"])
+    )
+    assert never["draft_tokens"] == 0
+    assert never["token_ids"] == plain["token_ids"]
+
+
 def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
     both = ["--prompt", "x", "--prompts-file", str(tmp_path)]
     for arguments in ([], both):

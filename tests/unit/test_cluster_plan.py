@@ -76,6 +76,25 @@ def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyo
     assert (refusal.status_code, refusal.retry_after_s) == (429, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"suffix": {"length": 3}}, r"speculation\.drafter_options\.suffix\.length is 3; there is no such option"),
+        ({"suffix": {"top_k": 0}}, r"top_k is 0; it must be in 1 to"),
+        ({"prediction": {"floor": 0.1}}, r"drafters must include prediction"),
+    ],
+)
+def test_options_of_drafters_are_looked_at_before_anything_is_started(model, options, message):
+    config = {
+        "target": {"model": str(model), "device": "cpu"},
+        "speculation": {"drafters": ["suffix"], "drafter_options": options},
+    }
+    with pytest.raises(InvalidRequest, match=message):
+        plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+    config["speculation"]["drafter_options"] = {"suffix": {"len_threshold": 3, "alpha": 2.0, "by_frequency": True}}
+    assert plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent")).drafters == ("suffix",)
+
+
 def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
     pieces = [(np.arange(1, 40, dtype=np.int32), True)]
     build_corpus(pieces, read_model_info(resolve_model(str(model), tmp_path)), tmp_path / "good")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+from inspect import signature
+
 import pytest
 
+from actors.drafters._match_options import MatchOptions
+from actors.drafters._options import checked_options, option_names
 from actors.drafters.registry import (
     CPU_DRAFTER_NAMES,
     DRAFTER_NAMES,
@@ -56,6 +61,44 @@ def test_options_reach_the_drafter() -> None:
         create_drafter("prompt_lookup", max_ngram=0)
     with pytest.raises(TypeError, match="colour"):
         create_drafter("suffix", colour="red")
+
+
+def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
+    options = {
+        "suffix": {"len_threshold": "5", "alpha": "2.5", "by_frequency": "true"},
+        "ngram_table": {"n": 3, "levels": "one", "unknown": "random"},
+        "token_recycling": {"tree": "static-60"},
+    }
+    drafters = create_drafters(tuple(options), options=options)
+    assert drafters["suffix"]._match == MatchOptions(len_threshold=5, alpha=2.5)
+    assert drafters["suffix"]._by_frequency is True
+    assert len(drafters["token_recycling"]._shape[0]) == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"suffix": {"colour": 1}}, r"drafter_options.suffix.colour is 1; there is no such option; there are len_thr"),
+        ({"suffix": {"top_k": "many"}}, r"drafter_options.suffix.top_k is 'many'; input should be a valid integer"),
+        ({"suffix": {"top_k": 0}}, r"drafter_options.suffix is {'top_k': 0}; top_k is 0; it must be in 1 to"),
+        ({"suffix": {"acceptance": [1.0]}}, r"there is no such option"),
+        ({"retrieval": {"corpora": ["/etc"]}}, r"there is no such option"),
+        ({"prediction": {"floor": 0.1}}, r"drafters must include prediction to use it"),
+        ({"draft_model": {"gamma": 3}}, r"drafter_options is 'draft_model'; drafters with options are"),
+        ({"token_recycling": {"tree": "/no/such/file"}}, r"/no/such/file"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_possible(options, message) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        create_drafters(("suffix", "retrieval", "token_recycling"), options=options)
+
+
+@pytest.mark.parametrize("name", CPU_DRAFTER_NAMES)
+def test_every_option_of_every_drafter_takes_its_own_default(name: str) -> None:
+    create = importlib.import_module(f"actors.drafters.{name}").create_drafter
+    defaults = {option: signature(create).parameters[option].default for option in option_names(create)}
+    assert defaults
+    assert checked_options("options", create, defaults) == defaults
 
 
 @pytest.mark.parametrize("name", ["medusa", "none", "auto", "draft_model", "eagle", "contract", "registry", ""])
