@@ -215,7 +215,7 @@ class LocalEngine:
                 quantization=draft_quantization or quantization,
             )
         self.drafter_names = names
-        self._acceptance = acceptance
+        self.acceptance = acceptance
         options = self._target.options
         self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
         self.core = RouterCore(
@@ -401,7 +401,7 @@ class LocalEngine:
                         presence_penalty=options.get("presence_penalty", 0.0),
                         frequency_penalty=options.get("frequency_penalty", 0.0),
                         repetition_penalty=options.get("repetition_penalty", 1.0),
-                        acceptance=self._acceptance,
+                        acceptance=self.acceptance,
                     ),
                     max_new_tokens=num_new_tokens(
                         options.get("max_new_tokens"),

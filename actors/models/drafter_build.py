@@ -3,7 +3,8 @@
 A target's first layers know its tokens and contexts; what they lack is a way out. The readout begins as the target's
 own output layer behind the linear map that best carries the early hidden state to the last one (the "tuned lens",
 Belrose et al. 2023), then layers and readout learn the target's distribution on text that the target wrote
-(Hinton et al. 2015). A small output vocabulary makes each draft step cheap (Zhao et al. 2025, FR-Spec).
+(Hinton et al. 2015). A small output vocabulary makes each draft step cheap (Zhao et al. 2025, FR-Spec). A build takes
+minutes; a training is the same with more text and time, and goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.staging import directory_lock, staged_directory
 from actors.models.target_text import Answer
-from actors.models.target_writer import TargetWriter
+from actors.models.target_writer import TargetWriter, Writing
+from actors.models.training_checkpoint import TrainingCheckpoint, TrainingPaused, last_step
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,7 @@ _FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
 _VOCAB_SIZE = 6144
 _READOUT_TOKENS = 12_000  # answer tokens that the least squares see: many times the width of a state
 _RIDGE = 0.01  # of the mean diagonal
+CHAIN_LENGTH = 4  # draft tokens a round of the chain that a card tells of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class DrafterRecipe:
     seed: int = 0
 
 
+TRAINING_RECIPE = DrafterRecipe(text_tokens=128_000, epochs=6)  # for a training that may take its time
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterCard:
     """What was built and how well it guesses. Saved as drafter.json beside the weights."""
@@ -74,6 +80,7 @@ class DrafterCard:
     agreement: float  # share of held-out greedy tokens where drafter and target choose the same
     agreement_before: float  # the same before the distillation
     coverage: float  # share of held-out greedy tokens that are in the output vocabulary
+    tokens_per_round: float  # held out, drafted greedily in chains of CHAIN_LENGTH tokens
     evaluation: dict[str, float]  # agreement on other prompts, where some were given
     seconds: float
 
@@ -95,12 +102,16 @@ def build_drafter(
     evaluate: Mapping[str, Sequence[str]] | None = None,
     device: str = "auto",
     progress: Callable[[str, int, int], None] | None = None,
+    resumable: bool = False,
+    steps: int | None = None,
 ) -> DrafterCard:
     """Make a draft model for `source` and put it at `out`, whole or not at all.
 
     `prompts` replace the built-in ones. `evaluate` names further sets of prompts to measure agreement on.
     `progress` is called with (stage, done, total). Reproducible on one machine with one number of torch threads.
-    Raises ModelError.
+    resumable: keep checkpoints beside `out`, and go on from the last one of the same target, recipe and prompts; then
+    steps: of the distillation at most so many in this run, None: all. Raises ModelError, and TrainingPaused where
+    steps are left.
     """
     import torch
 
@@ -114,8 +125,10 @@ def build_drafter(
     device = choose_device(device)
     tokenizer = load_tokenizer(source)
     target = load_model(source, fast_dtype(device), device)
+    key = json.dumps([info.weights_fingerprint, asdict(recipe), list(prompts) if prompts is not None else None])
     with directory_lock(out), torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
+        notes = TrainingCheckpoint(out, key) if resumable else None
         writer = TargetWriter(
             target,
             tokenizer,
@@ -125,8 +138,13 @@ def build_drafter(
             recipe.write_rows,
             recipe.seed,
         )
-        held_out, training = writer.split(prompts)
-        writing = writer.write(training, recipe.text_tokens, held_out, report)
+        if notes is not None and (saved := notes.read("text")):
+            writing = Writing.from_state(saved)
+        else:
+            held_out, training = writer.split(prompts)
+            writing = writer.write(training, recipe.text_tokens, held_out, report)
+            if notes is not None:
+                notes.write("text", writing.state())
         texts, tests = writing.answers, {"held out": writing.held_out}
         for name, asked in (evaluate or {}).items():
             tests[name] = writer.answer(asked)
@@ -135,19 +153,20 @@ def build_drafter(
         trainer = _Trainer(draft, target, token_ids, recipe, device)
         del target, writer
         trainer.fit_readout(texts, report)
-        before, coverage = trainer.agreement(tests["held out"])
-        trainer.distil(texts, report)
-        scores = {name: trainer.agreement(answers)[0] for name, answers in tests.items()}
+        before = trainer.agreement(tests["held out"])
+        trainer.distil(texts, report, notes, steps)
+        scores = {name: trainer.agreement(answers) for name, answers in tests.items()}
         agreement = scores.pop("held out")
         card = DrafterCard(
             target=source.name,
             target_fingerprint=info.weights_fingerprint,
             recipe=asdict(recipe),
             text_tokens=sum(answer.num_answer_tokens for answer in texts),
-            agreement=round(agreement, 4),
-            agreement_before=round(before, 4),
-            coverage=round(coverage, 4),
-            evaluation={name: round(score, 4) for name, score in scores.items()},
+            agreement=round(agreement.share, 4),
+            agreement_before=round(before.share, 4),
+            coverage=round(agreement.coverage, 4),
+            tokens_per_round=round(agreement.tokens_per_round, 3),
+            evaluation={name: round(score.share, 4) for name, score in scores.items()},
             seconds=round(time.monotonic() - started, 1),
         )
         with staged_directory(out) as staging:
@@ -155,6 +174,8 @@ def build_drafter(
             with quiet_transformers():
                 tokenizer.save_pretrained(staging)
             (staging / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+        if notes is not None:
+            notes.remove()
     return card
 
 
@@ -219,6 +240,29 @@ def _first_layers(source: ModelSource, target: PreTrainedModel, layers: int) -> 
     return draft.eval()  # no dropout, in the distillation neither
 
 
+@dataclass(frozen=True, slots=True)
+class _Agreement:
+    share: float  # of tokens where the draft's choice is the target's
+    coverage: float  # share of tokens that the draft can say at all
+    tokens_per_round: float
+
+
+def tokens_per_round(hits: Sequence[Sequence[bool]], length: int) -> float:
+    """Of a chain of `length` greedy drafts: of every answer, which of its greedy tokens the draft guesses.
+
+    Not an estimate: behind the target's own tokens a chain goes on as they do, as far as it is right.
+    """
+    rounds = tokens = 0
+    for answer in hits:
+        done = 0
+        while done < len(answer):
+            drafted = answer[done : done + length]
+            done += next((index for index, hit in enumerate(drafted) if not hit), len(drafted)) + 1
+            rounds += 1
+        tokens += len(answer)
+    return tokens / rounds if rounds else 1.0
+
+
 class _Trainer:
     """The draft model, its readout over the reduced vocabulary, and the target's output rows for the same tokens."""
 
@@ -267,8 +311,18 @@ class _Trainer:
         report("fitting the readout", len(batches), len(batches))
         self._readout = torch.nn.Parameter(fitted.clone())
 
-    def distil(self, answers: Sequence[Answer], report: Callable[[str, int, int], None]) -> None:
-        """Cross entropy with the target's distribution over the reduced vocabulary, layers and readout together."""
+    def distil(
+        self,
+        answers: Sequence[Answer],
+        report: Callable[[str, int, int], None],
+        notes: TrainingCheckpoint | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """Cross entropy with the target's distribution over the reduced vocabulary, layers and readout together.
+
+        The steps that are left, at most `steps` of them. Which batch comes when is a matter of the seed, so a
+        checkpoint needs only the step, the weights and the optimiser.
+        """
         import torch
 
         recipe = self._recipe
@@ -283,42 +337,56 @@ class _Trainer:
         )
         batches = batches_of(answers, recipe.batch_tokens)
         order = random.Random(recipe.seed)
-        total = len(batches) * recipe.epochs
-        step = 0
+        schedule: list[list[Answer]] = []
         for _ in range(recipe.epochs):
             order.shuffle(batches)
-            for batch in batches:
-                report("distilling", step, total)
-                for group in optimizer.param_groups:
-                    group["lr"] = recipe.learning_rate * learning_rate_share(step, total)
-                with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
-                    state, wanted, _ = self._states(batch)
-                    guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
-                    with torch.no_grad():
-                        label = torch.nn.functional.linear(wanted, self._rows, self._bias).float().softmax(-1)
-                loss = torch.nn.functional.cross_entropy(guess, label)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-                optimizer.step()
-                step += 1
+            schedule += batches
+        first = 0
+        if notes is not None and (saved := notes.read("step")):
+            for parameter, value in zip(parameters, saved["parameters"], strict=True):
+                parameter.data.copy_(value)
+            optimizer.load_state_dict(saved["optimizer"])
+            first = saved["step"]
+        total = len(schedule)
+        end = last_step(first, total, steps)
+        for step in range(first, end):
+            report("distilling", step, total)
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * learning_rate_share(step, total)
+            with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
+                state, wanted, _ = self._states(schedule[step])
+                guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
+                with torch.no_grad():
+                    label = torch.nn.functional.linear(wanted, self._rows, self._bias).float().softmax(-1)
+            loss = torch.nn.functional.cross_entropy(guess, label)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            if notes is not None and (notes.is_due(step + 1) or step + 1 == end):
+                weights = [parameter.detach() for parameter in parameters]
+                notes.write("step", {"parameters": weights, "optimizer": optimizer.state_dict(), "step": step + 1})
+        if end < total:
+            raise TrainingPaused(end, total)
         report("distilling", total, total)
         for parameter in parameters:
             parameter.requires_grad_(False)
 
-    def agreement(self, answers: Sequence[Answer]) -> tuple[float, float]:
-        """(share of tokens where the draft's choice is the target's, share whose token the draft can say at all)."""
+    def agreement(self, answers: Sequence[Answer]) -> _Agreement:
+        """How often the draft's greedy choice at a token of the answers is the target's."""
         import torch
 
-        same = known = count = 0
+        hits: list[list[bool]] = []
+        known = 0
         with torch.inference_mode():
             for batch in batches_of(answers, 4096):
                 state, _, argmax = self._states(batch)
                 guess = self._token_ids[torch.nn.functional.linear(state, self._readout, self._bias).argmax(-1)]
-                same += int((guess == argmax).sum())
                 known += int((self._column[argmax] >= 0).sum())
-                count += len(argmax)
-        return (same / count, known / count) if count else (0.0, 0.0)
+                counts = [answer.num_answer_tokens for answer in batch]
+                hits += [part.tolist() for part in (guess == argmax).split(counts)]
+        count = max(1, sum(map(len, hits)))
+        return _Agreement(sum(map(sum, hits)) / count, known / count, tokens_per_round(hits, CHAIN_LENGTH))
 
     def save(self, directory: Path) -> None:
         """A normal model directory in bfloat16, the readout in its rows of the output layer, and the map beside it."""

@@ -7,12 +7,9 @@ soft labels, later steps with less weight. Nothing asks its outputs to look like
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -37,10 +34,10 @@ from actors.models.loader import choose_device, load_model, load_tokenizer, read
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
 from actors.models.target_writer import TargetWriter
+from actors.models.training_checkpoint import TrainingCheckpoint, TrainingPaused, last_step
 
 HEAD_CARD_FILE = "eagle.json"
 _VOCAB_SIZE = 6144
-_CHECKPOINT_STEPS, _CHECKPOINT_S = 50, 60.0  # whichever comes first
 _LATER_STEP_WEIGHT = 0.8
 _MASKED = -1e9
 
@@ -73,12 +70,13 @@ def train_head(
     prompts: Sequence[str] | None = None,
     device: str = "auto",
     progress: Report | None = None,
+    steps: int | None = None,
 ) -> HeadCard:
     """Train an EAGLE-3 head for `source` and put it at `out` in the published format, whole or not at all.
 
     A training that was interrupted goes on from its last checkpoint, beside `out`, when called with the same target,
-    recipe and prompts. `prompts` replace the built-in ones; progress is called with (stage, done, total). Raises
-    ModelError.
+    recipe and prompts. `prompts` replace the built-in ones; progress is called with (stage, done, total). steps: at
+    most so many in this run, None: all. Raises ModelError, and TrainingPaused where steps are left.
     """
     recipe = recipe or HeadRecipe()
     report = progress or (lambda stage, done, total: None)
@@ -94,13 +92,13 @@ def train_head(
     key = json.dumps([info.weights_fingerprint, asdict(recipe), list(prompts) if prompts is not None else None])
     with directory_lock(out), torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        notes = _Checkpoint(out.with_name(f".{out.name}.training"), key)
+        notes = TrainingCheckpoint(out, key)
         text = notes.read("text")
         if text is None:
             text = _write_text(source, target, info.eos_token_ids, recipe, prompts, vocab_size, report)
             notes.write("text", text)
         trainer = _Trainer(target, text["draft_ids"].to(device), recipe, device)
-        trainer.train(_answers(text, "training"), notes, report)
+        trainer.train(_answers(text, "training"), notes, report, steps)
         acceptance, coverage = trainer.acceptance(_answers(text, "held_out"))
         card = HeadCard(
             target=source.name,
@@ -174,34 +172,6 @@ def _answers(text: dict[str, Tensor], name: str) -> list[_Text]:
     return [_Text(part, len(part) - count) for part, count in zip(parts, counts, strict=True)]
 
 
-class _Checkpoint:
-    """A directory of tensors that survive an interruption; those of another training are not read."""
-
-    def __init__(self, directory: Path, key: str) -> None:
-        self._directory = directory
-        self._key = key
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        try:
-            saved = torch.load(self._directory / f"{name}.pt", map_location="cpu", weights_only=True)
-        except Exception:  # not there, or torn: begin anew
-            return None
-        return saved["data"] if saved.get("key") == self._key else None
-
-    def write(self, name: str, data: dict[str, Any]) -> None:
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            part = self._directory / f"{name}.part"
-            torch.save({"key": self._key, "data": data}, part)
-            os.replace(part, self._directory / f"{name}.pt")
-        except OSError as error:
-            raise ModelError(f"{self._directory}: cannot be written: {error.strerror or error}") from None
-
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self._directory)
-
-
 class _UnrolledKeys:
     """Keys and values of the steps so far, in the place of a cache: each step's rows see them all."""
 
@@ -264,9 +234,11 @@ class _Trainer:
         self._tap = FeatureTap(target, self.head.feature_layers)
         self.step = 0
 
-    def train(self, texts: Sequence[_Text], notes: _Checkpoint, report: Report) -> None:
-        """All steps that are left; which batch comes when is a matter of the seed, so a checkpoint needs only the step,
-        the weights and the optimiser."""
+    def train(
+        self, texts: Sequence[_Text], notes: TrainingCheckpoint, report: Report, steps: int | None = None
+    ) -> None:
+        """The steps that are left, at most `steps` of them. Which batch comes when is a matter of the seed, so a
+        checkpoint needs only the step, the weights and the optimiser."""
         recipe = self._recipe
         parameters = list(self.head.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -277,8 +249,8 @@ class _Trainer:
             optimizer.load_state_dict(saved["optimizer"])
             self.step = saved["step"]
         order: list[int] = []
-        saved_at = time.monotonic()
-        while self.step < total:
+        end = last_step(self.step, total, steps)
+        while self.step < end:
             epoch, index = divmod(self.step, len(batches))
             if not order or index == 0:
                 order = random.Random(recipe.seed + epoch).sample(range(len(batches)), len(batches))
@@ -291,11 +263,11 @@ class _Trainer:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             self.step += 1
-            is_due = self.step % _CHECKPOINT_STEPS == 0 or time.monotonic() - saved_at > _CHECKPOINT_S
-            if is_due or self.step == total:
-                saved_at = time.monotonic()
+            if notes.is_due(self.step) or self.step == end:
                 state = {"head": self.head.state_dict(), "optimizer": optimizer.state_dict(), "step": self.step}
                 notes.write("step", state)
+        if end < total:
+            raise TrainingPaused(end, total)
         report("training the head", total, total)
 
     def loss(self, texts: Sequence[_Text]) -> Tensor:

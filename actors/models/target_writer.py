@@ -7,9 +7,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
 from actors.models.seed_prompts import built_in_prompts
@@ -38,6 +38,22 @@ class Writing:
     # answers, which tells of the rarer ones.
     vocab_mass: torch.Tensor
     held_out: list[Answer]  # greedy, to prompts that are not trained on
+
+    def state(self) -> dict[str, Any]:
+        """As tensors, lists and numbers alone, for a checkpoint."""
+        return {
+            "vocab_mass": self.vocab_mass,
+            "answers": [_answer_state(answer) for answer in self.answers],
+            "held_out": [_answer_state(answer) for answer in self.held_out],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Writing:
+        return cls(
+            answers=[Answer(**answer) for answer in state["answers"]],
+            vocab_mass=state["vocab_mass"],
+            held_out=[Answer(**answer) for answer in state["held_out"]],
+        )
 
 
 class TargetWriter:
@@ -178,6 +194,10 @@ def batches_by_length(prompts: Sequence[Sequence[int]], workers: int, at_least: 
     count = max(at_least, workers * (2 if len(prompts) >= 2 * workers * _MIN_WORKER_ROWS else 1))
     size = math.ceil(len(prompts) / count)
     return [order[start : start + size] for start in range(0, len(prompts), size)]
+
+
+def _answer_state(answer: Answer) -> dict[str, Any]:
+    return {field.name: getattr(answer, field.name) for field in fields(Answer)}
 
 
 def _reporter(report: Callable[[str, int, int], None], base: int, wanted: int) -> Callable[[int], None]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, load_tokenizer, read_model_info
+from actors.models.quantization import Quantization
 from cluster.bench.acceptance import Acceptance, AcceptanceCounter
 from cluster.bench.local import MethodResult, check_room, compare_answers, encode_prompt, interleave, warm_up
 from cluster.bench.machine import describe_machine, describe_versions
@@ -32,15 +33,18 @@ class ComparePlan:
     drafters: tuple[tuple[str, ...], ...]  # an engine for each set, beside the one without drafts
     model: str = "smollm2"
     draft_model: str = "auto"
+    eagle_head: str = "none"
     corpora: tuple[str, ...] = ()  # for the sets that draft from corpora
     rows_per_task: int | None = None  # None: all
     max_new_tokens: int = 128  # of each turn
     temperature: float = 0.0
     seed: int = 0
     gamma: int = 4
+    branch: int = 2
     max_draft_tokens: int = 16
     batch_size: int = 1
     dtype: str = "float32"
+    quantization: Quantization = "none"
     device: str = "auto"
     exact: Literal["default", "bitwise"] = "default"
 
@@ -81,6 +85,9 @@ def run_compare(plan: ComparePlan, progress: Progress = silent) -> CompareReport
         batch_size=plan.batch_size,
         max_draft_tokens=plan.max_draft_tokens,
         gamma=plan.gamma,
+        branch=plan.branch,
+        eagle_head=plan.eagle_head,
+        quantization=plan.quantization,
         corpora=plan.corpora,
         temperature=plan.temperature,
     )

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from cluster.bench.acceptance import PositionAcceptance
 from cluster.bench.compare import ComparedMethod, ComparePlan, CompareReport
-from cluster.bench.local_report import print_differences, print_task_ratios, show_ratio
+from cluster.bench.local_report import describe_drafting, print_differences, print_task_ratios, show_ratio
 from cluster.bench.machine import describe_machine, describe_versions
 from cluster.bench.prompts import pick_rows
 from cluster.bench.table import print_table
@@ -22,7 +22,8 @@ def print_plan(plan: ComparePlan, out: TextIO) -> None:
     print("machine   " + ", ".join(f"{key} {value}" for key, value in describe_machine().items()), file=out)
     print("versions  " + ", ".join(f"{key} {value}" for key, value in describe_versions().items()), file=out)
     print(
-        f"config    model {plan.model}, draft model {plan.draft_model}, {plan.dtype}, batch {plan.batch_size}, "
+        f"config    model {plan.model}, {describe_drafting(plan.draft_model, plan.eagle_head, plan.branch)}, "
+        f"{plan.dtype}, quantization {plan.quantization}, batch {plan.batch_size}, "
         f"{len(rows)} prompts with {num_turns} turns, {sampling}, {plan.max_new_tokens} new tokens a turn at most, "
         f"exact {plan.exact}, {plan.max_draft_tokens} draft tokens at most, engines start cold and learn as they go",
         file=out,

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info
+from actors.models.quantization import Quantization
 from cluster.bench.machine import describe_machine, describe_versions
 from cluster.bench.methods import EngineMethod, EngineSettings, GenerateMethod, Method, create_engines, logit_gap
 from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
@@ -50,14 +51,17 @@ class LocalPlan:
     prompts: tuple[BenchPrompt, ...]
     model: str = "smollm2"
     draft_model: str = "auto"
+    eagle_head: str = "none"
     drafters: tuple[tuple[str, ...], ...] = (("auto",),)  # an engine for each set, beside the one without drafts
     rows_per_task: int | None = None  # None: all
     learn_rows_per_task: int = 0  # other rows that engines with drafters answer beforehand, so that they start warm
     max_new_tokens: int = 128
     dtypes: tuple[str, ...] = ("float32",)
     batch_sizes: tuple[int, ...] = (1,)
+    quantization: Quantization = "none"  # of the engines; `transformers` keeps the dtype
     device: str = "auto"
     exact: Literal["default", "bitwise"] = "default"
+    branch: int = 2
     max_draft_tokens: int = 16
     baselines: bool = True  # False: `transformers` is left out, and the engine without drafts is the reference
 
@@ -120,7 +124,16 @@ def run_local(
                     GenerateMethod(PROMPT_LOOKUP, reference_model, tokenizer, info.eos_token_ids, _PROMPT_LOOKUP_TOKENS)
                 )
             settings = EngineSettings(
-                plan.model, plan.draft_model, dtype, plan.device, plan.exact, batch_size, plan.max_draft_tokens
+                model=plan.model,
+                draft_model=plan.draft_model,
+                dtype=dtype,
+                device=plan.device,
+                exact=plan.exact,
+                batch_size=batch_size,
+                max_draft_tokens=plan.max_draft_tokens,
+                branch=plan.branch,
+                eagle_head=plan.eagle_head,
+                quantization=plan.quantization,
             )
             methods += create_engines(settings, plan.drafters, longest + plan.max_new_tokens, "paceline: ")
             warm_up(methods, tokenizer, batch_size, plan.max_new_tokens)

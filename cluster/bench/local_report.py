@@ -22,7 +22,8 @@ def print_heading(plan: LocalPlan, out: TextIO) -> None:
     print("versions  " + ", ".join(f"{key} {value}" for key, value in versions.items()), file=out)
     learnt = f", engines with drafts have answered {plan.learn_rows_per_task} other rows a task"
     print(
-        f"config    model {plan.model}, draft model {plan.draft_model}, {num_rows} prompts, greedy, "
+        f"config    model {plan.model}, {describe_drafting(plan.draft_model, plan.eagle_head, plan.branch)}, "
+        f"quantization {plan.quantization}, {num_rows} prompts, greedy, "
         f"{plan.max_new_tokens} new tokens at most, exact {plan.exact}, {plan.max_draft_tokens} draft tokens at most"
         + (learnt if plan.learn_rows_per_task else ", engines start cold and learn as they go"),
         file=out,
@@ -32,6 +33,11 @@ def print_heading(plan: LocalPlan, out: TextIO) -> None:
         file=out,
         flush=True,
     )
+
+
+def describe_drafting(draft_model: str, eagle_head: str, branch: int) -> str:
+    head = f", EAGLE head {eagle_head}" if eagle_head != "none" else ""
+    return f"draft model {draft_model} with branch {branch}{head}"
 
 
 def print_cell(cell: CellResult, out: TextIO) -> None:

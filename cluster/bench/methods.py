@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters
+from actors.models.quantization import Quantization
 from cluster.bench.speed import Answer
 from cluster.local import LocalEngine, OnRound
 
@@ -118,6 +119,9 @@ class EngineSettings:
     batch_size: int
     max_draft_tokens: int
     gamma: int = 4
+    branch: int = 2
+    eagle_head: str = NONE  # of those that draft
+    quantization: Quantization = "none"
     corpora: tuple[str, ...] = ()  # of those that draft from corpora
     temperature: float = 0.0
 
@@ -135,11 +139,14 @@ def create_engines(
         engine = LocalEngine(
             settings.model,
             draft_model=NONE if names == (NONE,) else settings.draft_model,
+            eagle_head=NONE if names == (NONE,) else settings.eagle_head,
             drafters=names,
             corpora=settings.corpora if RETRIEVAL in expand_drafters(names) else (),
             gamma=settings.gamma,
+            branch=settings.branch,
             batch_size=settings.batch_size,
             dtype=settings.dtype,
+            quantization=settings.quantization,
             device=settings.device,
             exact=settings.exact,
             max_draft_tokens=settings.max_draft_tokens,

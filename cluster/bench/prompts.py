@@ -1,13 +1,14 @@
-"""Benchmark prompts: any JSONL file, or the questions of Spec-Bench (Xia et al. 2024, arXiv:2401.07851)."""
+"""Benchmark prompts: any JSONL file, rows as published benchmarks have them, or the questions of Spec-Bench (Xia et al.
+2024, arXiv:2401.07851)."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from actors.errors import InvalidRequest
 
@@ -16,6 +17,10 @@ NO_TASK = "prompts"  # the task of rows that name none
 
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 _CONTENT_KEYS = ("turns", "prompt", "messages", "prompt_token_ids")
+_MAX_LINE = 16 * 2**20  # characters; far more than any model has room for
+_SHOWN = 60  # characters of a value in an error
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,104 @@ def read_spec_bench(directory: Path) -> list[BenchPrompt]:
 
 def read_prompts(file: Path) -> list[BenchPrompt]:
     """Rows with exactly one of `prompt` (text that a user says), `turns` (several, one after the other), `messages` or
-    `prompt_token_ids`; `task` or `category`, `id` or `question_id`, and a `prediction` of the (first) answer may be
-    there, other keys are ignored.
+    `prompt_token_ids`, or with the fields of one of `BENCHMARKS`; `task` or `category`, `id` or `question_id`, and a
+    `prediction` of the (first) answer may be there, other keys are ignored.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest that names file, line and field.
     """
     return _read_rows(file, "--prompts")
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """How a published benchmark writes its rows."""
+
+    name: str
+    task: str
+    fields: tuple[str, ...]  # a row that has all of them is one of its rows
+    question: Callable[[Row], str]  # what the user says; raises InvalidRequest
+    id_field: str = "id"
+
+
+def _text(row: Row, field: str) -> str:
+    value = row.get(field)
+    if not _is_text(value) or not value.strip():
+        raise InvalidRequest(field, _shown(value), "it must be a text that is not empty")
+    return value
+
+
+def _programming_task(field: str) -> Callable[[Row], str]:
+    def question(row: Row) -> str:
+        tests = row["test_list"]
+        if not _is_list_of(tests, str) or not all(map(_is_text, tests)):
+            raise InvalidRequest("test_list", _shown(tests), "it must hold texts, at least one")
+        lines = "\n".join(tests)
+        return f"Write Python code for this task: {_text(row, field)}\nIt must pass these tests:\n{lines}"
+
+    return question
+
+
+def _translation(row: Row) -> str:
+    pair = row["translation"]
+    if not isinstance(pair, dict) or not _is_text(pair.get("de")) or not pair["de"].strip():
+        raise InvalidRequest("translation", _shown(pair), "it must hold a German text under de")
+    return f"Translate German to English: {pair['de']}"
+
+
+def _instruction(row: Row) -> str:
+    given = row.get("input") or ""
+    if not _is_text(given, may_be_empty=True):
+        raise InvalidRequest("input", _shown(given), "it must be a text")
+    instruction = _text(row, "instruction")
+    return f"{instruction}\n\n{given}" if given.strip() else instruction
+
+
+# The first that fits counts.
+BENCHMARKS = (
+    Benchmark("MBPP", "mbpp", ("text", "test_list"), _programming_task("text"), "task_id"),
+    Benchmark("sanitized MBPP", "mbpp", ("prompt", "test_list"), _programming_task("prompt"), "task_id"),
+    Benchmark("HumanEval", "humaneval", ("task_id", "prompt"), lambda row: _text(row, "prompt"), "task_id"),
+    Benchmark("CNN/DM", "cnn_dm", ("article",), lambda row: f"Summarize this article: {_text(row, 'article')}"),
+    Benchmark("WMT16", "wmt16", ("translation",), _translation),
+    Benchmark("Alpaca", "alpaca", ("instruction",), _instruction),
+    Benchmark("GSM8K", "gsm8k", ("question",), lambda row: _text(row, "question")),
+)
+
+
+def prompt_of(row: Row, number: int) -> BenchPrompt:
+    """What is asked by the row in line `number` of a file. Raises InvalidRequest that names the row's own field, ""
+    where it has none that is known.
+    """
+    own = [key for key in _CONTENT_KEYS if key in row]
+    benchmark = next((one for one in BENCHMARKS if set(own) <= set(one.fields) <= row.keys()), None)
+    if benchmark is None and len(own) != 1:
+        known = "; ".join(f"{', '.join(one.fields)} ({one.name})" for one in BENCHMARKS)
+        raise InvalidRequest("", "", f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}, or the fields {known}")
+    own_id = row.get(benchmark.id_field, number) if benchmark else number
+    name = str(row.get("id", row.get("question_id", own_id)))
+    category = str(row.get("task", row.get("category", "")))
+    task = "mt_bench" if category in _MT_BENCH else category or (benchmark.task if benchmark else NO_TASK)
+    prediction = row.get("prediction") or ""
+    for field, value in (("id", name), ("task", category), ("prediction", prediction)):
+        if not _is_text(value, may_be_empty=True):
+            raise InvalidRequest(field, _shown(value), "it must be a text")
+    prompt = BenchPrompt(name, task, category=category, prediction=prediction)
+    if benchmark is not None:
+        return replace(prompt, messages=_user_says(benchmark.question(row)))
+    key, value = own[0], row[own[0]]
+    if key == "prompt_token_ids":
+        if not _is_list_of(value, int) or any(type(token) is not int or token < 0 for token in value):
+            raise InvalidRequest(key, _shown(value), "it must hold token ids, at least one")
+        return replace(prompt, token_ids=tuple(value))
+    if key == "messages":
+        if not _is_list_of(value, dict) or not all(_is_message(message) for message in value):
+            raise InvalidRequest(key, _shown(value), "it must hold messages with role and content")
+        messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
+        return replace(prompt, messages=messages)
+    turns = value if key == "turns" else [value]
+    if not _is_list_of(turns, str) or not all(map(_is_text, turns)):
+        raise InvalidRequest(key, _shown(value), "it must hold a text")
+    return replace(prompt, messages=_user_says(turns[0]), later_turns=tuple(turns[1:]))
 
 
 def tasks_of(prompts: Sequence[BenchPrompt]) -> list[str]:
@@ -84,12 +181,13 @@ def make_blocks(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPro
 
 def _read_rows(file: Path, option: str) -> list[BenchPrompt]:
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines() also breaks at characters JSON allows
+        prompts = [
+            _read_row(f"{option} {file}:{number}", number, line)
+            for number, line in _lines(file, option)
+            if line.strip()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(option, str(file), f"it cannot be read: {error}") from None
-    prompts = [
-        _read_row(f"{option} {file}:{number}", number, line) for number, line in enumerate(lines, 1) if line.strip()
-    ]
     if not prompts:
         raise InvalidRequest(option, str(file), "it must have at least one row")
     names = Counter(prompt.name for prompt in prompts)
@@ -99,40 +197,58 @@ def _read_rows(file: Path, option: str) -> list[BenchPrompt]:
     return prompts
 
 
+def _lines(file: Path, option: str) -> Iterator[tuple[int, str]]:
+    """Numbered from 1. A file's lines end where those of JSONL do; splitlines() also breaks at what JSON allows."""
+    with file.open(encoding="utf-8-sig") as stream:
+        number = 0
+        while line := stream.readline(_MAX_LINE + 1):
+            number += 1
+            if len(line) > _MAX_LINE:
+                limit = f"a line may have {_MAX_LINE} characters at most"
+                raise InvalidRequest(f"{option} {file}:{number}", line[:_SHOWN], limit)
+            yield number, line
+
+
 def _read_row(where: str, number: int, line: str) -> BenchPrompt:
     try:
         row = json.loads(line)
-    except ValueError as error:
-        raise InvalidRequest(where, line[:60], f"not valid JSON: {error}") from None
-    keys = [key for key in _CONTENT_KEYS if isinstance(row, dict) and key in row]
-    if len(keys) != 1:
-        raise InvalidRequest(where, line[:60], f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}")
-    name = str(row.get("id", row.get("question_id", number)))
-    category = str(row.get("task", row.get("category", "")))
-    task = "mt_bench" if category in _MT_BENCH else category or NO_TASK
-    prediction = row.get("prediction") or ""
-    if not isinstance(prediction, str):
-        raise InvalidRequest(f"{where} prediction", str(prediction)[:60], "it must be a text")
-    prompt = BenchPrompt(name, task, category=category, prediction=prediction)
-    key, value = keys[0], row[keys[0]]
-    if key == "prompt_token_ids":
-        if not _is_list_of(value, int) or any(type(token) is not int or token < 0 for token in value):
-            raise InvalidRequest(f"{where} {key}", str(value)[:60], "it must hold token ids, at least one")
-        return replace(prompt, token_ids=tuple(value))
-    if key == "messages":
-        if not _is_list_of(value, dict) or not all(_is_message(message) for message in value):
-            raise InvalidRequest(f"{where} {key}", str(value)[:60], "it must hold messages with role and content")
-        messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
-        return replace(prompt, messages=messages)
-    turns = value if key == "turns" else [value]
-    if not _is_list_of(turns, str) or not all(turns):
-        raise InvalidRequest(f"{where} {key}", str(value)[:60], "it must hold a text")
-    return replace(prompt, messages=({"role": "user", "content": turns[0]},), later_turns=tuple(turns[1:]))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(where, line[:_SHOWN], f"not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise InvalidRequest(where, line[:_SHOWN], "every line must be a JSON object")
+    try:
+        return prompt_of(row, number)
+    except InvalidRequest as error:
+        if not error.field:
+            raise InvalidRequest(where, line[:_SHOWN], error.limit) from None
+        raise InvalidRequest(f"{where} {error.field}", error.value, error.limit) from None
+
+
+def _user_says(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": text},)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)[:_SHOWN]
+    except RecursionError:
+        return "deeply nested lists"
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(part, kind) for part in value)
 
 
+def _is_text(value: Any, *, may_be_empty: bool = False) -> TypeGuard[str]:
+    """Half a surrogate pair, which JSON can spell, is none: no tokenizer takes it."""
+    if not isinstance(value, str) or not (value or may_be_empty):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_message(message: dict[str, Any]) -> bool:
-    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    return _is_text(message.get("role")) and _is_text(message.get("content"), may_be_empty=True)

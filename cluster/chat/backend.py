@@ -41,6 +41,7 @@ class Backend(Protocol):
     sources: tuple[str, ...]  # drafters, where they are known
     max_draft_tokens: int
     tells_rounds: bool  # whether it calls on_round
+    is_coupled: bool  # whether a seed gives the same tokens with any drafts
 
     def answer(
         self, question: Question, settings: ChatSettings, seed: int | None, on_round: OnRound | None = None

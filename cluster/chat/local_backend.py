@@ -24,6 +24,7 @@ class LocalBackend:
         self.model_name = engine.info.name
         self.sources = engine.drafter_names
         self.max_draft_tokens = engine.max_draft_tokens
+        self.is_coupled = engine.acceptance == "coupled"
 
     def answer(
         self, question: Question, settings: ChatSettings, seed: int | None, on_round: OnRound | None = None

@@ -19,6 +19,7 @@ _TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 class ServerBackend:
     tells_rounds = False
+    is_coupled = True
 
     def __init__(self, url: str) -> None:
         """Raises InvalidRequest for what is no address, Unavailable where no server answers."""

@@ -97,7 +97,9 @@ class ChatSession:
             self.view.note("comparison stopped")
             return
         drafted = (turn.totals, turn.times)
-        self.view.note(format_comparison(drafted, (plain.totals, plain.times), (turn.text, plain.text)))
+        is_coupled = self.backend.is_coupled or settings.temperature == 0
+        texts = (turn.text, plain.text)
+        self.view.note(format_comparison(drafted, (plain.totals, plain.times), texts, is_coupled=is_coupled))
 
     def save(self, path: Path) -> None:
         """Raises InvalidRequest."""

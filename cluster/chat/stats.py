@@ -41,9 +41,13 @@ def format_stats(totals: AnswerTotals, times: TurnTimes) -> str:
 
 
 def format_comparison(
-    drafted: tuple[AnswerTotals, TurnTimes], plain: tuple[AnswerTotals, TurnTimes], texts: tuple[str, str]
+    drafted: tuple[AnswerTotals, TurnTimes],
+    plain: tuple[AnswerTotals, TurnTimes],
+    texts: tuple[str, str],
+    *,
+    is_coupled: bool = True,
 ) -> str:
-    """texts: with drafts and without."""
+    """texts: with drafts and without; is_coupled: they should be the same."""
     fast, slow = (decode_rate(totals.num_tokens, times) for totals, times in (drafted, plain))
     line = f"with drafts {fast:.1f} tokens/s, plain decoding {slow:.1f} tokens/s"
     if slow > 0:
@@ -51,10 +55,10 @@ def format_comparison(
     if texts[0] == texts[1]:
         return f"{line} | the texts are equal"
     same = next((i for i, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), min(map(len, texts)))
-    return (
-        f"{line} | the texts differ from character {same + 1} on: "
-        "rounding has turned a near-tie, which --exact bitwise (target.exact of a server) rules out"
-    )
+    reason = "rounding has turned a near-tie, which --exact bitwise (target.exact of a server) rules out"
+    if not is_coupled:
+        reason = "with --acceptance rejection only how likely each text is stays the same"
+    return f"{line} | the texts differ from character {same + 1} on: {reason}"
 
 
 def _by_source(totals: AnswerTotals) -> str:

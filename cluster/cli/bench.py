@@ -8,17 +8,38 @@ import sys
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actors.errors import InvalidRequest
 from actors.models.loader import DTYPES
-from cluster.cli.engine import DeviceOption, DraftModelOption, Exact, ExactOption, ModelOption
+from cluster.cli.engine import (
+    BranchOption,
+    DeviceOption,
+    DraftModelOption,
+    EagleHeadOption,
+    Exact,
+    ExactOption,
+    ModelOption,
+    Quantization,
+    QuantizationOption,
+)
 from cluster.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from cluster.bench.prompts import BenchPrompt
+
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task and a prediction; or rows as those "
+        "of HumanEval, MBPP, GSM8K, CNN/DM, WMT16 or Alpaca."
+    ),
+]
+SpecBenchOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Directory with the question.jsonl of Spec-Bench.")
+]
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed: of the engine in one process, or of a running server.")
 
@@ -31,8 +52,8 @@ class Speculation(StrEnum):
 
 @app.command()
 def local(
-    prompts: Path = typer.Option(None, help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task."),
-    spec_bench: Path = typer.Option(None, help="Directory with the question.jsonl of Spec-Bench."),
+    prompts: PromptsOption = None,
+    spec_bench: SpecBenchOption = None,
     rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
     learn_rows: int = typer.Option(
         0, min=0, help="Other rows of each task that engines with drafters answer beforehand: a warm start."
@@ -45,7 +66,10 @@ def local(
     ),
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "auto",
+    eagle_head: EagleHeadOption = "none",
+    branch: BranchOption = 2,
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
+    quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
     threads: int = typer.Option(None, min=1, help="Torch threads, for every method; by default torch's own choice."),
@@ -73,14 +97,17 @@ def local(
         prompts=tuple(rows),
         model=model,
         draft_model=draft_model,
+        eagle_head=eagle_head,
         drafters=tuple(split_names(names) for names in drafters),
         rows_per_task=rows_per_task,
         learn_rows_per_task=learn_rows,
         max_new_tokens=max_new_tokens,
         dtypes=dtypes,
         batch_sizes=tuple(int(size) for size in sizes),
+        quantization=quantization.value,
         device=device,
         exact=exact.value,
+        branch=branch,
         max_draft_tokens=max_draft_tokens,
         baselines=baselines,
     )
@@ -94,8 +121,8 @@ def local(
 @app.command()
 def serve(
     url: str = typer.Option("http://127.0.0.1:8000", help="Where the server listens."),
-    prompts: Path = typer.Option(None, help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task."),
-    spec_bench: Path = typer.Option(None, help="Directory with the question.jsonl of Spec-Bench."),
+    prompts: PromptsOption = None,
+    spec_bench: SpecBenchOption = None,
     num_prompts: int = typer.Option(100, min=1, help="Requests; with --speculation both, of either kind."),
     request_rate: float = typer.Option(float("inf"), help="Requests a second, Poisson; inf sends all at once."),
     max_concurrency: int = typer.Option(None, min=1, help="Requests under way at a time; by default no limit."),

@@ -16,8 +16,12 @@ from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, checked
 from cluster.chat.view import View, make_console
 from cluster.cli.engine import (
+    AcceptanceOption,
+    AcceptanceRule,
     BranchOption,
+    CorpusOption,
     DeviceOption,
+    DrafterOptionOption,
     DraftModelOption,
     Dtype,
     EagleDepthOption,
@@ -40,6 +44,8 @@ _ENGINE_OPTIONS = (
     "draft_model",
     "eagle_head",
     "drafter",
+    "corpus",
+    "drafter_option",
     "gamma",
     "branch",
     "eagle_depth",
@@ -48,6 +54,7 @@ _ENGINE_OPTIONS = (
     "quantization",
     "device",
     "exact",
+    "acceptance",
     "threads",
 )
 
@@ -59,6 +66,8 @@ def chat(
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
     drafter: str = typer.Option("auto", help="Names, comma-separated, as in `paceline generate`."),
+    corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
+    drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)
     system: str = typer.Option(None, help="What the model is told before all turns."),
     max_new_tokens: int = typer.Option(
         None, help="Of an answer, at least 1; by default 256, or what the model has room for.", show_default=False
@@ -78,6 +87,7 @@ def chat(
     quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
+    acceptance: AcceptanceOption = AcceptanceRule.coupled,
     threads: ThreadsOption = None,
 ) -> None:
     """Talk with a model; every token has the colour of who proposed it. /help lists the commands.
@@ -103,7 +113,9 @@ def chat(
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 option = f"--{name.replace('_', '-')}"
-                raise InvalidRequest(option, context.params[name], "the server at --url has its own; leave it out")
+                value = context.params[name]
+                shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+                raise InvalidRequest(option, shown, "the server at --url has its own; leave it out")
         if debug:
             raise InvalidRequest("--debug", True, "a server tells only its totals; leave it out with --url")
         from cluster.chat.server_backend import ServerBackend
@@ -127,6 +139,9 @@ def chat(
             exact=exact,
             threads=threads,
             batch_size=1,
+            corpora=corpus,
+            drafter_options=drafter_option,
+            acceptance=acceptance,
         )
         backend = LocalBackend(engine)
     view = View(make_console(sys.stdout), make_console(sys.stderr))

@@ -11,15 +11,27 @@ import typer
 
 from actors.drafters.registry import RETRIEVAL, expand_drafters
 from actors.errors import InvalidRequest
-from cluster.cli.bench import check_writable, read_bench_prompts, save_json, split_names
+from cluster.cli.bench import (
+    PromptsOption,
+    SpecBenchOption,
+    check_writable,
+    read_bench_prompts,
+    save_json,
+    split_names,
+)
 from cluster.cli.engine import (
+    BranchOption,
+    CorpusOption,
     DeviceOption,
     DraftModelOption,
     Dtype,
+    EagleHeadOption,
     Exact,
     ExactOption,
     GammaOption,
     ModelOption,
+    Quantization,
+    QuantizationOption,
     ThreadsOption,
 )
 from cluster.cli.generate import check_sampling_options
@@ -29,10 +41,8 @@ _PLOT_SUFFIXES = (".png", ".svg")
 
 
 def compare(
-    prompts: Path = typer.Option(
-        None, help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task and a prediction."
-    ),
-    spec_bench: Path = typer.Option(None, metavar="DIR", help="Directory with the question.jsonl of Spec-Bench."),
+    prompts: PromptsOption = None,
+    spec_bench: SpecBenchOption = None,
     answers: Path = typer.Option(
         None, metavar="DIR", help="With --spec-bench: write its answer files there, one for every set of drafters."
     ),
@@ -41,15 +51,18 @@ def compare(
     ),
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "auto",
-    corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
+    eagle_head: EagleHeadOption = "none",
+    corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
     rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
     max_new_tokens: int = typer.Option(128, help="Of an answer, at least 1."),
     temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
     gamma: GammaOption = 4,
+    branch: BranchOption = 2,
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
     batch_size: int = typer.Option(1, min=1, max=1024),
     dtype: Dtype = typer.Option(Dtype.float32),
+    quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
     threads: ThreadsOption = None,
@@ -77,15 +90,18 @@ def compare(
         drafters=sets,
         model=model,
         draft_model=draft_model,
+        eagle_head=eagle_head,
         corpora=tuple(map(str, corpus)),
         rows_per_task=rows_per_task,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
         gamma=gamma,
+        branch=branch,
         max_draft_tokens=max_draft_tokens,
         batch_size=batch_size,
         dtype=dtype.value,
+        quantization=quantization.value,
         device=device,
         exact=exact.value,
     )

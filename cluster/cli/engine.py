@@ -49,6 +49,13 @@ QuantizationOption = Annotated[
     Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")]
+CorpusOption = Annotated[
+    list[Path], typer.Option(metavar="DIR", help="Of `paceline corpus build`, for retrieval; may be repeated.")
+]
+AcceptanceOption = Annotated[
+    AcceptanceRule,
+    typer.Option(help="rejection: of sampled text drafts change the tokens, though not how likely each text is."),
+]
 ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
 

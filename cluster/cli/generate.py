@@ -16,8 +16,10 @@ from rich.progress import Progress, TextColumn
 
 from actors.errors import InvalidRequest
 from cluster.cli.engine import (
+    AcceptanceOption,
     AcceptanceRule,
     BranchOption,
+    CorpusOption,
     DeviceOption,
     DrafterOptionOption,
     DraftModelOption,
@@ -46,7 +48,7 @@ def generate(
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
     drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, eagle, suffix."),
-    corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
+    corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
     drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
@@ -75,7 +77,7 @@ def generate(
     quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
-    acceptance: AcceptanceRule = typer.Option(AcceptanceRule.coupled),
+    acceptance: AcceptanceOption = AcceptanceRule.coupled,
     threads: ThreadsOption = None,
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end of sequence."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a prompt."),

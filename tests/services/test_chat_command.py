@@ -175,6 +175,24 @@ def test_a_script_through_a_pipe_gets_plain_answers_and_figures(engine_options, 
     assert out.endswith(again[1])
 
 
+def test_a_conversation_drafts_from_corpora_and_samples_by_either_rule(engine_options, environment, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("hello, hello again and again\n" * 4)
+    build = ["corpus", "build", str(notes), "--out", str(tmp_path / "index"), "--target", engine_options[1]]
+    subprocess.run([COMMAND[0], *build], env=environment, timeout=WAIT_S, check=True, capture_output=True)
+    options = [*engine_options, "--drafter", "retrieval", "--max-new-tokens", "20", "--exact", "bitwise"]
+    status, out, err = pipe([*options, "--corpus", str(tmp_path / "index"), "--compare"], "hello\n", environment)
+    assert (status, "the texts are equal" in err) == (0, True), err
+    assert pipe([*options[:-4], "--drafter", "none", *options[-4:]], "hello\n", environment)[:2] == (0, out)
+    sampled = ["--acceptance", "rejection", "--temperature", "1", "--compare", "--max-new-tokens", "40"]
+    status, out, err = pipe([*engine_options, *sampled], "one two one two\n", environment)
+    assert status == 0, err
+    assert "the texts are equal" in err or "with --acceptance rejection only how likely each text is" in err
+    status, out, err = pipe([*options, "--corpus", str(tmp_path / "absent")], "", environment)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert str(tmp_path / "absent") in err
+
+
 def test_a_script_with_a_mistake_goes_on_and_ends_with_one(engine_options, environment):
     status, out, err = pipe([*engine_options, "--max-new-tokens", "5"], "/wrong\nhello\n", environment)
     assert status == 1
@@ -239,6 +257,14 @@ def test_a_conversation_with_a_server(url, environment):
         (
             ["--url", "http://127.0.0.1:9", "--model", "smollm2"],
             "--model is 'smollm2'; the server at --url has its own",
+        ),
+        (
+            ["--url", "http://127.0.0.1:9", "--corpus", "notes"],
+            "--corpus is 'notes'; the server at --url has its own; leave it out",
+        ),
+        (
+            ["--url", "http://127.0.0.1:9", "--acceptance", "rejection"],
+            "--acceptance is 'rejection'; the server at --url has its own; leave it out",
         ),
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models does not list a model"),
         (["--top-p", "0"], "--top-p is 0.0; it should be greater than 0"),

@@ -9,12 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_model, load_tokenizer
+from actors.models.quantization import Int8Linear
 from actors.models.source import ModelSource
-from actors.models.toy import END_OF_TURN, save_tiny_model
+from actors.models.toy import END_OF_TURN, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.bench.local import LocalPlan, compare_answers, encode_prompt, run_blocks, run_local
-from cluster.bench.methods import GenerateMethod, logit_gap
+from cluster.bench.methods import EngineSettings, GenerateMethod, create_engines, logit_gap
 from cluster.bench.prompts import BenchPrompt
 from cluster.bench.speed import Answer, TimedBlock
 from cluster.cli.bench import app
@@ -69,6 +70,43 @@ def report(directory):
         batch_sizes=(1, 2),
     )
     return run_local(plan)
+
+
+def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(directory, model, tokenizer, tmp_path):
+    save_eagle_head(tmp_path, model.config, tiny_eagle_tensors(model.config, "eagle"))
+    settings = EngineSettings(
+        model=str(directory),
+        draft_model="none",
+        dtype="float32",
+        device="cpu",
+        exact="default",
+        batch_size=1,
+        max_draft_tokens=8,
+        branch=3,
+        eagle_head=str(tmp_path),
+        quantization="int8",
+    )
+    plain, drafting = create_engines(settings, [("auto",)], 64)
+    assert [engine._engine.target.has_head for engine in (plain, drafting)] == [False, True]
+    assert "eagle" in drafting.drafter_names
+    for engine in (plain, drafting):
+        assert engine._engine.core._drafting._branch == 3
+        assert any(isinstance(module, Int8Linear) for module in engine._engine.target._runner.model.modules())
+    prompt = encode_prompt(PROMPTS[0], tokenizer)
+    assert plain.answer([prompt], 40)[0].token_ids == drafting.answer([prompt], 40)[0].token_ids
+
+
+def test_a_head_that_is_not_there_is_named_and_so_is_a_drafter_without_one(directory, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "abc abc"}\n')
+    options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--no-baselines"]
+    for more, said in (
+        (["--eagle-head", tmp_path / "absent"], str(tmp_path / "absent")),
+        (["--drafters", "eagle"], "drafter 'eagle' needs a head of the model"),
+    ):
+        result = CliRunner().invoke(app, ["local", *map(str, [*options, *more])])
+        assert isinstance(result.exception, ModelError)
+        assert said in str(result.exception)
 
 
 def test_every_method_gives_the_tokens_of_plain_greedy_decoding(report, model, tokenizer):

@@ -52,6 +52,7 @@ class Parrot:
     sources: tuple[str, ...] = ("suffix", "draft_model")
     max_draft_tokens = 16
     tells_rounds = True
+    is_coupled = True
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ChatSettings, int]] = []
@@ -414,6 +415,9 @@ def test_a_comparison_says_where_texts_differ():
     assert line == "with drafts 20.0 tokens/s, plain decoding 5.0 tokens/s: 4.00 times as fast | the texts are equal"
     assert "the texts differ from character 3 on" in format_comparison(fast, slow, ("same", "sane"))
     assert "the texts differ from character 5 on" in format_comparison(fast, slow, ("same", "same too"))
+    assert "rounding" in format_comparison(fast, slow, ("same", "sane"))
+    line = format_comparison(fast, slow, ("same", "sane"), is_coupled=False)
+    assert line.endswith("on: with --acceptance rejection only how likely each text is stays the same")
 
 
 # --- the terminal

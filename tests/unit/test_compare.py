@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from actors.draft_tree import DraftTree
 from actors.messages import Verdict, VerifyResult
-from actors.models.toy import save_tiny_model
+from actors.models.loader import load_config
+from actors.models.source import ModelSource
+from actors.models.toy import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.bench.acceptance import AcceptanceCounter, PositionAcceptance, SourceAcceptance
 from cluster.bench.compare import ComparePlan, next_turn, run_compare
 from cluster.bench.compare_report import print_report
@@ -260,6 +262,30 @@ def test_answers_that_differ_are_told_with_the_index_where_they_part(directory):
     out = io.StringIO()
     print_report(replace(report, methods=[report.methods[0], replace(report.methods[1], equality=parted)]), out)
     assert out.getvalue().endswith("suffix: 1 answers differ\n  prompt 7, token 3: 41 became end\n")
+
+
+def test_a_head_a_chain_and_quantized_weights_are_compared_on_the_same_terms(directory, tmp_path):
+    config = load_config(ModelSource("tiny", "tiny", directory))
+    head = tmp_path / "head"
+    head.mkdir()
+    save_eagle_head(head, config, tiny_eagle_tensors(config, "eagle"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "one two one two"}\n{"question": "abc abc"}\n')
+    saved = tmp_path / "out.json"
+    options = ["--prompts", rows, "--model", directory, "--draft-model", directory, "--eagle-head", head]
+    options += ["--drafter", "eagle", "--drafter", "draft_model", "--branch", 1, "--quantization", "int8"]
+    options += ["--max-new-tokens", 12, "--json", saved]
+    result = CliRunner().invoke(app, ["compare", *map(str, options)], catch_exceptions=False)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"draft model {directory} with branch 1, EAGLE head {head}, float32, quantization int8" in result.stdout
+    report = json.loads(saved.read_text())
+    assert [method["drafters"] for method in report["methods"]] == [[], ["eagle"], ["draft_model"]]
+    plain = LocalEngine(str(directory), draft_model="none", drafters=("none",), quantization="int8")
+    texts = [[{"role": "user", "content": text}] for text in ("one two one two", "abc abc")]
+    wanted = [one.token_ids for one in plain.generate(texts, max_new_tokens=12)]
+    for method in ("none", "eagle", "draft_model"):
+        blocks = [block for block in report["blocks"] if block["method"] == method]
+        assert [answer["token_ids"] for block in blocks for answer in block["answers"]] == wanted
 
 
 def test_turns_that_the_model_may_have_no_room_for_are_refused_before_anything_is_computed(directory, tmp_path):

@@ -10,13 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 from actors.errors import ModelError
-from actors.models import eagle_train
+from actors.models import eagle_train, training_checkpoint
 from actors.models.eagle_head import load_eagle_head
 from actors.models.eagle_recipe import HeadRecipe
 from actors.models.eagle_train import train_head, unrolled_mask
 from actors.models.loader import load_config, load_model
 from actors.models.source import ModelSource
 from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from actors.models.training_checkpoint import TrainingPaused
 from cluster.cli.app import app
 from cluster.local import LocalEngine
 from cluster.router.draft_wait import DraftWait
@@ -123,7 +124,7 @@ def test_training_lowers_the_loss(source):
 
 
 def test_it_goes_on_where_it_was_interrupted_and_ends_the_same(source, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(eagle_train, "_CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(training_checkpoint, "_STEPS", 3)
     out = tmp_path / "head"
     written = []
 
@@ -171,6 +172,18 @@ def test_the_command_trains_a_head_and_says_where_it_is(source, tmp_path):
     assert result.stdout.strip() == str(tmp_path / "head")
     assert "held-out acceptance by depth" in result.stderr
     assert load_eagle_head(tmp_path / "head", load_config(source)).kind == "eagle3"
+
+
+def test_a_training_in_runs_of_some_steps_ends_as_one_in_a_single_run(source, trained, tmp_path):
+    other, whole, _ = trained
+    out, done = tmp_path / "head", []
+    while not out.exists():
+        try:
+            train_head(source, out, RECIPE, PROMPTS, "cpu", steps=whole.steps // 3 + 1)
+        except TrainingPaused as pause:
+            done.append((pause.step, pause.total))
+    assert done == [((whole.steps // 3 + 1) * run, whole.steps) for run in (1, 2)]
+    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
 def test_what_cannot_be_trained_is_refused(source, tmp_path):
