@@ -44,7 +44,9 @@ def generate(
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
-    drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, eagle, suffix."),
+    drafter: str = typer.Option(
+        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, suffix."
+    ),
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
