@@ -58,10 +58,16 @@ class LookaheadConfig(_Section):
     window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
     lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens
     # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
-    guess_set_size: Literal[-1] | Annotated[int, Field(ge=1, le=64)] = 5
+    guess_set_size: Annotated[int, Field(ge=-1, le=64)] = 5
     num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3  # phrases that continue a draft, K
     keep_phrases: bool = True  # from one request of a namespace to the next
     pool_phrases: Annotated[int, Field(ge=1, le=1 << 20)] = 1 << 16  # in all, of half a kilobyte each
+
+    @model_validator(mode="after")
+    def _some_guesses(self) -> LookaheadConfig:
+        if self.guess_set_size == 0:
+            raise ValueError("guess_set_size is 0; it must be from 1 to 64, or -1")
+        return self
 
 
 class DraftConfig(_Section):

@@ -44,9 +44,7 @@ def generate(
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
-    drafter: str = typer.Option(
-        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, suffix."
-    ),
+    drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, suffix."),
     corpus: list[Path] = typer.Option([], metavar="DIR", help="Of `paceline corpus build`; may be repeated."),
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
