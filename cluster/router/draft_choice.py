@@ -31,8 +31,8 @@ _HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
 class DraftChoice:
     """Per round `set_budgets`, then, when the drafts are there, `choose`, and in the end `learn`.
 
-    `names` are the sources by index. `head` is the index of the target's head, and
-    `head_wait` compares what it costs with what it brings, where there is one.
+    `names` are the sources by index. `head` is the index of the target's head, and `head_wait` compares what it costs
+    with what it brings, where there is one.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
     drawing = [Drawing(models[kind], one, len(p), ids) for one, p in zip(params, PROMPTS, strict=True)]
     known = [0] * len(texts)
     drafted = 0
-    for round_id in range(12):
+    for round_id in range(8):
         items = [
             item(index, text, known[index], params[index], len(PROMPTS[index])) for index, text in enumerate(texts)
         ]
