@@ -11,6 +11,7 @@ import torch
 
 from actors.engine.build import build_draft_engine
 from actors.engine.draft_engine import DraftEngine
+from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
@@ -30,6 +31,7 @@ class DraftSettings:
     kv_cache_tokens: int | None
     block_size: int
     quantization: Quantization = "none"
+    lookahead: LookaheadOptions | None = None  # None: its defaults
 
 
 class DraftWorker:
@@ -44,6 +46,7 @@ class DraftWorker:
             kv_cache_tokens=settings.kv_cache_tokens,
             block_size=settings.block_size,
             quantization=settings.quantization,
+            lookahead=settings.lookahead,
         )
         _warm_up(engine)
         pool = engine.pool

@@ -14,9 +14,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Acceptance = Literal["coupled", "rejection"]
+DraftMethod = Literal["tree", "lookahead"]
 
 
 def no_tokens() -> np.ndarray:
@@ -107,6 +108,8 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     begin: SequenceStart | None = None  # present when delta.start == 0
     max_depth: int = 0  # tokens of the longest path; 0: as many as max_nodes
     branch: int = 1  # guesses for each next token; 1: a chain
+    # lookahead: a chain that phrases shorten the making of, `max_depth` tokens long or a few more, with phrases behind
+    method: DraftMethod = "tree"
 
 
 class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):

@@ -52,6 +52,24 @@ class TargetConfig(_Section):
         return self
 
 
+class LookaheadConfig(_Section):
+    """How the draft model drafts for `ouroboros`: `actors.engine.lookahead_drafter.LookaheadOptions`."""
+
+    window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
+    lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens
+    # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
+    guess_set_size: Annotated[int, Field(ge=-1, le=64)] = 5
+    num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3  # phrases that continue a draft, K
+    keep_phrases: bool = True  # from one request of a namespace to the next
+    pool_phrases: Annotated[int, Field(ge=1, le=1 << 20)] = 1 << 16  # in all, of half a kilobyte each
+
+    @model_validator(mode="after")
+    def _some_guesses(self) -> LookaheadConfig:
+        if self.guess_set_size == 0:
+            raise ValueError("guess_set_size is 0; it must be from 1 to 64, or -1")
+        return self
+
+
 class DraftConfig(_Section):
     """The draft model and its workers."""
 
@@ -67,6 +85,7 @@ class DraftConfig(_Section):
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    lookahead: LookaheadConfig = LookaheadConfig()
 
 
 class SpeculationConfig(_Section):

@@ -19,10 +19,19 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 import jinja2
 import numpy as np
 
-from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, create_drafters, expand_drafters
+from actors.drafters.registry import (
+    AUTO,
+    DRAFT_MODEL,
+    EAGLE,
+    OUROBOROS,
+    create_drafters,
+    expand_drafters,
+    needs_draft_model,
+)
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.eagle_drafter import DEFAULT_DEPTH, DEFAULT_TOP_K, EagleOptions
+from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
@@ -155,6 +164,7 @@ class LocalEngine:
         branch: int = 2,
         eagle_depth: int = DEFAULT_DEPTH,
         eagle_top_k: int = DEFAULT_TOP_K,
+        lookahead: LookaheadOptions | None = None,
         batch_size: int = 8,
         dtype: str = "float32",
         draft_dtype: str | None = None,
@@ -173,9 +183,9 @@ class LocalEngine:
         head of the target, which drafts `eagle_depth` levels far, `eagle_top_k` nodes wide; or "none". corpora:
         directories of `paceline corpus build`, for the drafter retrieval. drafter_options: of each CPU drafter by its
         name, {"suffix": {"len_threshold": 5}}: the keywords of its module's `create_drafter`. gamma and branch: tokens
-        ahead that the draft model guesses a round, and guesses for each of them. quantization: bits of the weights of
-        linear layers, "none", "int8" or "int4"; draft_dtype and draft_quantization None: as the target's. Raises
-        ModelError or InvalidRequest.
+        ahead that the draft model guesses a round, and guesses for each of them. lookahead: how the drafter ouroboros
+        has it guess instead, None for the defaults. quantization: bits of the weights of linear layers, "none", "int8"
+        or "int4"; draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest.
         """
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
@@ -185,8 +195,9 @@ class LocalEngine:
         draft_source = _draft_source(draft_model, source, home, progress)
         has_head = str(eagle_head) != "none"
         names = expand_drafters(list(drafters), has_draft_model=draft_source is not None, has_head=has_head)
-        if DRAFT_MODEL in names and draft_source is None:
-            raise ModelError(f"drafter {DRAFT_MODEL!r} needs a draft model, and --draft-model is {draft_model!r}")
+        if needs_draft_model(names) and draft_source is None:
+            name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
+            raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {draft_model!r}")
         if EAGLE in names and not has_head:
             raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
         local = create_drafters(
@@ -206,13 +217,14 @@ class LocalEngine:
             eagle_options=EagleOptions(eagle_depth, eagle_top_k),
         )
         self._draft: DraftEngine | None = None
-        if DRAFT_MODEL in names and draft_source is not None:
+        if needs_draft_model(names) and draft_source is not None:
             self._draft = build_draft_engine(
                 draft_source,
                 draft_dtype or dtype,
                 device,
                 kv_cache_tokens=kv_cache_tokens,
                 quantization=draft_quantization or quantization,
+                lookahead=lookahead,
             )
         self.drafter_names = names
         self.acceptance = acceptance

@@ -13,13 +13,16 @@ from actors.draft_worker import DraftSettings
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
+    OUROBOROS,
     RETRIEVAL,
     check_options,
     create_drafter,
     create_drafters,
     expand_drafters,
+    needs_draft_model,
 )
 from actors.engine.eagle_drafter import EagleOptions
+from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
@@ -60,9 +63,9 @@ class ClusterPlan:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Those that run; without a draft model, none of that name."""
+        """Those that run; without a draft model, none that needs one."""
         names = expand_drafters(self.config.speculation.drafters, has_head=self.config.target.eagle_head != "none")
-        return tuple(name for name in names if name != DRAFT_MODEL or self.draft is not None)
+        return tuple(name for name in names if name not in (DRAFT_MODEL, OUROBOROS) or self.draft is not None)
 
 
 def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
@@ -80,7 +83,7 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
     _check_drafter_options(config.speculation.drafter_options, drafters)
     draft: ModelSource | None = None
     builds_drafter = False
-    wants_draft_model = DRAFT_MODEL in drafters and config.draft.workers > 0
+    wants_draft_model = needs_draft_model(drafters) and config.draft.workers > 0
     if wants_draft_model and config.draft.model == "auto":
         directory = default_drafter_dir(home, source)
         draft = ModelSource(spec="auto", name=directory.name, path=directory)
@@ -145,6 +148,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             kv_cache_tokens=config.draft.kv_cache_tokens,
             block_size=config.draft.block_size,
             quantization=config.draft.quantization,
+            lookahead=LookaheadOptions(**config.draft.lookahead.model_dump()),
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
     router = router_application(

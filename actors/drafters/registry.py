@@ -20,23 +20,26 @@ AUTO = "auto"
 NONE = "none"
 DRAFT_MODEL = "draft_model"
 EAGLE = "eagle"  # the head beside the target
+OUROBOROS = "ouroboros"  # lookahead decoding on the draft model
 RETRIEVAL = "retrieval"
+
+MODEL_DRAFTER_NAMES = (DRAFT_MODEL, EAGLE, OUROBOROS)  # they run beside a model, not in the router
 
 # What "auto" stands for, beside the draft model and the head. The others find what one of these finds: prompt lookup
 # what the suffix automaton does, the n-gram table and token recycling what the soft n-gram memory does. Two sources
 # that know the same make the planner too sure of it.
 AUTO_DRAFTERS = ("prediction", RETRIEVAL, "soft_ngram", "suffix")
 
-_NOT_CPU_DRAFTERS = frozenset({"contract", "registry", DRAFT_MODEL, EAGLE})
+_NOT_DRAFTERS = frozenset({"contract", "registry"})
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
     sorted(
         module.name
         for module in pkgutil.iter_modules(actors.drafters.__path__)
-        if module.name not in _NOT_CPU_DRAFTERS and not module.name.startswith("_")
+        if module.name not in _NOT_DRAFTERS and not module.name.startswith("_")
     )
 )
-DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, DRAFT_MODEL, EAGLE, *CPU_DRAFTER_NAMES)
+DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *MODEL_DRAFTER_NAMES, *CPU_DRAFTER_NAMES)
 
 
 def create_drafter(name: str, **options: object) -> Drafter:
@@ -99,10 +102,15 @@ def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapp
         raise InvalidRequest(f"{FIELD}.{name}", dict(options), str(error)) from None
 
 
+def needs_draft_model(names: Sequence[str]) -> bool:
+    """Whether any of these, as expanded, runs on a draft model."""
+    return DRAFT_MODEL in names or OUROBOROS in names
+
+
 def expand_drafters(
     names: Sequence[str], *, has_draft_model: bool = True, has_head: bool = False, field: str = "drafters"
 ) -> tuple[str, ...]:
-    """What a configuration or request asks for, as distinct names of CPU drafters, eagle and draft_model, in order.
+    """What a configuration or request asks for, as distinct names of drafters, in order.
 
     () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
     the head and the draft model where there are any. Raises InvalidRequest naming `field` for unknown names and for

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.eagle_drafter import EagleOptions
+from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.engine.options import EngineOptions, Exactness
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
@@ -86,13 +87,15 @@ def build_draft_engine(
     kv_cache_fraction: float = 0.1,
     block_size: int = 16,
     quantization: Quantization = "none",
+    lookahead: LookaheadOptions | None = None,
 ) -> DraftEngine:
     """Load a draft model, reduced vocabulary or not, with its own cache. Raises ModelError."""
     draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
     config = load_config(source)
     bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
     tokens = kv_cache_tokens or _tokens_that_fit(config, draft.model, kv_cache_fraction, bytes_per_token)
-    return DraftEngine(draft.model, EngineOptions(max(1, tokens // block_size), block_size), draft.token_ids)
+    options = EngineOptions(max(1, tokens // block_size), block_size)
+    return DraftEngine(draft.model, options, draft.token_ids, lookahead)
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:

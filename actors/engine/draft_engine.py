@@ -1,4 +1,5 @@
-"""A draft model that guesses a chain or a tree per sequence: the drafter behind the name `draft_model`.
+"""A draft model that guesses a chain or a tree per sequence: the drafter behind the name `draft_model`, and, with the
+lookahead drafter beside it, behind `ouroboros`.
 
 It draws with the target's own noise, `argmax(process(q) + G)` (design: coupled sampling), so no probabilities travel;
 with `acceptance: rejection` it draws from its truncated distribution instead and sends that along
@@ -19,11 +20,13 @@ from transformers import PreTrainedModel
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.growing_tree import ROOT, GrowingTree
+from actors.engine.lookahead_drafter import LookaheadDraft, LookaheadDrafter, LookaheadOptions
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import DraftBatch, DraftItem, DraftResult, TopProbs, TreeMessage, no_tokens
+from actors.models.loader import max_model_len
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
 # Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
@@ -57,12 +60,21 @@ class _Row:
 class DraftEngine:
     """Sequences, their KV blocks and the draft model. One call of `draft` answers one `DraftBatch`."""
 
-    def __init__(self, model: PreTrainedModel, options: EngineOptions, vocab_map: torch.Tensor | None = None) -> None:
-        """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: they are equal."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: EngineOptions,
+        vocab_map: torch.Tensor | None = None,
+        lookahead: LookaheadOptions | None = None,
+    ) -> None:
+        """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: they are equal.
+        lookahead None: its defaults."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = ModelRunner(model, options.num_blocks * options.block_size)
         self._table = SequenceTable(self.pool, self._runner.kv)
         self._vocab_map = vocab_map
+        max_positions = max_model_len(model.config.get_text_config())
+        self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), max_positions, vocab_map)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
@@ -71,29 +83,40 @@ class DraftEngine:
         for seq_id in batch.finished:
             self._table.forget(seq_id)
         stale: list[int] = []
-        drafts: list[_Draft] = []
+        drafts: list[_Draft | LookaheadDraft] = []
         for item in distinct(batch.items):
             sequence = self._table.find(item.delta, item.begin)
             if sequence is None:
                 stale.append(item.delta.seq_id)
             elif self._table.bring_up_to_date(sequence, item.delta, len(sequence.tokens) + len(item.delta.token_ids)):
-                drafts.append(_start(sequence, item))
+                drafts.append(self._start(sequence, item))
             else:
                 # Forgotten, so that the next delta is answered stale and starts over when there is room.
                 self._table.forget(item.delta.seq_id)
         self._prefill(drafts)
-        self._grow(drafts)
+        self._grow([draft for draft in drafts if isinstance(draft, _Draft)])
+        self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
         for draft in drafts:
             draft.sequence.publish()
         return DraftResult(
             batch.round_id,
             [draft.sequence.seq_id for draft in drafts],
-            [_tree_message(draft) for draft in drafts],
+            [self._tree_message(draft) for draft in drafts],
             stale,
             time.perf_counter() - started,
         )
 
-    def _prefill(self, drafts: list[_Draft]) -> None:
+    def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | LookaheadDraft:
+        # What is sent under rejection are draws from q with their probabilities, which phrases have not.
+        if item.method == "tree" or _draws_from_probs(sequence):
+            return _start_tree(sequence, item)
+        self._lookahead.learn(sequence, len(item.delta.token_ids))
+        return self._lookahead.start(sequence, item.max_nodes, item.max_depth or item.max_nodes)
+
+    def _tree_message(self, draft: _Draft | LookaheadDraft) -> TreeMessage:
+        return self._lookahead.finished(draft) if isinstance(draft, LookaheadDraft) else _tree_message(draft)
+
+    def _prefill(self, drafts: list[_Draft | LookaheadDraft]) -> None:
         """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
         wanted only the last token is left, whose logits the first guess will want."""
         for draft in drafts:
@@ -152,14 +175,14 @@ class DraftEngine:
         self._table.clear()
 
     def check_integrity(self) -> str | None:
-        return self._table.check_integrity()
+        return self._table.check_integrity() or self._lookahead.pool.check_integrity()
 
 
 def _draws_from_probs(sequence: Sequence) -> bool:
     return sequence.sampling.params.acceptance == "rejection"
 
 
-def _start(sequence: Sequence, item: DraftItem) -> _Draft:
+def _start_tree(sequence: Sequence, item: DraftItem) -> _Draft:
     max_depth = min(item.max_depth or item.max_nodes, item.max_nodes)
     # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one
     # failed: so there is a chain, whatever was asked for.

@@ -47,7 +47,9 @@ def generate(
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
-    drafter: str = typer.Option("auto", help="Names, comma-separated: none, auto, draft_model, eagle, suffix."),
+    drafter: str = typer.Option(
+        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, suffix."
+    ),
     corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
     drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)
     prompt: str = typer.Option(None, help="One prompt."),

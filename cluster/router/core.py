@@ -67,9 +67,10 @@ class RouterCore:
     Each accepted request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. Both
     come out of `plan_round`, `commit` and `end_overdue` as events, in the order in which they happened.
 
-    `drafters` are the CPU drafters by name; "draft_model" is the source that `set_draft_workers` serves. `gamma` is
-    the depth of the trees asked of it, `branch` its guesses for each next token. `profile` are measured (rows, seconds)
-    of a target forward, if there are any. has_head: the target drafts, too, as the source "eagle".
+    `drafters` are the CPU drafters by name; "draft_model" and, where it is configured, "ouroboros" are the sources that
+    `set_draft_workers` serves. `gamma` is the depth of the trees asked of them, `branch` the guesses of "draft_model"
+    for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any. has_head: the
+    target drafts, too, as the source "eagle".
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class RouterCore:
         if self._speculation.acceptance == "rejection":
             sampling = msgspec.structs.replace(request.sampling, acceptance="rejection")
             request = msgspec.structs.replace(request, sampling=sampling)
-        drafters, wants_draft_model, wants_head = self._drafting.sources_of(request)
+        drafters, wants_draft_model, wants_head, wants_lookahead = self._drafting.sources_of(request)
         most = self._speculation.max_draft_tokens
         sequence = Sequence(
             request,
@@ -167,6 +168,7 @@ class RouterCore:
             wants_draft_model,
             most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
             wants_head,
+            wants_lookahead,
         )
         try:
             self._scheduler.enqueue(sequence, now)

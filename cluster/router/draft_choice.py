@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from actors.drafters.registry import DRAFT_MODEL
+from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import Calibration, SourceCalibration
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_wait import DraftWait
@@ -31,8 +31,8 @@ _HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
 class DraftChoice:
     """Per round `set_budgets`, then, when the drafts are there, `choose`, and in the end `learn`.
 
-    `names` are the sources by index; the last one is the draft model. `head` is the index of the target's head, and
-    `head_wait` compares what it costs with what it brings, where there is one.
+    `names` are the sources by index. `head` is the index of the target's head, and `head_wait` compares what it costs
+    with what it brings, where there is one.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class DraftChoice:
         """max_rows: draft nodes of all sequences in a round."""
         self._step_times = step_times
         self._names = list(names)
-        self._draft_model = len(names) - 1  # its source index
+        # Source indices of the draft workers; a sequence has drafts of one of them only.
+        self._from_workers = [index for index, name in enumerate(names) if name in (DRAFT_MODEL, OUROBOROS)]
         self._calibration = SourceCalibration(len(names))
         self._chain_calibration = Calibration(1)  # of the draft model under rejection
         self._max_rows = max_rows
@@ -133,7 +134,7 @@ class DraftChoice:
                 self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
             elif path and forest is not None:
                 masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
-                num_gained += _owed_to(self._draft_model, masks)
+                num_gained += max(_owed_to(source, masks) for source in self._from_workers)
                 if self._head is not None:
                     num_gained_by_head += _owed_to(self._head, masks)
         self._calibration.end_round()

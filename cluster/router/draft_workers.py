@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
-from actors.messages import DraftBatch, DraftItem, SequenceDelta
+from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta
 from cluster.router.sequence import Sequence
 
 _LOAD_SLACK = 1.25  # a worker takes at most this multiple of the mean number of sequences
@@ -76,7 +76,9 @@ class DraftWorkers:
         start = sequence.draft_known
         sequence.draft_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
-        return DraftItem(delta, max_nodes, sequence.begin if start == 0 else None, max_depth, branch)
+        begin = sequence.begin if start == 0 else None
+        method: DraftMethod = "lookahead" if sequence.wants_lookahead else "tree"
+        return DraftItem(delta, max_nodes, begin, max_depth, branch, method)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed: its worker is told with the next batch."""

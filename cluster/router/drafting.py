@@ -10,7 +10,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, VerifiedRows
-from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE
+from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_wait import DraftWait
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Drafting:
     """The sources of drafts by index: the CPU drafters in their order, the target's head if it has one, then the draft
-    model of the workers.
+    model of the workers, by lookahead if that is configured, and by trees.
 
     The head drafts at the end of a round, from what the target has just computed, for the round that follows: its trees
     come with the target's result, and are proposed if nothing has been committed since.
@@ -48,11 +48,15 @@ class Drafting:
     ) -> None:
         """configured: the drafters of requests that name none; gamma and branch: depth of the trees asked
         of the draft model, and its guesses for each next token; head_wait: None where the target has no head."""
-        if not {DRAFT_MODEL, EAGLE}.isdisjoint(drafters) or len(drafters) + 3 > MAX_SOURCES:
-            raise ValueError(f"drafters: at most {MAX_SOURCES - 3} drafters, none named {DRAFT_MODEL!r} or {EAGLE!r}")
+        others = MODEL_DRAFTER_NAMES
+        if not set(others).isdisjoint(drafters) or len(drafters) + len(others) + 1 > MAX_SOURCES:
+            most = MAX_SOURCES - len(others) - 1
+            raise ValueError(f"drafters: at most {most} drafters, none named {', '.join(others)}")
         self.num_drafters = len(drafters)  # on the CPU
         self.head = None if head_wait is None else len(drafters)  # its source index
-        self.names = [*drafters, *([EAGLE] if head_wait is not None else []), DRAFT_MODEL]
+        self.names = [*drafters, *([EAGLE] if head_wait is not None else [])]
+        self.lookahead = len(self.names) if OUROBOROS in configured else None  # its source index
+        self.names += [*([OUROBOROS] if self.lookahead is not None else []), DRAFT_MODEL]
         self.draft_model = len(self.names) - 1  # its source index
         self._head_wait = head_wait
         self._drafters = list(drafters.values())
@@ -77,16 +81,20 @@ class Drafting:
     def set_workers(self, worker_ids: SequenceOf[str], sequences: Iterable[Sequence]) -> None:
         self._workers.set_workers(worker_ids, list(sequences))
 
-    def sources_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool, bool]:
-        """The CPU drafters (indices) that the request may use, and whether it may use the draft model and the head."""
+    def sources_of(self, request: GenerationRequest) -> tuple[tuple[int, ...], bool, bool, bool]:
+        """The CPU drafters (indices) that the request may use, and whether it may use the draft model, the head, and
+        the draft model by lookahead. The draft model drafts in one way only: lookahead goes before trees, because it is
+        no part of "auto", so that whoever has it has named it."""
         names = self._configured if request.drafters is None else request.drafters
         every = AUTO in names
         chosen = tuple(index for index in range(self.num_drafters) if every or self.names[index] in names)
-        wants_draft_model = every or DRAFT_MODEL in names
+        wants_lookahead = self.lookahead is not None and (every or OUROBOROS in names)
+        wants_trees = every or DRAFT_MODEL in names
         wants_head = self.head is not None and (every or EAGLE in names)
         if request.sampling.acceptance == "rejection":
-            chosen, wants_head = (), False  # its rule needs draft distributions, which only a draft model has
-        return chosen, wants_draft_model, wants_head
+            # Its rule needs draft distributions, which only a draft model has that draws from them.
+            chosen, wants_head, wants_lookahead = (), False, False
+        return chosen, wants_trees or wants_lookahead, wants_head, wants_lookahead
 
     def ask_workers(self, round: Round) -> None:
         """Draft batches for the sequences that emit, if waiting for them pays; and the prompts of those that will,
@@ -113,8 +121,8 @@ class Drafting:
         round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
 
     def _most_nodes(self, entry: RoundEntry) -> int:
-        """Of a tree asked of the draft model."""
-        return min(self._gamma * self._branch, entry.max_nodes)
+        """Of a tree asked of the draft model. Phrases behind a draft cost it nothing."""
+        return entry.max_nodes if entry.sequence.wants_lookahead else min(self._gamma * self._branch, entry.max_nodes)
 
     def ask_head(self, round: Round) -> None:
         """Have the target's head draft the next round of the sequences that emit, if that pays. Prompts it sees in any
@@ -315,7 +323,10 @@ class Drafting:
                 self._counters.unknown_sequences += 1
             elif entry.is_coupled:
                 tree = DraftTree(message.token_ids, message.parents, message.confidence)
-                self._take_tree(entry, self.draft_model, tree, self._most_nodes(entry))
+                source = self.draft_model
+                if self.lookahead is not None and entry.sequence.wants_lookahead:
+                    source = self.lookahead
+                self._take_tree(entry, source, tree, self._most_nodes(entry))
             else:
                 self._take_chain(entry, message)
 

@@ -53,6 +53,7 @@ class Sequence:
         "target_known",
         "wants_draft_model",
         "wants_head",
+        "wants_lookahead",
     )
 
     def __init__(
@@ -67,6 +68,7 @@ class Sequence:
         wants_draft_model: bool,
         max_draft_tokens: int,
         wants_head: bool = False,
+        wants_lookahead: bool = False,
     ) -> None:
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int32)
         self.request = request
@@ -86,6 +88,7 @@ class Sequence:
         self.wants_draft_model = wants_draft_model
         self.max_draft_tokens = max_draft_tokens
         self.wants_head = wants_head
+        self.wants_lookahead = wants_lookahead  # of the draft model, instead of trees
         self.head_tree: DraftTree | None = None  # what the target's head has drafted
         self.head_length = 0  # committed tokens that it belongs behind
         self.draft_worker: str | None = None

@@ -136,6 +136,23 @@ def test_a_drafter_equal_to_the_target_is_always_accepted(model_dirs):
     assert generation.rounds < 100
 
 
+def test_lookahead_on_a_drafter_equal_to_the_target_is_accepted_and_goes_before_its_trees(model_dirs):
+    target = model_dirs["llama"][0]
+    local = engine((target, target), ("draft_model", "ouroboros"), 1)
+    options = {"max_new_tokens": 200, "ignore_eos": True}
+    plain = local.generate([PROMPTS[0]], drafters=(), **options)[0]
+    generation = local.generate([PROMPTS[0]], **options)[0]
+    assert generation.token_ids == plain.token_ids
+    assert set(generation.accepted_tokens) == {"ouroboros"}
+    assert generation.rounds < 150
+    assert local._draft.check_integrity() is None
+    trees = local.generate([PROMPTS[0]], drafters=("draft_model",), **options)[0]
+    assert trees.token_ids == plain.token_ids
+    assert "ouroboros" not in trees.accepted_tokens
+    with pytest.raises(ModelError, match="drafter 'ouroboros' needs a draft model, and --draft-model is 'none'"):
+        LocalEngine(str(target), draft_model="none", drafters=("ouroboros",), kv_cache_tokens=512)
+
+
 def test_length_limits_are_exact(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
     for count in (1, 2, 17):

@@ -116,8 +116,17 @@ def test_spans_keep_every_character_and_join_neighbours_of_one_source(tokens, re
 
 
 def test_families_of_drafters_have_colours_of_their_own():
-    names = ["draft_model", "prompt_lookup", "suffix", "soft_ngram", "retrieval", "token_recycling", "prediction"]
-    assert len({style_of(name) for name in [*names, "target"]}) == 8
+    names = [
+        "draft_model",
+        "ouroboros",
+        "prompt_lookup",
+        "suffix",
+        "soft_ngram",
+        "retrieval",
+        "token_recycling",
+        "prediction",
+    ]
+    assert len({style_of(name) for name in [*names, "target"]}) == len(names) + 1
     assert style_of("some_other") == style_of("some_other") != style_of("target")
     assert legend(["suffix", "target"]).plain == "tokens by target suffix"
 

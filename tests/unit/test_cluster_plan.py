@@ -7,12 +7,22 @@ import numpy as np
 import pytest
 
 from actors.drafters.registry import AUTO_DRAFTERS
+from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.toy import save_tiny_model
-from cluster.config import ClusterConfig, DraftConfig, GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.config import (
+    ClusterConfig,
+    DraftConfig,
+    GatewayConfig,
+    LookaheadConfig,
+    RouterConfig,
+    SpeculationConfig,
+    load_config,
+)
 from cluster.corpus import build_corpus
+from cluster.errors import ConfigError
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.router.deployment import router_application
@@ -42,15 +52,31 @@ def test_drafters_without_the_draft_model_start_no_draft_workers_and_build_nothi
     assert planned.num_cpus == plan(model, "none", ["auto"]).num_cpus
 
 
-@pytest.mark.parametrize("drafters", [["auto"], ["draft_model"], ["suffix", "draft_model"]])
+@pytest.mark.parametrize("drafters", [["auto"], ["draft_model"], ["suffix", "draft_model"], ["ouroboros"]])
 def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
     planned = plan(model, model, drafters)
     assert planned.draft.path == model
     assert planned.num_cpus == pytest.approx(plan(model, "none", drafters).num_cpus + 1.0)
     built = plan(model, "auto", drafters)
     assert built.builds_drafter
-    assert "draft_model" in built.drafters
+    assert built.drafters == plan(model, model, drafters).drafters
+    assert {"draft_model", "ouroboros"} & set(built.drafters)
     assert built.draft.spec == "auto"
+
+
+def test_lookahead_has_the_same_defaults_and_limits_as_the_engine():
+    assert LookaheadOptions(**LookaheadConfig().model_dump()) == LookaheadOptions()
+    for field in dataclasses.fields(LookaheadOptions):
+        if field.name == "keep_phrases":
+            continue
+        for value in (-2, 0, 1, 2, 3, 16, 17, 64, 65, 1 << 20, (1 << 20) + 1):
+            try:
+                LookaheadOptions(**{field.name: value})
+            except ModelError:
+                with pytest.raises(ConfigError, match=f"^configuration: draft.lookahead.*{field.name} is {value}"):
+                    load_config(None, [f"draft.lookahead.{field.name}={value}"])
+            else:
+                load_config(None, [f"draft.lookahead.{field.name}={value}"])
 
 
 @pytest.mark.parametrize(
@@ -59,6 +85,7 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
         (["none"], ()),
         (["suffix"], ("suffix",)),
         (["suffix", "draft_model"], ("suffix",)),
+        (["suffix", "ouroboros"], ("suffix",)),
         (["auto"], AUTO_DRAFTERS),
     ],
 )

@@ -32,8 +32,8 @@ CPU_DRAFTERS = (
 
 def test_no_file_becomes_a_drafter_or_ceases_to_be_one_unnoticed() -> None:
     assert CPU_DRAFTER_NAMES == CPU_DRAFTERS
-    assert DRAFTER_NAMES[:4] == ("auto", "none", "draft_model", "eagle")
-    assert DRAFTER_NAMES[4:] == CPU_DRAFTERS
+    assert DRAFTER_NAMES[:5] == ("auto", "none", "draft_model", "eagle", "ouroboros")
+    assert DRAFTER_NAMES[5:] == CPU_DRAFTERS
 
 
 @pytest.mark.parametrize("name", CPU_DRAFTER_NAMES)
@@ -47,7 +47,7 @@ def test_every_cpu_drafter_is_created_under_its_own_name_and_holds_nothing_for_s
 
 def test_all_cpu_drafters_of_a_list_are_created_and_corpora_are_for_retrieval() -> None:
     names = expand_drafters(("auto",))
-    drafters = create_drafters((*names, "eagle"))
+    drafters = create_drafters((*names, "eagle", "ouroboros"))
     assert list(drafters) == [name for name in names if name != "draft_model"]
     assert all(drafter.name == name for name, drafter in drafters.items())
     with pytest.raises(ModelError, match="there is no such directory"):
@@ -101,7 +101,9 @@ def test_every_option_of_every_drafter_takes_its_own_default(name: str) -> None:
     assert checked_options("options", create, defaults) == defaults
 
 
-@pytest.mark.parametrize("name", ["medusa", "none", "auto", "draft_model", "eagle", "contract", "registry", ""])
+@pytest.mark.parametrize(
+    "name", ["medusa", "none", "auto", "draft_model", "eagle", "ouroboros", "contract", "registry", ""]
+)
 def test_only_cpu_drafters_can_be_created_and_the_error_names_them(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"prompt_lookup.*suffix") as caught:
         create_drafter(name)

@@ -802,6 +802,39 @@ def test_draft_workers_are_asked_for_trees_of_the_depth_and_breadth_that_are_set
     assert (item.max_nodes, item.max_depth, item.branch) == wanted
 
 
+@pytest.mark.parametrize(
+    ("configured", "asked", "method", "source"),
+    [
+        (("ouroboros",), None, "lookahead", "ouroboros"),
+        (("draft_model",), None, "tree", "draft_model"),
+        (("auto",), None, "tree", "draft_model"),
+        (("draft_model", "ouroboros"), None, "lookahead", "ouroboros"),
+        (("auto", "ouroboros"), ("draft_model",), "tree", "draft_model"),
+        (("draft_model", "ouroboros"), ("ouroboros",), "lookahead", "ouroboros"),
+    ],
+)
+def test_a_draft_worker_drafts_by_lookahead_where_that_is_named(configured, asked, method, source):
+    target = ToyTarget(VOCAB_SIZE)
+    worker = Worker(target)
+    core = make_core(branch=3, speculation=SpeculationConfig(drafters=configured))
+    core.set_draft_workers(["w"])
+    one = request(stop_token_ids=(), max_new_tokens=60, drafters=asked)
+    core.add(one, 0.0)
+    assert text_of(serve(core, target, results=asking({"w": worker}))) == target.complete(one)
+    items = [item for batch in worker.batches for item in batch.items]
+    assert {item.method for item in items} == {method}
+    assert max(item.max_nodes for item in items) == (16 if method == "lookahead" else 12)
+    assert set(core.counters.accepted_tokens) == {source}
+    assert core.counters.accepted_tokens[source] > 20
+
+
+def test_under_rejection_nothing_is_drafted_by_lookahead():
+    core = make_core(speculation=SpeculationConfig(drafters=("ouroboros",)))
+    core.set_draft_workers(["w"])
+    core.add(rejection(), 0.0)
+    assert not core.plan_round(0.0)[0].draft_batches
+
+
 def test_of_a_tree_of_a_draft_model_every_branch_may_be_accepted():
     target = ToyTarget(VOCAB_SIZE)
     worker = Worker(target)

@@ -1,0 +1,70 @@
+"""The window of lookahead decoding: guesses far ahead that a model improves beside the token it is asked for.
+
+Fu et al. 2024, arXiv:2402.02057, in the form that Ouroboros (Zhao et al. 2024, arXiv:2402.13720) runs on a draft model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.engine.phrase_pool import Phrase
+from actors.engine.token_trie import TokenTrie
+
+
+class LookaheadWindow:
+    """One sequence's window: `width` columns, and `level` - 1 rows once it is full.
+
+    Row 0 is a chain behind the last token. Column 0 hangs below the last token, column i below token i - 1 of row 0,
+    each a chain of its tokens in the further rows. So the window is a tree, and what the model says behind the end of
+    each column is the next row. A row starts at the position behind that of the row above.
+
+    It begins as a row of tokens drawn from the text; `level` - 2 forwards fill the others. A full column with what
+    comes behind it is a phrase of `level` - 1 tokens that the model has said of its own.
+    """
+
+    def __init__(self, width: int, level: int, text: np.ndarray, seed: int) -> None:
+        """width: at least 1; level: at least 2; text: int32 [n], n >= 1, that row 0 is drawn from by `seed`."""
+        self._level = level
+        # A column goes with every forward until the window is full.
+        drawn = np.random.default_rng(seed).choice(text, width + level - 3)
+        self._base: list[int] = drawn.tolist()
+        self._rows: list[list[int]] = []  # those below row 0, each of `num_columns` tokens
+
+    @staticmethod
+    def most_nodes(width: int, level: int) -> int:
+        """Nodes of a window at any time."""
+        columns = [(width + level - 2 - rows, rows) for rows in range(level - 1)]
+        return max(count - 1 + count * rows for count, rows in columns)
+
+    @property
+    def num_columns(self) -> int:
+        return len(self._base) + 1
+
+    @property
+    def depth(self) -> int:
+        """Of its deepest node."""
+        return len(self._base) + len(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._rows) == self._level - 2
+
+    def add_to(self, trie: TokenTrie, root: int) -> list[int]:
+        """Hang the window below a node, that of the last token; returns the nodes at which its columns end."""
+        heads = [root, *trie.add(root, self._base)]
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(heads)
+        return [trie.add(head, column)[-1] if column else head for head, column in zip(heads, columns, strict=True)]
+
+    def advance(self, last_token: int, behind: list[int]) -> list[tuple[int, Phrase]]:
+        """Take in the model's likeliest token behind each column; returns phrases with the tokens that they follow.
+
+        last_token: that of the node which the window hung below.
+        """
+        rows = [*self._rows, behind]
+        if not self.is_full:
+            # The text has grown: what was said of its new last position is not ahead any more.
+            self._base, self._rows = self._base[1:], [row[1:] for row in rows]
+            return []
+        keys = [last_token, *self._base]
+        self._base, self._rows = rows[0][1:], rows[1:]
+        return list(zip(keys, zip(*rows, strict=True), strict=True))

@@ -1,0 +1,81 @@
+"""Phrases by the token that they follow: what lookahead drafting has found and tries again.
+
+The pool of lookahead decoding (Fu et al. 2024, arXiv:2402.02057), with a bound on the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+Phrase = tuple[int, ...]
+
+
+class PhrasePool:
+    """At most `per_token` phrases of `length` tokens for each first token, and at most `max_phrases` in all.
+
+    A phrase that is inserted again becomes the newest; where there is no room, the oldest goes. What is inserted under
+    one scope is found under that scope only. A phrase of four tokens takes about half a kilobyte.
+    """
+
+    def __init__(self, length: int, per_token: int, max_phrases: int) -> None:
+        """length and max_phrases: at least 1; per_token: at least 1, or -1 for as many as max_phrases."""
+        self.length = length
+        self._per_token = max_phrases if per_token == -1 else per_token
+        self._max_phrases = max_phrases
+        self._phrases: dict[tuple[Hashable, int], dict[Phrase, None]] = {}  # oldest first
+        self._ages: OrderedDict[tuple[Hashable, int, Phrase], None] = OrderedDict()  # all of them, oldest first
+
+    def __len__(self) -> int:
+        return len(self._ages)
+
+    def newest(self, scope: Hashable, token: int, count: int) -> list[Phrase]:
+        """Up to `count` phrases behind a token, newest first."""
+        phrases = self._phrases.get((scope, token), {})
+        return [phrase for phrase, _ in zip(reversed(phrases), range(count), strict=False)]
+
+    def insert(self, scope: Hashable, token: int, phrase: Phrase) -> None:
+        """Raises ValueError for a phrase of another length."""
+        if len(phrase) != self.length:
+            raise ValueError(f"a phrase has {len(phrase)} tokens; those of this pool have {self.length}")
+        phrases = self._phrases.setdefault((scope, token), {})
+        if phrase in phrases:
+            del phrases[phrase]
+            self._ages.move_to_end((scope, token, phrase))
+        elif len(phrases) == self._per_token:
+            self._drop(scope, token, next(iter(phrases)))
+        elif len(self._ages) == self._max_phrases:
+            self._drop(*next(iter(self._ages)))
+        # Not `phrases`, which is out of the pool when its last phrase has just been dropped.
+        self._phrases.setdefault((scope, token), {})[phrase] = None
+        self._ages[scope, token, phrase] = None
+
+    def insert_runs(self, scope: Hashable, tokens: Sequence[int]) -> None:
+        """Every token that `length` others follow, with those."""
+        for end in range(self.length + 1, len(tokens) + 1):
+            begin = end - self.length
+            self.insert(scope, tokens[begin - 1], tuple(tokens[begin:end]))
+
+    def _drop(self, scope: Hashable, token: int, phrase: Phrase) -> None:
+        del self._ages[scope, token, phrase]
+        phrases = self._phrases[scope, token]
+        del phrases[phrase]
+        if not phrases:
+            del self._phrases[scope, token]
+
+    def check_integrity(self) -> str | None:
+        """Text of the first contradiction, or None."""
+        if len(self) > self._max_phrases:
+            return f"{len(self)} phrases; at most {self._max_phrases} are allowed"
+        if sum(map(len, self._phrases.values())) != len(self):
+            return f"{sum(map(len, self._phrases.values()))} phrases by token, {len(self)} by age"
+        order = {entry: age for age, entry in enumerate(self._ages)}
+        for (scope, token), phrases in self._phrases.items():
+            if not 1 <= len(phrases) <= self._per_token:
+                return f"{len(phrases)} phrases behind token {token}; from 1 to {self._per_token} are allowed"
+            ages = [order.get((scope, token, phrase), -1) for phrase in phrases]
+            if -1 in ages or ages != sorted(ages):
+                return f"phrases behind token {token} have ages {ages}"
+            if any(len(phrase) != self.length for phrase in phrases):
+                return f"a phrase behind token {token} has other than {self.length} tokens"
+        return None
