@@ -11,6 +11,7 @@ import torch
 
 from actors.engine.build import build_draft_engine
 from actors.engine.draft_engine import DraftEngine
+from actors.engine.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
@@ -30,6 +31,7 @@ class DraftSettings:
     kv_cache_tokens: int | None
     block_size: int
     quantization: Quantization = "none"
+    target: ModelSource | None = None  # for its tokenizer, should the draft model have another; None: it has not
 
 
 class DraftWorker:
@@ -44,6 +46,7 @@ class DraftWorker:
             kv_cache_tokens=settings.kv_cache_tokens,
             block_size=settings.block_size,
             quantization=settings.quantization,
+            target=settings.target,
         )
         _warm_up(engine)
         pool = engine.pool
@@ -74,7 +77,7 @@ class DraftWorker:
             logger.exception("the draft worker ended")
 
 
-def _warm_up(engine: DraftEngine) -> None:
+def _warm_up(engine: DraftEngine | RetokenizedDraftEngine) -> None:
     """One sampled guess: the first one allocates the cache and compiles kernels, longer than a round waits."""
     tokens = np.ones(2, dtype=np.int32)
     begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")

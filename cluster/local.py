@@ -22,6 +22,7 @@ from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, create_drafters, 
 from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.eagle_drafter import DEFAULT_DEPTH, DEFAULT_TOP_K, EagleOptions
+from actors.engine.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
@@ -167,7 +168,8 @@ class LocalEngine:
         progress: Progress = silent,
     ) -> None:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
-        "auto" (the drafter built for the target, if there is one) or "none". eagle_head: the directory of an EAGLE
+        "auto" (the drafter built for the target, if there is one) or "none"; its vocabulary may be another than the
+        target's. eagle_head: the directory of an EAGLE
         head of the target, which drafts `eagle_depth` levels far, `eagle_top_k` nodes wide; or "none". corpora:
         directories of `paceline corpus build`, for the drafter retrieval. gamma and branch: tokens ahead that the draft
         model guesses a round, and guesses for each of them. quantization: bits of the weights of linear layers, "none",
@@ -196,7 +198,7 @@ class LocalEngine:
             eagle_head=eagle_head if EAGLE in names else None,
             eagle_options=EagleOptions(eagle_depth, eagle_top_k),
         )
-        self._draft: DraftEngine | None = None
+        self._draft: DraftEngine | RetokenizedDraftEngine | None = None
         if DRAFT_MODEL in names and draft_source is not None:
             self._draft = build_draft_engine(
                 draft_source,
@@ -204,6 +206,7 @@ class LocalEngine:
                 device,
                 kv_cache_tokens=kv_cache_tokens,
                 quantization=draft_quantization or quantization,
+                target=source,
             )
         self.drafter_names = names
         self._acceptance = acceptance
