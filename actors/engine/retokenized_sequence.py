@@ -45,11 +45,11 @@ class RetokenizedSequence:
 
     def extend(self, token_ids: Sequences[int]) -> None:
         """Take in the target's next tokens, int [n]. Work grows with n, not with the sequence."""
-        spelled = list(token_ids)
-        if self.num_tokens == 0 and tuple(spelled[: len(self._target.prefix)]) == self._target.prefix:
-            spelled = spelled[len(self._target.prefix) :]  # the draft model has its own
+        spelled = b"".join(map(self._target.bytes_of, token_ids))
+        if self.num_tokens == 0:
+            spelled = self._without_beginning(token_ids)
         self.num_tokens += len(token_ids)
-        new = self._decoder.decode(b"".join(map(self._target.bytes_of, spelled)))
+        new = self._decoder.decode(spelled)
         if new:
             self._text += new.encode()
             self._respell(self._first_to_redo())
@@ -84,6 +84,13 @@ class RetokenizedSequence:
         if known != sorted(known) or (known and known[-1] > len(self._text)):
             return f"draft tokens end at {known[-3:]} of {len(self._text)} bytes"
         return None
+
+    def _without_beginning(self, token_ids: Sequences[int]) -> bytes:
+        """What a text's first tokens spell without what the target's tokenizer adds: the draft model's adds its own."""
+        prefix = self._target.prefix
+        body = token_ids[len(prefix) :] if tuple(token_ids[: len(prefix)]) == prefix else token_ids
+        spelled = b"".join(map(self._target.bytes_of, body))
+        return spelled.removeprefix(b" ") if self._target.adds_space else spelled
 
     def _spell(self, draft_ids: list[int]) -> tuple[bytes, list[int], bool]:
         """Whole characters that the guessed tokens spell, each token's end in bytes, and whether more may follow.

@@ -37,6 +37,7 @@ class TokenText:
         self._special = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.special}
         self._bytes = {piece[0]: index for index, piece in enumerate(self._pieces) if len(piece) == 1}
         self.prefix = _prefix(backend)
+        self.adds_space = b"".join(map(self.bytes_of, self.encode("a"))) == b" a"  # before every text
 
     def __len__(self) -> int:
         """One more than the highest token id."""
