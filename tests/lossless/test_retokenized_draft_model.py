@@ -26,6 +26,13 @@ TOKENIZERS = {
     "shuffled": lambda: merging_tokenizer(290, seed=4),
     "sentence piece": sentence_piece_tokenizer,
 }
+PAIRS = [
+    ("bytes", "merges"),
+    ("merges", "shuffled"),
+    ("merges", "bytes"),
+    ("sentence piece", "merges"),
+    ("shuffled", "sentence piece"),
+]
 SHAPE = {"hidden_size": 48, "max_positions": 512}
 
 
@@ -65,8 +72,7 @@ def tokens(local: LocalEngine, prompts=PROMPTS, **options) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("target", "draft"), [("bytes", "merges"), ("merges", "shuffled"), ("merges", "bytes"),
-                                               ("sentence piece", "merges"), ("shuffled", "sentence piece")])  # fmt: skip
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_tokens_are_the_same_with_and_without_drafts_of_another_vocabulary(model_dirs, target, draft, sampling):
     plain = tokens(engine(model_dirs[target], "none", 1), **sampling)
     for batch_size in (1, 8):
