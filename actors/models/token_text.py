@@ -34,7 +34,8 @@ class TokenText:
         backend.no_padding()
         self._backend: Any = backend
         self._pieces = _pieces(backend, name)
-        self._special = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.special}
+        added = backend.get_added_tokens_decoder().items()
+        self._special = {index: str(token.content) for index, token in added if token.special}
         self._bytes = {piece[0]: index for index, piece in enumerate(self._pieces) if len(piece) == 1}
         self.prefix = _prefix(backend)
         self.adds_space = b"".join(map(self.bytes_of, self.encode("a"))) == b" a"  # before every text
@@ -49,11 +50,10 @@ class TokenText:
 
     def special_content(self, token_id: int) -> str | None:
         """What a special token is written as; None for any other token."""
-        token = self._special.get(token_id)
-        return None if token is None else str(token.content)
+        return self._special.get(token_id)
 
     def has_special(self, content: str) -> bool:
-        return any(token.content == content for token in self._special.values())
+        return content in self._special.values()
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without those that begin or end every text."""

@@ -119,7 +119,7 @@ def test_beyond_the_draft_models_positions_there_is_no_draft_and_no_error():
     drafting = engine(max_len=24)
     known = 0
     lengths = []
-    for word in ["the", *[" cat and the dog"] * 6]:
+    for word in ["the cat", *[" and the cat"] * 6]:
         lengths.append(len(chains(ask(drafting, item(1, word, known)))[1]))
         known += len(word)
     assert lengths[0] > 0
@@ -185,7 +185,7 @@ def test_guesses_that_cannot_be_realigned_are_counted():
         max_size=25,
     )
 )
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_any_order_of_deltas_keeps_both_sides_whole(steps):
     drafting = engine(num_blocks=24)
     texts = {seq_id: TARGET.encode(TEXT[seq_id * 7 :]) for seq_id in range(4)}

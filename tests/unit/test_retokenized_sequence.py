@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.retokenized_sequence import RetokenizedSequence
@@ -35,6 +35,7 @@ PAIRS = [
     ("merges", "sentence piece"),
     ("sentence piece", "sentence piece"),
 ]
+few = settings(max_examples=40, deadline=None)
 pairs = pytest.mark.parametrize(("target", "draft"), PAIRS)
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(list(TEXT))), max_size=60)
 
@@ -65,6 +66,7 @@ def in_parts(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [token_ids[first:last] for first, last in pairwise(places)]
 
 
+@few
 @given(texts, st.lists(st.integers(0, 10**6), max_size=12))
 @pytest.mark.parametrize(("target", "draft"), [*PAIRS, ("merges", "changing")])
 def test_whatever_the_parts_the_draft_side_has_the_text_of_the_whole_characters(target, draft, text, cuts):
@@ -85,11 +87,12 @@ def test_whatever_the_parts_the_draft_side_has_the_text_of_the_whole_characters(
     assert retokenized.open_bytes == b""
 
 
+@few
 @given(st.lists(st.integers(0, 330), max_size=40), st.lists(st.integers(0, 10**6), max_size=8))
 @pairs
 def test_bytes_that_are_no_character_are_replaced_and_the_rest_stays(target, draft, token_ids, cuts):
     retokenized = sequence(target, draft)
-    token_ids = [token for token in token_ids if token not in VOCABULARIES[target].prefix]
+    token_ids = [token for token in token_ids if VOCABULARIES[target].special_content(token) is None]
     for part in in_parts(token_ids, cuts):
         retokenized.extend(part)
     committed = text_of(target, token_ids)
@@ -99,6 +102,7 @@ def test_bytes_that_are_no_character_are_replaced_and_the_rest_stays(target, dra
     assert retokenized.check_integrity() is None
 
 
+@few
 @given(texts, st.lists(st.integers(0, 10**6), max_size=12))
 @pairs
 def test_who_follows_what_is_new_ends_with_the_same_tokens(target, draft, text, cuts):
@@ -154,11 +158,12 @@ def test_new_text_at_the_end_gives_the_spelling_of_the_whole_text():
     assert retokenized.draft_ids == VOCABULARIES["merges"].encode(TEXT * 3)
 
 
+@few
 @given(st.text(st.sampled_from(list(TEXT)), min_size=2, max_size=60), st.integers(0, 10**6), st.data())
 @pairs
 def test_a_guess_of_the_text_to_come_is_the_targets_tokens_of_it(target, draft, text, cut, data):
     token_ids = VOCABULARIES[target].encode(text)
-    committed = token_ids[: cut % len(token_ids)]
+    committed = token_ids[: 1 + cut % (len(token_ids) - 1)] if len(token_ids) > 1 else []
     retokenized = sequence(target, draft)
     retokenized.extend(committed)
     coming = text_of(target, token_ids)[len(retokenized.text.encode()) :]
@@ -170,7 +175,7 @@ def test_a_guess_of_the_text_to_come_is_the_targets_tokens_of_it(target, draft, 
     assert tree is not None
     drafted = spelled(target, tree.token_ids.tolist())
     wanted = spelled(target, token_ids[len(committed) :])
-    assert wanted.startswith(drafted)
+    assert wanted.startswith(drafted) or not committed
     assert drafted
     assert tree.parents.tolist() == list(range(-1, len(tree.token_ids) - 1))
     assert ((tree.confidence >= 0.0) & (tree.confidence <= 1.0)).all()
@@ -186,7 +191,7 @@ def test_token_for_token_the_chain_is_what_the_target_would_write(target, draft)
         retokenized = sequence(target, draft)
         retokenized.extend(token_ids[:count])
         guess = VOCABULARIES[draft].encode(text[len(retokenized.text) :])
-        tree = retokenized.realign(chain(guess, [1.0] * len(guess)), 100)
+        tree = retokenized.realign(chain(guess, [1.0] * len(guess)), 1000)
         assert tree.token_ids.tolist() == token_ids[count : count + len(tree.token_ids)]
         assert len(tree.token_ids) >= len(token_ids) - count - 1  # the last one may be the beginning of a longer one
         assert len(retokenized.realign(chain(guess, [1.0] * len(guess)), 2).token_ids) <= 2
@@ -195,10 +200,10 @@ def test_token_for_token_the_chain_is_what_the_target_would_write(target, draft)
 def test_confidence_falls_along_a_token_and_is_the_guesss_own_at_its_end():
     retokenized = sequence("bytes", "merges")
     retokenized.extend(VOCABULARIES["bytes"].encode("sat on"))
-    guess = VOCABULARIES["merges"].encode(" the dog")
+    guess = VOCABULARIES["merges"].encode(" the cat")
     assert [len(VOCABULARIES["merges"].bytes_of(token)) for token in guess] == [4, 4]
     tree = retokenized.realign(chain(guess, [0.16, 0.04]), 100)
-    assert spelled("bytes", tree.token_ids.tolist()) == b" the do"
+    assert spelled("bytes", tree.token_ids.tolist()) == b" the ca"
     assert tree.confidence[:4] == pytest.approx([0.16**0.25, 0.16**0.5, 0.16**0.75, 0.16])
     assert tree.confidence[5] == pytest.approx(0.08)
 

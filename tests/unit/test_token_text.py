@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models
@@ -38,6 +38,7 @@ def spelled(text: TokenText, token_ids: list[int]) -> bytes:
     return b"".join(map(text.bytes_of, token_ids))
 
 
+@settings(deadline=None)
 @given(texts)
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_tokens_of_a_text_have_its_bytes(name, text):
@@ -47,6 +48,7 @@ def test_the_tokens_of_a_text_have_its_bytes(name, text):
     assert spelled(TEXTS[name], token_ids) in (text.encode(), space + text.encode())
 
 
+@settings(deadline=None)
 @given(texts, texts, st.data())
 @pytest.mark.parametrize("name", TEXTS)
 def test_behind_other_text_and_from_inside_a_character_nothing_is_added_or_lost(name, before, text, data):
@@ -106,7 +108,7 @@ def test_vocabularies_are_compared_and_not_names(tmp_path):
     assert has_own_vocabulary(source(merges), source(target))
     same = save_tiny_model(tmp_path / "same", seed=9, layers=1, hidden_size=16)
     tokenizer = make_byte_tokenizer()
-    tokenizer.chat_template = None  # the files differ, the vocabulary does not
+    tokenizer.chat_template = "{{ messages }}"  # the files differ, the vocabulary does not
     tokenizer.save_pretrained(same)
     assert source(same).tokenizer_fingerprint() != source(target).tokenizer_fingerprint()
     assert not has_own_vocabulary(source(same), source(target))
