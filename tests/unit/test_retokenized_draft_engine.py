@@ -119,7 +119,7 @@ def test_beyond_the_draft_models_positions_there_is_no_draft_and_no_error():
     drafting = engine(max_len=24)
     known = 0
     lengths = []
-    for word in ["the cat", *[" and the cat"] * 6]:
+    for word in ["the cat", *[" and the cat"] * 10]:
         lengths.append(len(chains(ask(drafting, item(1, word, known)))[1]))
         known += len(word)
     assert lengths[0] > 0
