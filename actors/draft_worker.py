@@ -12,6 +12,7 @@ import torch
 from actors.engine.build import build_draft_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.lookahead_drafter import LookaheadOptions
+from actors.engine.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
@@ -32,6 +33,7 @@ class DraftSettings:
     block_size: int
     quantization: Quantization = "none"
     lookahead: LookaheadOptions | None = None  # None: its defaults
+    target: ModelSource | None = None  # for its tokenizer, should the draft model have another; None: it has not
 
 
 class DraftWorker:
@@ -47,6 +49,7 @@ class DraftWorker:
             block_size=settings.block_size,
             quantization=settings.quantization,
             lookahead=settings.lookahead,
+            target=settings.target,
         )
         _warm_up(engine)
         pool = engine.pool
@@ -77,7 +80,7 @@ class DraftWorker:
             logger.exception("the draft worker ended")
 
 
-def _warm_up(engine: DraftEngine) -> None:
+def _warm_up(engine: DraftEngine | RetokenizedDraftEngine) -> None:
     """One sampled guess: the first one allocates the cache and compiles kernels, longer than a round waits."""
     tokens = np.ones(2, dtype=np.int32)
     begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")

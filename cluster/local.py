@@ -32,6 +32,7 @@ from actors.engine.build import build_draft_engine, build_target_engine
 from actors.engine.draft_engine import DraftEngine
 from actors.engine.eagle_drafter import DEFAULT_DEPTH, DEFAULT_TOP_K, EagleOptions
 from actors.engine.lookahead_drafter import LookaheadOptions
+from actors.engine.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
@@ -179,7 +180,8 @@ class LocalEngine:
         progress: Progress = silent,
     ) -> None:
         """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
-        "auto" (the drafter built for the target, if there is one) or "none". eagle_head: the directory of an EAGLE
+        "auto" (the drafter built for the target, if there is one) or "none"; its vocabulary may be another than the
+        target's. eagle_head: the directory of an EAGLE
         head of the target, which drafts `eagle_depth` levels far, `eagle_top_k` nodes wide; or "none". corpora:
         directories of `paceline corpus build`, for the drafter retrieval. drafter_options: of each CPU drafter by its
         name, {"suffix": {"len_threshold": 5}}: the keywords of its module's `create_drafter`. gamma and branch: tokens
@@ -216,7 +218,7 @@ class LocalEngine:
             eagle_head=eagle_head if EAGLE in names else None,
             eagle_options=EagleOptions(eagle_depth, eagle_top_k),
         )
-        self._draft: DraftEngine | None = None
+        self._draft: DraftEngine | RetokenizedDraftEngine | None = None
         if needs_draft_model(names) and draft_source is not None:
             self._draft = build_draft_engine(
                 draft_source,
@@ -225,6 +227,7 @@ class LocalEngine:
                 kv_cache_tokens=kv_cache_tokens,
                 quantization=draft_quantization or quantization,
                 lookahead=lookahead,
+                target=source,
             )
         self.drafter_names = names
         self.acceptance = acceptance

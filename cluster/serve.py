@@ -28,6 +28,7 @@ from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import ModelInfo, choose_device, read_model_info
 from actors.models.source import ModelSource
+from actors.models.token_text import has_own_vocabulary
 from actors.target_worker import TargetSettings
 from cluster.config import ClusterConfig
 from cluster.directory import get_or_create_directory
@@ -53,6 +54,7 @@ class ClusterPlan:
     draft: ModelSource | None  # its directory may not be there yet: see `builds_drafter`
     draft_device: str
     builds_drafter: bool
+    draft_has_own_vocabulary: bool = False  # then its drafts go by way of the text
 
     @property
     def num_cpus(self) -> float:
@@ -91,7 +93,8 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
     elif wants_draft_model and config.draft.model != "none":
         draft = resolve_model(config.draft.model, home, progress)
     target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
-    return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter)
+    has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
+    return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter, has_own)
 
 
 def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokenizer_fingerprint: str) -> None:
@@ -149,6 +152,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             block_size=config.draft.block_size,
             quantization=config.draft.quantization,
             lookahead=LookaheadOptions(**config.draft.lookahead.model_dump()),
+            target=plan.target,
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
     router = router_application(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from actors.engine.draft_engine import DraftEngine
 from actors.engine.eagle_drafter import EagleOptions
 from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.engine.options import EngineOptions, Exactness
+from actors.engine.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.models.eagle_head import EagleHead, load_eagle_head
@@ -20,11 +22,15 @@ from actors.models.loader import (
     load_config,
     load_draft_model,
     load_model,
+    load_tokenizer,
     max_model_len,
     silence_unmapped_tokens,
 )
 from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
+from actors.models.token_text import TokenText, has_own_vocabulary
+
+logger = logging.getLogger(__name__)
 
 _MAX_AUTO_TOKENS = 1 << 20
 
@@ -88,14 +94,27 @@ def build_draft_engine(
     block_size: int = 16,
     quantization: Quantization = "none",
     lookahead: LookaheadOptions | None = None,
-) -> DraftEngine:
-    """Load a draft model, reduced vocabulary or not, with its own cache. Raises ModelError."""
+    target: ModelSource | None = None,
+) -> DraftEngine | RetokenizedDraftEngine:
+    """Load a draft model, reduced vocabulary or not, with its own cache.
+
+    target: the model it drafts for; where their vocabularies differ, drafts go by way of the text. None: the
+    vocabularies are the same. Raises ModelError.
+    """
+    texts = None
+    if target is not None and has_own_vocabulary(source, target):
+        texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
     draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
     config = load_config(source)
     bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
     tokens = kv_cache_tokens or _tokens_that_fit(config, draft.model, kv_cache_fraction, bytes_per_token)
     options = EngineOptions(max(1, tokens // block_size), block_size)
-    return DraftEngine(draft.model, options, draft.token_ids, lookahead)
+    engine = DraftEngine(draft.model, options, draft.token_ids, lookahead)
+    if texts is None:
+        return engine
+    logger.info("draft model %s has a vocabulary of its own: its drafts go by way of the text", source.spec)
+    text_config = config.get_text_config()
+    return RetokenizedDraftEngine(engine, *texts, max_model_len(text_config), int(text_config.vocab_size))
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:

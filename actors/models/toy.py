@@ -64,18 +64,25 @@ def make_tiny_model(
     return model
 
 
-def save_tiny_model(directory: Path, kind: TinyKind = "llama", seed: int = 0, **shape: Any) -> Path:
-    """Write `make_tiny_model(kind, seed, **shape)` with a byte tokenizer and a chat template as a model directory.
+def save_tiny_model(
+    directory: Path,
+    kind: TinyKind = "llama",
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **shape: Any,
+) -> Path:
+    """Write `make_tiny_model(kind, seed, **shape)` with a tokenizer as a model directory.
 
-    The vocabulary has 259 ids unless `vocab_size` says more; the end of turn is the end of sequence unless
-    `eos_token_id` says otherwise.
+    tokenizer None: that of bytes, with a chat template. There are as many ids as the tokenizer has unless `vocab_size`
+    says more; the tokenizer's end of sequence is the model's unless `eos_token_id` says otherwise.
     """
-    shape = {"vocab_size": BYTE_VOCAB_SIZE, "eos_token_id": END_OF_TURN, **shape}
-    if shape["vocab_size"] < BYTE_VOCAB_SIZE:
-        raise ValueError(f"vocab_size is {shape['vocab_size']}; a byte tokenizer needs at least {BYTE_VOCAB_SIZE}")
+    tokenizer = tokenizer or make_byte_tokenizer()
+    shape = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, **shape}
+    if shape["vocab_size"] < len(tokenizer):
+        raise ValueError(f"vocab_size is {shape['vocab_size']}; the tokenizer needs at least {len(tokenizer)}")
     with quiet_transformers():
         make_tiny_model(kind, seed, **shape).save_pretrained(directory)
-        make_byte_tokenizer().save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
     return directory
 
 

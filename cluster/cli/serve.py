@@ -98,6 +98,8 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
     )
     if plan.draft is not None:
         state = ", being built; picked up when it is there" if plan.builds_drafter else ""
+        if plan.draft_has_own_vocabulary:
+            state = ", with a vocabulary of its own: its drafts go by way of the text"
         typer.echo(f"draft   {plan.draft.path}, {config.draft.workers} worker(s) on {plan.draft_device}{state}")
     else:
         typer.echo("draft   no draft model")

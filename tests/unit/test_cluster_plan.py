@@ -27,6 +27,7 @@ from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.router.deployment import router_application
 from cluster.serve import plan_cluster
+from paceline_testing.other_vocabularies import merging_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,13 @@ def test_lookahead_has_the_same_defaults_and_limits_as_the_engine():
                     load_config(None, [f"draft.lookahead.{field.name}={value}"])
             else:
                 load_config(None, [f"draft.lookahead.{field.name}={value}"])
+
+
+def test_a_draft_model_of_another_vocabulary_is_found_out_before_anything_is_started(model, tmp_path):
+    other = save_tiny_model(tmp_path, tokenizer=merging_tokenizer(), layers=1, hidden_size=16)
+    assert plan(model, other, ["auto"]).draft_has_own_vocabulary
+    for draft, drafters in ((model, ["auto"]), ("auto", ["auto"]), ("none", ["auto"]), (other, ["suffix"])):
+        assert not plan(model, draft, drafters).draft_has_own_vocabulary
 
 
 @pytest.mark.parametrize(

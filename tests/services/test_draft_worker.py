@@ -1,0 +1,47 @@
+"""A draft worker over a real link, with a draft model whose vocabulary is not the target's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.draft_worker import DraftSettings, DraftWorker
+from actors.links.client import AsyncLink
+from actors.links.keys import LinkKeys
+from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
+from actors.models.source import ModelSource
+from actors.models.toy import make_byte_tokenizer, save_tiny_model
+from paceline_testing.other_vocabularies import save_renumbered_pair
+
+
+async def drafts_of(settings: DraftSettings, text: str) -> DraftTree:
+    keys = LinkKeys.generate()
+    worker = DraftWorker(settings, 1, "127.0.0.1")
+    try:
+        worker.server.allow([keys.public])
+        link = AsyncLink(worker.server.address, keys)
+        try:
+            token_ids = np.array(make_byte_tokenizer().encode(text), np.int32)
+            begin = SequenceStart(SamplingParams(seed=1, temperature=0.0), len(token_ids))
+            item = DraftItem(SequenceDelta(1, 0, token_ids), 4, begin, 4)
+            answer = await link.call(DraftBatch(1, [item]), 20.0)
+        finally:
+            link.close()
+    finally:
+        worker.stop()
+    assert isinstance(answer, DraftResult)
+    assert answer.seq_ids == [1]
+    tree = answer.trees[0]
+    return DraftTree(tree.token_ids, tree.parents, tree.confidence)
+
+
+async def test_a_worker_speaks_the_targets_tokens_whatever_its_model_speaks(tmp_path):
+    target, draft = (ModelSource(path.name, path.name, path) for path in save_renumbered_pair(tmp_path))
+    wanted = await drafts_of(DraftSettings(target, "float32", "cpu", 1, 1024, 16, target=target), "say oak and elm")
+    realigned = await drafts_of(DraftSettings(draft, "float32", "cpu", 1, 1024, 16, target=target), "say oak and elm")
+    assert 0 < len(realigned) <= 4
+    shared = min(len(realigned), len(wanted))
+    assert realigned.token_ids[:shared].tolist() == wanted.token_ids[:shared].tolist()
+    same = save_tiny_model(tmp_path / "same", layers=1, hidden_size=16)
+    plain = ModelSource("same", "same", same)
+    assert len(await drafts_of(DraftSettings(plain, "float32", "cpu", 1, 1024, 16), "say oak")) > 0
