@@ -19,7 +19,8 @@ class LookaheadWindow:
     each column is the next row. A row starts at the position behind that of the row above.
 
     It begins as a row of tokens drawn from the text; `level` - 2 forwards fill the others. A full column with what
-    comes behind it is a phrase of `level` - 1 tokens that the model has said of its own.
+    comes behind it is a phrase of `level` - 1 tokens that the model has said of its own. Only that of column 0 may not
+    belong to its key: the column began below a guess at what is now the last token.
     """
 
     def __init__(self, width: int, level: int, text: np.ndarray, seed: int) -> None:
