@@ -85,6 +85,10 @@ class DrafterCard:
     seconds: float
 
 
+class DrafterExists(Exception):
+    """A drafter is at the directory already."""
+
+
 def default_drafter_dir(home: Path, source: ModelSource) -> Path:
     """Where the drafter of these very weights is looked for; a directory there is complete.
 
@@ -104,14 +108,15 @@ def build_drafter(
     progress: Callable[[str, int, int], None] | None = None,
     resumable: bool = False,
     steps: int | None = None,
+    keeps: bool = False,
 ) -> DrafterCard:
     """Make a draft model for `source` and put it at `out`, whole or not at all.
 
     `prompts` replace the built-in ones. `evaluate` names further sets of prompts to measure agreement on.
     `progress` is called with (stage, done, total). Reproducible on one machine with one number of torch threads.
     resumable: keep checkpoints beside `out`, and go on from the last one of the same target, recipe and prompts; then
-    steps: of the distillation at most so many in this run, None: all. Raises ModelError, and TrainingPaused where
-    steps are left.
+    steps: of the distillation at most so many in this run, None: all. keeps: leave what another process has put at
+    `out` while this one waited for it. Raises ModelError, TrainingPaused where steps are left, and DrafterExists.
     """
     import torch
 
@@ -127,6 +132,8 @@ def build_drafter(
     target = load_model(source, fast_dtype(device), device)
     key = json.dumps([info.weights_fingerprint, asdict(recipe), list(prompts) if prompts is not None else None])
     with directory_lock(out), torch.random.fork_rng():
+        if keeps and out.is_dir():
+            raise DrafterExists(out)
         torch.manual_seed(recipe.seed)
         notes = TrainingCheckpoint(out, key) if resumable else None
         writer = TargetWriter(

@@ -15,6 +15,7 @@ from actors.models.catalog import resolve_model
 from actors.models.drafter_build import (
     CHAIN_LENGTH,
     TRAINING_RECIPE,
+    DrafterExists,
     DrafterRecipe,
     build_drafter,
     default_drafter_dir,
@@ -56,6 +57,7 @@ def build(
     ),
     threads: int = typer.Option(0, min=0, help="CPU threads; 0: all cores."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    keep: bool = typer.Option(False, "--keep", help="Leave a drafter that is there already."),
 ) -> None:
     """Make a small draft model out of the target itself, in a few minutes on a CPU, and print its directory."""
     # Threads that wait for work must not keep the core from the one that has it.
@@ -71,7 +73,11 @@ def build(
     with progress_bars() as progress:
         source = resolve_model(target, home, progress)
         directory = out if out is not None else default_drafter_dir(home, source)
-        card = build_drafter(source, directory, recipe, questions, tests, device, progress)
+        try:
+            card = build_drafter(source, directory, recipe, questions, tests, device, progress, keeps=keep)
+        except DrafterExists:
+            typer.echo(directory)
+            return
     typer.echo(
         f"agrees with {card.target} on {card.agreement:.1%} of held-out tokens "
         f"({card.agreement_before:.1%} before distillation), {card.tokens_per_round:.2f} tokens a round in chains of "

@@ -277,7 +277,8 @@ def _report_failed_starts(told: set[str]) -> None:
 
 def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
     """Build the drafter beside the running cluster, at low priority; the draft workers wait for its directory."""
-    command = [sys.executable, "-m", "cluster.cli.main", "drafter", "build", "--target", config.target.model]
+    command = [sys.executable, "-m", "cluster.cli.main", "drafter", "build", "--keep"]
+    command += ["--target", config.target.model]
     log = _builder_log()
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

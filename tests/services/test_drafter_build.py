@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from actors.errors import ModelError
 from actors.models.catalog import resolve_model
-from actors.models.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, default_drafter_dir
+from actors.models.drafter_build import CARD_FILE, DrafterExists, DrafterRecipe, build_drafter, default_drafter_dir
 from actors.models.loader import load_draft_model, load_model, load_tokenizer
 from actors.models.source import ModelSource
 from actors.models.target_text import encode_prompts, write_answers
 from actors.models.target_writer import TargetWriter, batches_by_length
 from actors.models.toy import TINY_KINDS, save_tiny_model
 from cluster.cli import drafter as command
+from cluster.cli.main import main
 from cluster.config import ClusterConfig
 from cluster.local import LocalEngine
 from cluster.serve import plan_cluster
@@ -138,6 +139,21 @@ def test_a_build_that_fails_leaves_no_directory_and_spares_the_last_one(targets,
         build_drafter(targets["llama"], out, dataclasses.replace(QUICK, seed=3), progress=interrupt)
     assert (out / CARD_FILE).read_bytes() == before
     assert sorted(entry.name for entry in out.parent.iterdir()) == [".d.lock", "d"]
+
+
+def test_a_drafter_that_is_there_is_left_where_that_is_wanted(targets, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "d"
+    build_drafter(targets["llama"], out, QUICK, keeps=True)
+    before = (out / CARD_FILE).read_bytes()
+    with pytest.raises(DrafterExists):
+        build_drafter(targets["llama"], out, dataclasses.replace(QUICK, seed=3), keeps=True)
+    monkeypatch.setattr("sys.argv", ["paceline", "drafter", "build", "--keep", "--target", targets["llama"].spec])
+    monkeypatch.setattr(command, "default_drafter_dir", lambda home, source: out)
+    monkeypatch.setattr(command, "resolve_model", lambda target, home, progress: targets["llama"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main()
+    assert capsys.readouterr().out.strip() == str(out)
+    assert (out / CARD_FILE).read_bytes() == before
 
 
 def test_progress_only_goes_forward_and_every_stage_ends(targets, tmp_path):
