@@ -135,6 +135,10 @@ class TreeMessage(msgspec.Struct, frozen=True, array_like=True):
     probs: TopProbs | None = None  # with acceptance == "rejection"
 
 
+def no_tree() -> TreeMessage:
+    return TreeMessage(no_tokens(), no_tokens(), np.empty(0, np.float32))
+
+
 class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     round_id: int
     seq_ids: list[int]

@@ -440,6 +440,8 @@ class LocalEngine:
         chosen = expand_drafters(
             list(names), has_draft_model=DRAFT_MODEL in self.drafter_names, has_head=EAGLE in self.drafter_names
         )
+        if AUTO in names:  # all that there are, as over HTTP
+            chosen = tuple(dict.fromkeys((*chosen, OUROBOROS)))
         for name in chosen:
             if name not in self.drafter_names and AUTO not in names:
                 have = ", ".join(self.drafter_names) or "none"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_MOST = 1_000_000  # of any of them: beyond, they mean the same
+
 
 @dataclass(frozen=True, slots=True)
 class MatchOptions:
@@ -22,8 +24,8 @@ class MatchOptions:
             ("n_predicts", self.n_predicts, 1),
             ("alpha", self.alpha, 0),
         ):
-            if value is not None and not least <= value < math.inf:
-                raise ValueError(f"{name} is {value}; it must be at least {least}, and finite")
+            if value is not None and not least <= value <= _MOST:
+                raise ValueError(f"{name} is {value}; it must be from {least} to {_MOST}")
 
     def room(self, max_nodes: int) -> int:
         """Nodes that a draft of any match may have."""

@@ -33,6 +33,9 @@ def checked_options(field: str, create: Callable[..., object], given: Mapping[st
             raise InvalidRequest(f"{field}.{option}", value, f"there is no such option; there are {', '.join(known)}")
         try:
             checked[option] = TypeAdapter(hints[option]).validate_python(value)
+            # NaN or more than 1 would silently turn the drafter's judgement, or the drafter, off.
+            if option == "floor" and not 0.0 <= float(checked[option]) <= 1.0:
+                raise InvalidRequest(f"{field}.{option}", value, "it must be from 0 to 1")
         except ValidationError as error:
             raise InvalidRequest(f"{field}.{option}", value, _message(error)) from None
     return checked

@@ -60,6 +60,9 @@ class _NgramIndex:
         self.size = size
 
 
+MAX_NGRAM = 64  # every token is hashed with so many before it
+
+
 class PromptLookupDrafter:
     """Drafts the chain of tokens that followed the most recent occurrence of the longest n-gram found."""
 
@@ -68,9 +71,9 @@ class PromptLookupDrafter:
     def __init__(
         self, *, max_ngram: int = _MAX_NGRAM, acceptance: Float32Array = _ACCEPTANCE, floor: float = _FLOOR
     ) -> None:
-        """max_ngram >= 1; acceptance: float32 [m], by known match length; floor: least confidence of a node."""
-        if max_ngram < 1:
-            raise ValueError(f"max_ngram is {max_ngram}; it must be at least 1")
+        """max_ngram: 1 to MAX_NGRAM; acceptance: float32 [m], by known match length; floor: of confidence."""
+        if not 1 <= max_ngram <= MAX_NGRAM:
+            raise ValueError(f"max_ngram is {max_ngram}; it must be in 1 to {MAX_NGRAM}")
         self._max_ngram = max_ngram
         self._acceptance = acceptance
         self._floor = floor

@@ -25,12 +25,23 @@ from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import DraftBatch, DraftItem, DraftResult, TopProbs, TreeMessage, no_tokens
+from actors.messages import (
+    DraftBatch,
+    DraftItem,
+    DraftResult,
+    SequenceDelta,
+    TopProbs,
+    TreeMessage,
+    no_tokens,
+    no_tree,
+)
 from actors.models.loader import max_model_len
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
 # Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
 _NUM_PROBS = 32
+# Of one tree, whatever a message asks for; a cluster's configuration allows as many.
+_MAX_NODES = 256
 # Rows a forward of prompts; longer ones are computed in several.
 _MAX_PREFILL_ROWS = 512
 
@@ -73,18 +84,28 @@ class DraftEngine:
         self._runner = ModelRunner(model, options.num_blocks * options.block_size)
         self._table = SequenceTable(self.pool, self._runner.kv)
         self._vocab_map = vocab_map
-        max_positions = max_model_len(model.config.get_text_config())
-        self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), max_positions, vocab_map)
+        self._max_positions = max_model_len(model.config.get_text_config())
+        self._num_ids = int(model.get_input_embeddings().num_embeddings)
+        self._unfit: set[int] = set()  # sequences that the model cannot read
+        self._lookahead = LookaheadDrafter(
+            self._runner, lookahead or LookaheadOptions(), self._max_positions, vocab_map
+        )
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
-        """One tree per item, in order; empty where there is no room for the sequence."""
+        """One tree per item, in order; empty where there is no room for the sequence, or where it has tokens or
+        positions that the model has not."""
         started = time.perf_counter()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
+            self._unfit.discard(seq_id)
         stale: list[int] = []
+        unfit: list[int] = []
         drafts: list[_Draft | LookaheadDraft] = []
         for item in distinct(batch.items):
+            if not self._fits(item.delta):
+                unfit.append(item.delta.seq_id)
+                continue
             sequence = self._table.find(item.delta, item.begin)
             if sequence is None:
                 stale.append(item.delta.seq_id)
@@ -100,18 +121,36 @@ class DraftEngine:
             draft.sequence.publish()
         return DraftResult(
             batch.round_id,
-            [draft.sequence.seq_id for draft in drafts],
-            [self._tree_message(draft) for draft in drafts],
+            [*(draft.sequence.seq_id for draft in drafts), *unfit],
+            [*(self._tree_message(draft) for draft in drafts), *(no_tree() for _ in unfit)],
             stale,
             time.perf_counter() - started,
         )
 
+    def _fits(self, delta: SequenceDelta) -> bool:
+        """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
+        every other round; in a forward it would take all the others of its batch with it."""
+        if delta.start == 0:
+            self._unfit.discard(delta.seq_id)
+        if delta.seq_id not in self._unfit:
+            ids = delta.token_ids
+            has_ids = not len(ids) or (ids.min() >= 0 and ids.max() < self._num_ids)
+            if has_ids and delta.start + len(ids) <= self._max_positions:
+                return True
+            self._unfit.add(delta.seq_id)
+            self._table.forget(delta.seq_id)
+        return False
+
     def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | LookaheadDraft:
+        max_nodes = min(item.max_nodes, _MAX_NODES)
+        max_depth = min(item.max_depth or max_nodes, max_nodes)
         # What is sent under rejection are draws from q with their probabilities, which phrases have not.
         if item.method == "tree" or _draws_from_probs(sequence):
-            return _start_tree(sequence, item)
+            # The last guesses of a tree are not computed.
+            room = self._max_positions - sequence.length + 1
+            return _start_tree(sequence, max_nodes, min(max_depth, room), item.branch)
         self._lookahead.learn(sequence, len(item.delta.token_ids))
-        return self._lookahead.start(sequence, item.max_nodes, item.max_depth or item.max_nodes)
+        return self._lookahead.start(sequence, max_nodes, max_depth)
 
     def _tree_message(self, draft: _Draft | LookaheadDraft) -> TreeMessage:
         return self._lookahead.finished(draft) if isinstance(draft, LookaheadDraft) else _tree_message(draft)
@@ -173,6 +212,7 @@ class DraftEngine:
     def clear(self) -> None:
         """Forget every sequence; their next deltas are answered stale."""
         self._table.clear()
+        self._unfit.clear()
 
     def check_integrity(self) -> str | None:
         return self._table.check_integrity() or self._lookahead.pool.check_integrity()
@@ -182,14 +222,13 @@ def _draws_from_probs(sequence: Sequence) -> bool:
     return sequence.sampling.params.acceptance == "rejection"
 
 
-def _start_tree(sequence: Sequence, item: DraftItem) -> _Draft:
-    max_depth = min(item.max_depth or item.max_nodes, item.max_nodes)
+def _start_tree(sequence: Sequence, max_nodes: int, max_depth: int, branch: int) -> _Draft:
     # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one
     # failed: so there is a chain, whatever was asked for.
-    branch = 1 if _draws_from_probs(sequence) else item.branch
-    tree = GrowingTree(item.max_nodes, max_depth, branch)
+    branch = 1 if _draws_from_probs(sequence) else branch
+    tree = GrowingTree(max_nodes, max_depth, branch)
     if sequence.reserve(sequence.length + tree.max_computed):
-        return _Draft(sequence, item.max_nodes, tree)
+        return _Draft(sequence, max_nodes, tree)
     return _Draft(sequence, 0, GrowingTree(0, 0, 1))
 
 

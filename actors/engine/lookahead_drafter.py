@@ -228,7 +228,7 @@ class LookaheadDrafter:
         for step, token, share in zip(steps, tokens[:, 0].tolist(), shares[:, 0].tolist(), strict=True):
             draft = step.draft
             step.is_walking = False
-            if share <= 0.0:  # every token is masked
+            if not share > 0.0:  # every token is masked, or nothing the model says is a number
                 draft.num_wanted = len(draft.chain)
                 continue
             draft.chain.append(token)
@@ -244,7 +244,8 @@ class LookaheadDrafter:
     def _keep(self, step: _Step) -> None:
         """Move the KV of the nodes that were followed to the chain's own slots, if the chain goes on."""
         draft, sequence = step.draft, step.draft.sequence
-        if not step.path or len(draft.chain) >= draft.num_wanted:
+        is_last = len(draft.chain) >= draft.num_wanted or sequence.length + len(draft.chain) > self._max_positions
+        if not step.path or is_last:
             return  # at the end the sequence has the whole tree, and finds in it what the target accepts
         slots = sequence.slots(sequence.length + len(step.trie))[sequence.length :]
         first = draft.num_computed

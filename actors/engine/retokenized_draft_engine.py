@@ -19,7 +19,7 @@ import numpy as np
 
 from actors.engine.block_pool import BlockPool
 from actors.engine.draft_engine import DraftEngine
-from actors.engine.retokenized_sequence import RetokenizedSequence, no_tree
+from actors.engine.retokenized_sequence import RetokenizedSequence
 from actors.engine.sequence_table import distinct
 from actors.messages import (
     DraftBatch,
@@ -30,6 +30,7 @@ from actors.messages import (
     SequenceStart,
     TopProbs,
     TreeMessage,
+    no_tree,
 )
 from actors.models.token_text import TokenText
 

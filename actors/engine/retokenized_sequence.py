@@ -7,7 +7,7 @@ from collections.abc import Sequence as Sequences
 
 import numpy as np
 
-from actors.messages import SequenceStart, TreeMessage, no_tokens
+from actors.messages import SequenceStart, TreeMessage
 from actors.models.token_text import TokenText
 
 # Draft tokens at the end that more text may still change, and how far behind them a word is looked for to begin at.
@@ -169,7 +169,3 @@ def _chain(token_ids: list[int], confidence: np.ndarray) -> TreeMessage:
     return TreeMessage(
         np.asarray(token_ids, np.int32), np.arange(-1, count - 1, dtype=np.int32), confidence.astype(np.float32)
     )
-
-
-def no_tree() -> TreeMessage:
-    return TreeMessage(no_tokens(), no_tokens(), np.empty(0, np.float32))

@@ -14,7 +14,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -200,6 +200,19 @@ def _check(recipe: DrafterRecipe, layers: int, vocab_size: int) -> None:
         value = getattr(recipe, name)
         if not low <= value <= high:
             raise ModelError(f"drafter {name} is {value}; it must be between {low} and {high}")
+    check_learning_rate("drafter", recipe.learning_rate)
+
+
+def check_learning_rate(of: str, value: float) -> None:
+    """Raises ModelError."""
+    if not 0 < value < math.inf:
+        raise ModelError(f"{of} learning_rate is {value}; it must be above 0, and finite")
+
+
+def check_weights(of: str, weights: Iterable[torch.Tensor], learning_rate: float) -> None:
+    """Raises ModelError where a training has diverged, before its weights take the place of others."""
+    if not all(bool(tensor.isfinite().all()) for tensor in weights if tensor.is_floating_point()):
+        raise ModelError(f"the training of the {of} has diverged; its learning_rate is {learning_rate}")
 
 
 def fast_dtype(device: str) -> str:
@@ -401,6 +414,7 @@ class _Trainer:
         from safetensors.torch import save_file
 
         self._draft.get_output_embeddings().weight.data[self._token_ids] = self._readout.detach()
+        check_weights("drafter", self._draft.state_dict().values(), self._recipe.learning_rate)
         with quiet_transformers():
             self._draft.to(device="cpu", dtype=torch.bfloat16).save_pretrained(directory)
         save_file({"token_ids": self._token_ids.cpu().to(torch.int32)}, directory / VOCAB_MAP_FILE)

@@ -24,6 +24,8 @@ from actors.engine.feature_tap import FeatureTap
 from actors.errors import ModelError
 from actors.models.drafter_build import (
     batches_of,
+    check_learning_rate,
+    check_weights,
     fast_dtype,
     frequent_tokens,
     learning_rate_share,
@@ -131,6 +133,7 @@ def _check(recipe: HeadRecipe, vocab_size: int, target_vocab_size: int) -> None:
     for name, (value, low, high) in limits.items():
         if not low <= value <= high:
             raise ModelError(f"head {name} is {value}; it must be between {low} and {high}")
+    check_learning_rate("head", recipe.learning_rate)
 
 
 def _write_text(
@@ -308,6 +311,7 @@ class _Trainer:
             for name, value in self.head.state_dict().items()
         }
         tensors = {name: value.to(device="cpu", dtype=torch.bfloat16).contiguous() for name, value in tensors.items()}
+        check_weights("head", tensors.values(), self._recipe.learning_rate)
         ids = self._draft_ids.cpu()
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(self._shape["vocab_size"], dtype=torch.bool).index_fill_(0, ids, True)

@@ -126,7 +126,8 @@ def prompt_of(row: Row, number: int) -> BenchPrompt:
     own_id = row.get(benchmark.id_field, number) if benchmark else number
     name = str(row.get("id", row.get("question_id", own_id)))
     category = str(row.get("task", row.get("category", "")))
-    task = "mt_bench" if category in _MT_BENCH else category or (benchmark.task if benchmark else NO_TASK)
+    is_mt_bench = "task" not in row and "turns" in row and category in _MT_BENCH
+    task = "mt_bench" if is_mt_bench else category or (benchmark.task if benchmark else NO_TASK)
     prediction = row.get("prediction") or ""
     for field, value in (("id", name), ("task", category), ("prediction", prediction)):
         if not _is_text(value, may_be_empty=True):

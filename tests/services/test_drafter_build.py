@@ -171,12 +171,31 @@ def test_progress_only_goes_forward_and_every_stage_ends(targets, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"layers": 0}, {"layers": 3}, {"vocab_size": 260}, {"vocab_size": 0}, {"text_tokens": 0}, {"epochs": -1}]
+    "change",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"learning_rate": float("inf")},
+        {"layers": 0},
+        {"layers": 3},
+        {"vocab_size": 260},
+        {"vocab_size": 0},
+        {"text_tokens": 0},
+        {"epochs": -1},
+    ],
 )
 def test_a_recipe_beyond_its_target_names_the_limit(targets, tmp_path, change):
     (name, value) = next(iter(change.items()))
-    with pytest.raises(ModelError, match=f"drafter {name} is {value}; it must be between"):
+    with pytest.raises(ModelError, match=f"drafter {name} is {value}; it must be"):
         build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, **change))
+
+
+def test_a_training_that_diverges_spares_the_last_drafter(targets, tmp_path):
+    build_drafter(targets["llama"], tmp_path / "d", QUICK)
+    before = (tmp_path / "d" / CARD_FILE).read_bytes()
+    with pytest.raises(ModelError, match=r"the training of the drafter has diverged; its learning_rate is 1e\+30"):
+        build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, learning_rate=1e30, epochs=3))
+    assert (tmp_path / "d" / CARD_FILE).read_bytes() == before
 
 
 def test_one_prompt_is_too_few_to_hold_one_out(targets, tmp_path):

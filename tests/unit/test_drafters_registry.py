@@ -59,6 +59,8 @@ def test_all_cpu_drafters_of_a_list_are_created_and_corpora_are_for_retrieval() 
 def test_options_reach_the_drafter() -> None:
     with pytest.raises(ValueError, match="max_ngram is 0"):
         create_drafter("prompt_lookup", max_ngram=0)
+    with pytest.raises(ValueError, match="max_ngram is 65; it must be in 1 to 64"):
+        create_drafter("prompt_lookup", max_ngram=65)
     with pytest.raises(TypeError, match="colour"):
         create_drafter("suffix", colour="red")
 
@@ -81,6 +83,9 @@ def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
         ({"suffix": {"colour": 1}}, r"drafter_options.suffix.colour is 1; there is no such option; there are len_thr"),
         ({"suffix": {"top_k": "many"}}, r"drafter_options.suffix.top_k is 'many'; input should be a valid integer"),
         ({"suffix": {"top_k": 0}}, r"drafter_options.suffix is {'top_k': 0}; top_k is 0; it must be in 1 to"),
+        ({"suffix": {"floor": "nan"}}, r"drafter_options.suffix.floor is 'nan'; it must be from 0 to 1"),
+        ({"suffix": {"floor": 5}}, r"drafter_options.suffix.floor is 5; it must be from 0 to 1"),
+        ({"suffix": {"alpha": 1e308}}, r"alpha is 1e\+308; it must be from 0 to 1000000"),
         ({"suffix": {"acceptance": [1.0]}}, r"there is no such option"),
         ({"retrieval": {"corpora": ["/etc"]}}, r"there is no such option"),
         ({"prediction": {"floor": 0.1}}, r"drafters must include prediction to use it"),
