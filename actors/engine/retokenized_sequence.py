@@ -27,6 +27,7 @@ class RetokenizedSequence:
 
     def __init__(self, begin: SequenceStart, target: TokenText, draft: TokenText) -> None:
         self.begin = begin
+        self._has_begun = False
         self.num_tokens = 0  # of the target's
         self.draft_ids = list(draft.prefix)
         self.num_sent = 0  # draft_ids[:num_sent] are what the draft engine knows; 0: nothing
@@ -45,9 +46,7 @@ class RetokenizedSequence:
 
     def extend(self, token_ids: Sequences[int]) -> None:
         """Take in the target's next tokens, int [n]. Work grows with n, not with the sequence."""
-        spelled = b"".join(map(self._target.bytes_of, token_ids))
-        if self.num_tokens == 0:
-            spelled = self._without_beginning(token_ids)
+        spelled = self._spelled(token_ids) if self._has_begun else self._beginning(token_ids)
         self.num_tokens += len(token_ids)
         new = self._decoder.decode(spelled)
         if new:
@@ -85,11 +84,16 @@ class RetokenizedSequence:
             return f"draft tokens end at {known[-3:]} of {len(self._text)} bytes"
         return None
 
-    def _without_beginning(self, token_ids: Sequences[int]) -> bytes:
-        """What a text's first tokens spell without what the target's tokenizer adds: the draft model's adds its own."""
+    def _spelled(self, token_ids: Sequences[int]) -> bytes:
+        return b"".join(map(self._target.bytes_of, token_ids))
+
+    def _beginning(self, token_ids: Sequences[int]) -> bytes:
+        """What a text's first tokens spell without what the target's tokenizer adds: the draft model's adds its own.
+        Tokens that spell nothing may come before."""
         prefix = self._target.prefix
-        body = token_ids[len(prefix) :] if tuple(token_ids[: len(prefix)]) == prefix else token_ids
-        spelled = b"".join(map(self._target.bytes_of, body))
+        has_prefix = self.num_tokens == 0 and tuple(token_ids[: len(prefix)]) == prefix
+        spelled = self._spelled(token_ids[len(prefix) :] if has_prefix else token_ids)
+        self._has_begun = bool(spelled)
         return spelled.removeprefix(b" ") if self._target.adds_space else spelled
 
     def _spell(self, draft_ids: list[int]) -> tuple[bytes, list[int], bool]:
