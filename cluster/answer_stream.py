@@ -71,26 +71,22 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[StreamEvent]:
     """Events of a response's bytes, however they are cut, up to its `[DONE]`. Raises Unavailable for what is none."""
     lines = _DataLines()
     for chunk in chunks:
-        for data in lines.push(chunk):
-            if data == _END:
-                return
-            yield _decode(data)
-    for data in lines.close():
-        if data != _END:
-            yield _decode(data)
+        yield from lines.push(chunk)
+        if lines.have_ended:
+            return
+    yield from lines.close()
 
 
 async def read_events_async(chunks: AsyncIterable[bytes]) -> AsyncGenerator[StreamEvent, None]:
     """The same of bytes that are awaited."""
     lines = _DataLines()
     async for chunk in chunks:
-        for data in lines.push(chunk):
-            if data == _END:
-                return
-            yield _decode(data)
-    for data in lines.close():
-        if data != _END:
-            yield _decode(data)
+        for event in lines.push(chunk):
+            yield event
+        if lines.have_ended:
+            return
+    for event in lines.close():
+        yield event
 
 
 def message_of_refusal(body: bytes) -> str:
@@ -107,16 +103,23 @@ def message_of(error: ServerError | str) -> str:
 
 
 class _DataLines:
-    """Takes bytes and gives what stands after `data:` in the lines that have come to their end."""
+    """Takes bytes and gives the events after `data:` in the lines that have come to their end, one by one."""
 
     def __init__(self) -> None:
+        self.have_ended = False  # by `[DONE]`
         self._rest = b""
 
-    def push(self, chunk: bytes) -> list[bytes]:
+    def push(self, chunk: bytes) -> Iterator[StreamEvent]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [line.removeprefix(_DATA_FIELD).strip() for line in lines if line.startswith(_DATA_FIELD)]
+        for line in lines:
+            if line.startswith(_DATA_FIELD):
+                data = line.removeprefix(_DATA_FIELD).strip()
+                if data == _END:
+                    self.have_ended = True
+                    return
+                yield _decode(data)
 
-    def close(self) -> list[bytes]:
+    def close(self) -> Iterator[StreamEvent]:
         """The last line, which may lack its end."""
         return self.push(b"\n")
 

@@ -23,6 +23,7 @@ from actors.drafters.registry import (
     AUTO,
     DRAFT_MODEL,
     EAGLE,
+    NONE,
     OUROBOROS,
     create_drafters,
     expand_drafters,
@@ -437,16 +438,12 @@ class LocalEngine:
     def _chosen_drafters(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
         if names is None:
             return None
-        chosen = expand_drafters(
-            list(names), has_draft_model=DRAFT_MODEL in self.drafter_names, has_head=EAGLE in self.drafter_names
-        )
-        if AUTO in names:  # all that there are, as over HTTP
-            chosen = tuple(dict.fromkeys((*chosen, OUROBOROS)))
-        for name in chosen:
-            if name not in self.drafter_names and AUTO not in names:
+        expand_drafters(list(names))
+        for name in names:
+            if name not in (AUTO, NONE, *self.drafter_names):
                 have = ", ".join(self.drafter_names) or "none"
                 raise InvalidRequest("drafters", name, f"this engine was made with {have}")
-        return tuple(name for name in chosen if name in self.drafter_names)
+        return tuple(names)
 
     def _chunks(
         self, requests: Sequence[GenerationRequest], running: dict[str, _Running], on_round: OnRound | None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from typing import get_type_hints
+from typing import Annotated, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from actors.errors import InvalidRequest
 
@@ -14,6 +15,16 @@ FIELD = "drafter_options"
 
 # Set by other means, or arrays.
 _NOT_FOR_PEOPLE = frozenset({"corpora", "tokenizer_fingerprint", "acceptance"})
+
+
+def _is_share(value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise PydanticCustomError("share", "it must be from 0 to 1")
+    return value
+
+
+# Of a node's confidence, the least: NaN or more than 1 would silently turn a drafter's judgement, or the drafter, off.
+Floor = Annotated[float, AfterValidator(_is_share)]
 
 
 def option_names(create: Callable[..., object]) -> list[str]:
@@ -25,17 +36,15 @@ def option_names(create: Callable[..., object]) -> list[str]:
 def checked_options(field: str, create: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
     """The options of one drafter as its own types: text, as from a command line, becomes numbers where they are
     wanted. Raises InvalidRequest naming the option below `field`, its value and what is possible."""
-    hints = get_type_hints(create.__init__ if isinstance(create, type) else create)  # type: ignore[misc]
+    create = create.__init__ if isinstance(create, type) else create  # type: ignore[misc]
+    hints = get_type_hints(create, include_extras=True)
     known = option_names(create)
-    checked = {}
+    checked: dict[str, object] = {}
     for option, value in given.items():
         if option not in known:
             raise InvalidRequest(f"{field}.{option}", value, f"there is no such option; there are {', '.join(known)}")
         try:
             checked[option] = TypeAdapter(hints[option]).validate_python(value)
-            # NaN or more than 1 would silently turn the drafter's judgement, or the drafter, off.
-            if option == "floor" and not 0.0 <= float(checked[option]) <= 1.0:
-                raise InvalidRequest(f"{field}.{option}", value, "it must be from 0 to 1")
         except ValidationError as error:
             raise InvalidRequest(f"{field}.{option}", value, _message(error)) from None
     return checked

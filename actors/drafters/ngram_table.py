@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from actors.draft_tree import DraftTree
+from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
 
@@ -97,7 +98,7 @@ class NgramTableDrafter:
         unknown: Literal["stop", "random"] = "stop",
         max_ngrams: int = _MAX_NGRAMS,
         budget_bytes: int = _BUDGET_BYTES,
-        floor: float = _FLOOR,
+        floor: Floor = _FLOOR,
     ) -> None:
         """n: tokens of an n-gram, 2 to MAX_CONTEXT + 1. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
         filler_top_k: likeliest tokens of every row that are counted too; 1: only what was emitted. keep: counts of one

@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from actors.draft_tree import DraftTree
+from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
 
 # Chance that the prediction goes on to be right after so many tokens in a row that were (index 0: the answer has just
@@ -44,7 +45,7 @@ class PredictionDrafter:
 
     name = "prediction"
 
-    def __init__(self, *, floor: float = _FLOOR) -> None:
+    def __init__(self, *, floor: Floor = _FLOOR) -> None:
         self._floor = float(floor)
         self._places: dict[int, _Place] = {}
         sample = np.array([1, 2, 1], np.int32)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numba import njit
 
 from actors.draft_tree import DraftTree
+from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
 
 Int32Array = npt.NDArray[np.int32]
@@ -69,7 +70,7 @@ class PromptLookupDrafter:
     name = "prompt_lookup"
 
     def __init__(
-        self, *, max_ngram: int = _MAX_NGRAM, acceptance: Float32Array = _ACCEPTANCE, floor: float = _FLOOR
+        self, *, max_ngram: int = _MAX_NGRAM, acceptance: Float32Array = _ACCEPTANCE, floor: Floor = _FLOOR
     ) -> None:
         """max_ngram: 1 to MAX_NGRAM; acceptance: float32 [m], by known match length; floor: of confidence."""
         if not 1 <= max_ngram <= MAX_NGRAM:
@@ -123,7 +124,7 @@ class PromptLookupDrafter:
         )  # fmt: skip
 
 
-def create_drafter(*, max_ngram: int = _MAX_NGRAM, floor: float = _FLOOR) -> PromptLookupDrafter:
+def create_drafter(*, max_ngram: int = _MAX_NGRAM, floor: Floor = _FLOOR) -> PromptLookupDrafter:
     return PromptLookupDrafter(max_ngram=max_ngram, floor=floor)
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
+from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
 from actors.errors import ModelError
 from cache_service.corpus_index import open_index
@@ -60,7 +61,7 @@ class RetrievalDrafter:
         top_k: int = TOP_CONTINUATIONS,
         min_continuation: int = _MIN_CONTINUATION,
         acceptance: npt.NDArray[np.float32] = _ACCEPTANCE,
-        floor: float = _FLOOR,
+        floor: Floor = _FLOOR,
     ) -> None:
         """top_k: nodes at most at one depth, in 1 to TOP_CONTINUATIONS; min_continuation: trees with fewer nodes also
         take what followed shorter suffixes; acceptance: float32 [m], by match length; floor: least confidence."""
@@ -131,7 +132,7 @@ def create_drafter(
     alpha: float | None = None,
     top_k: int = TOP_CONTINUATIONS,
     min_continuation: int = _MIN_CONTINUATION,
-    floor: float = _FLOOR,
+    floor: Floor = _FLOOR,
 ) -> RetrievalDrafter:
     """corpora: directories of `paceline corpus build`. tokenizer_fingerprint: the target's; corpora made with another
     tokenizer are refused; None: unknown. Raises ModelError for a corpus that cannot be used."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.soft_ngram import MAX_SUCCESSORS, MIN_BYTES, SLOT_BYTES, SoftNgramTable, warm_up
@@ -48,7 +49,7 @@ class SoftNgramDrafter:
         budget_bytes: int = 256 << 20,
         table_bytes: int = 32 << 20,
         delta_bytes: int = 0,
-        floor: float = _FLOOR,
+        floor: Floor = _FLOOR,
         prompt_weight: float = _PROMPT_WEIGHT,
     ) -> None:
         """order: tokens of the longest context; successors: next tokens of each row to learn; budget_bytes: of all

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
+from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
 from cache_service.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
 
@@ -43,7 +44,7 @@ class SuffixDrafter:
         top_k: int = _TOP_K,
         by_frequency: bool = False,
         acceptance: npt.NDArray[np.float32] = _ACCEPTANCE,
-        floor: float = _FLOOR,
+        floor: Floor = _FLOOR,
     ) -> None:
         """top_k: branches at the root, in 1 to MAX_BRANCHES; by_frequency: what followed the match most often comes
         before what followed it last; acceptance: float32 [m], by match length; floor: the least confidence of a node,
@@ -96,7 +97,7 @@ def create_drafter(
     alpha: float | None = None,
     top_k: int = _TOP_K,
     by_frequency: bool = False,
-    floor: float = _FLOOR,
+    floor: Floor = _FLOOR,
 ) -> SuffixDrafter:
     match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
     return SuffixDrafter(match=match, top_k=top_k, by_frequency=by_frequency, floor=floor)

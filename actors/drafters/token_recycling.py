@@ -17,6 +17,7 @@ import numpy.typing as npt
 from numba import njit
 
 from actors.draft_tree import DraftTree
+from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
 
@@ -62,7 +63,7 @@ class TokenRecyclingDrafter:
     name = "token_recycling"
     num_successors = _SUCCESSORS
 
-    def __init__(self, *, tree: str = "dynamic", floor: float = _FLOOR, max_namespaces: int = _MAX_NAMESPACES) -> None:
+    def __init__(self, *, tree: str = "dynamic", floor: Floor = _FLOOR, max_namespaces: int = _MAX_NAMESPACES) -> None:
         """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file of paths, [[0], [0, 0], [1], ...],
         each a list of ranks. floor: least confidence of a node of a dynamic tree. Raises InvalidRequest."""
         if max_namespaces < 1:

@@ -113,8 +113,7 @@ def build_draft_engine(
     if texts is None:
         return engine
     logger.info("draft model %s has a vocabulary of its own: its drafts go by way of the text", source.spec)
-    text_config = config.get_text_config()
-    return RetokenizedDraftEngine(engine, *texts, max_model_len(text_config), int(text_config.vocab_size))
+    return RetokenizedDraftEngine(engine, *texts)
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:

@@ -46,12 +46,10 @@ class RetokenizedDraftEngine:
     text behind it, the inner engine begins the sequence anew, and its prefix cache has all but the end.
     """
 
-    def __init__(self, inner: DraftEngine, target: TokenText, draft: TokenText, max_len: int, num_ids: int) -> None:
-        """max_len: positions of the draft model; num_ids: rows of its embedding."""
+    def __init__(self, inner: DraftEngine, target: TokenText, draft: TokenText) -> None:
         self.num_unaligned = 0  # guesses of which nothing came out in the target's tokens
         self._inner = inner
         self._target, self._draft = target, draft
-        self._max_len, self._num_ids = max_len, num_ids
         self._sequences: dict[int, RetokenizedSequence] = {}
 
     @property
@@ -125,7 +123,7 @@ class RetokenizedDraftEngine:
         return dict(zip(result.seq_ids, result.trees, strict=True))
 
     def _inner_item(self, item: DraftItem) -> DraftItem | None:
-        """None where the draft model has no position, no row or nothing to begin with."""
+        """None where the draft model has nothing to begin with."""
         sequence = self._sequences[item.delta.seq_id]
         depth = _depth(item)
         if depth:
@@ -136,7 +134,7 @@ class RetokenizedDraftEngine:
         if sequence.num_sent == len(sequence.draft_ids):
             sequence.num_sent = 0  # nothing new to compute, and logits are not kept
         token_ids = np.asarray(sequence.draft_ids[sequence.num_sent :], np.int32)
-        if not len(token_ids) or len(sequence.draft_ids) + depth > self._max_len or token_ids.max() >= self._num_ids:
+        if not len(token_ids):
             return None
         begin = None
         if sequence.num_sent == 0:

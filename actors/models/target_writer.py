@@ -145,7 +145,6 @@ class TargetWriter:
 
         encoded = encode_prompts(self._tokenizer, [prompt for prompt, _ in rows], self._prompt_tokens)
         answers: list[Answer | None] = [None] * len(rows)
-        batches: list[list[int]] = []
         written: dict[int, int] = {}
         telling, stopped = threading.Lock(), threading.Event()
 
@@ -176,7 +175,7 @@ class TargetWriter:
         with core_pool(self._target.device.type, len(rows) // _MIN_WORKER_ROWS) as (pool, workers):
             tokens = sum(len(prompt) + self._answer_tokens for prompt in encoded)
             room = _MAX_CACHE_BYTES / workers
-            batches += batches_by_length(encoded, workers, math.ceil(tokens * self._bytes_per_token / room))
+            batches = batches_by_length(encoded, workers, math.ceil(tokens * self._bytes_per_token / room))
             try:
                 mass = torch.stack(list(pool.map(work, range(len(batches))))).sum(0)
             except BaseException:  # an interruption too: the others would write on for a minute

@@ -24,6 +24,7 @@ from cluster.cli.engine import (
     ModelOption,
     Quantization,
     QuantizationOption,
+    split_names,
 )
 from cluster.cli.progress import progress_bars
 
@@ -201,11 +202,6 @@ def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[Bench
     if spec_bench is not None and file is None:
         return read_spec_bench(spec_bench)
     raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """The parts between commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _objective(text: str) -> tuple[str, float]:

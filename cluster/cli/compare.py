@@ -17,7 +17,6 @@ from cluster.cli.bench import (
     check_writable,
     read_bench_prompts,
     save_json,
-    split_names,
 )
 from cluster.cli.engine import (
     BranchOption,
@@ -33,6 +32,7 @@ from cluster.cli.engine import (
     Quantization,
     QuantizationOption,
     ThreadsOption,
+    split_names,
 )
 from cluster.cli.generate import check_sampling_options
 from cluster.cli.progress import progress_bars

@@ -58,8 +58,6 @@ AcceptanceOption = Annotated[
 ]
 ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
-
-
 DrafterOptionOption = Annotated[
     list[str],
     typer.Option(
@@ -68,6 +66,11 @@ DrafterOptionOption = Annotated[
         help="As in suffix.len_threshold=5; may be repeated. A wrong one lists those that there are.",
     ),
 ]
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """The parts between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def parsed_drafter_options(settings: Sequence[str]) -> dict[str, dict[str, object]]:
@@ -114,7 +117,7 @@ def local_engine(
             model,
             draft_model=draft_model,
             eagle_head=eagle_head,
-            drafters=[name.strip() for name in drafter.split(",") if name.strip()],
+            drafters=split_names(drafter),
             corpora=corpora,
             drafter_options=parsed_drafter_options(drafter_options),
             gamma=gamma,

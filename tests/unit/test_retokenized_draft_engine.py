@@ -25,8 +25,8 @@ SAMPLED = SamplingParams(seed=3, temperature=0.8, repetition_penalty=1.2)
 
 
 def engine(num_blocks: int = 64, max_len: int = 1024) -> RetokenizedDraftEngine:
-    model = make_tiny_model("llama", seed=3, vocab_size=len(DRAFT), hidden_size=32, layers=1)
-    return RetokenizedDraftEngine(DraftEngine(model, EngineOptions(num_blocks, 4)), TARGET, DRAFT, max_len, len(DRAFT))
+    model = make_tiny_model("llama", seed=3, vocab_size=len(DRAFT), hidden_size=32, layers=1, max_positions=max_len)
+    return RetokenizedDraftEngine(DraftEngine(model, EngineOptions(num_blocks, 4)), TARGET, DRAFT)
 
 
 def item(seq_id: int, text: str, start: int = 0, nodes: int = 8, depth: int = 4, params: SamplingParams = SAMPLED):
@@ -128,11 +128,12 @@ def test_beyond_the_draft_models_positions_there_is_no_draft_and_no_error():
 
 
 def test_a_token_that_the_draft_model_has_no_row_for_costs_the_drafts_of_its_sequence():
-    model = make_tiny_model("llama", seed=3, vocab_size=len(DRAFT), hidden_size=32, layers=1)
     end = DRAFT.encode("</s>")[0]
-    inner = DraftEngine(model, EngineOptions(64, 4))
     last = max(DRAFT.encode("the cat"))
-    drafting = RetokenizedDraftEngine(inner, TARGET, DRAFT, 1024, last)
+    inner = DraftEngine(
+        make_tiny_model("llama", seed=3, vocab_size=last, hidden_size=32, layers=1), EngineOptions(64, 4)
+    )
+    drafting = RetokenizedDraftEngine(inner, TARGET, DRAFT)
     assert end < last
     result = chains(ask(drafting, item(1, "the cat"), item(2, "</s>", nodes=2)))
     assert result[1] == []
