@@ -119,6 +119,7 @@ class RouterCore:
             self.counters,
             self._drafting.head,
             head_wait,
+            self._drafting.most_required,
         )
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, to be freed
