@@ -45,6 +45,7 @@ from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_wait import DraftWait
 from cluster.router.drafting import Drafting
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
+from cluster.router.required_rows import check_required_rows
 from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RouterEvent
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.router.sequence import Sequence
@@ -70,7 +71,8 @@ class RouterCore:
     `drafters` are the CPU drafters by name; "draft_model" and, where it is configured, "ouroboros" are the sources that
     `set_draft_workers` serves. `gamma` is the depth of the trees asked of them, `branch` the guesses of "draft_model"
     for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any. has_head: the
-    target drafts, too, as the source "eagle".
+    target drafts, too, as the source "eagle". Raises InvalidRequest for drafters that require more rows than a round
+    may have.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class RouterCore:
         profile: Iterable[tuple[int, float]] = (),
         has_head: bool = False,
     ) -> None:
+        check_required_rows(drafters.values(), speculation.max_rows)
         self.counters = RouterCounters()
         self.step_times = StepTimeCurve(profile)
         self._config = config
