@@ -102,9 +102,9 @@ def merge_trees(
     makes the claim a probability: by the source of a node that has only one, by one curve for all nodes that have
     several. For a node that the others do not propose is worth less than its source's average, and one that they do is
     worth more. Stop tokens and whatever follows them are left out: the target emits a stop token by itself and nothing
-    after it is ever shown. A required node stays though it is one, for the sake of what the target says there; of those
-    deeper than max_depth there is no position to compute them at. One with confidence 0 is no guess: its source counts
-    for nothing in the node's probability.
+    after it is ever shown. A required node stays though it is one, for the sake of what the target says there; but not
+    deeper than max_depth, where there may be no position to compute it at. One with confidence 0 or of a stop token is
+    no guess: its source counts for nothing in the node's probability.
     A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
     Trees must have passed `has_tree_shape`.
     """
@@ -384,7 +384,7 @@ def _merge(  # type: ignore[no-untyped-def]
                     is_stop = True
             if is_stop and not required[i]:
                 continue
-            is_guess = not required[i] or confidence[i] > 0.0
+            is_guess = not is_stop and (not required[i] or confidence[i] > 0.0)
             p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[source]))) if is_guess else 0.0
             own[i] = p
             child = first_child[owner] if owner >= 0 else root_child[sequence]
