@@ -48,7 +48,7 @@ def generate(
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
     drafter: str = typer.Option(
-        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, suffix."
+        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, lookahead, suffix."
     ),
     corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
     drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)

@@ -154,6 +154,30 @@ def test_lookahead_on_a_drafter_equal_to_the_target_is_accepted_and_goes_before_
         LocalEngine(str(target), draft_model="none", drafters=("ouroboros",), kv_cache_tokens=512)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lookahead_on_the_target_finds_phrases_and_changes_no_token(model_dirs, temperature):
+    """A window that is wider than the rows of a round that are given by default, penalties, stop tokens."""
+    shape = {"window_size": 15, "lookahead_level": 6, "guess_set_size": -1}
+    local = engine(model_dirs["qwen3"], ("lookahead",), 4, exact="bitwise", drafter_options={"lookahead": shape})
+    options = {"max_new_tokens": 60, "temperature": temperature, "seed": 5, "ignore_eos": True}
+    for more in ({}, {"repetition_penalty": 1.2, "frequency_penalty": 0.5}, {"stop_token_ids": (97, 120, 200, 32)}):
+        plain = local.generate(PROMPTS, drafters=(), **options, **more)
+        found = local.generate(PROMPTS, **options, **more)
+        assert [(g.token_ids, g.finish_reason) for g in found] == [(g.token_ids, g.finish_reason) for g in plain]
+    assert local.core.counters.drafted_tokens["lookahead"] > 74  # the rows of a full window
+    assert local.core.counters.drafter_errors.total() == local.core.counters.invalid_trees.total() == 0
+    with pytest.raises(InvalidRequest, match=r"^speculation\.max_rows is 40; it must be at least 75 "):
+        engine(model_dirs["qwen3"], ("lookahead",), drafter_options={"lookahead": shape}, max_rows=40)
+
+
+def test_a_request_under_rejection_has_no_window(model_dirs):
+    local = engine(model_dirs["llama"], ("lookahead", "draft_model"), 8, acceptance="rejection")
+    for prompt, generation in zip(PROMPTS, local.generate(PROMPTS, max_new_tokens=NEW_TOKENS), strict=True):
+        assert generation.token_ids == transformers_greedy(model_dirs["llama"][0], prompt)
+        assert "lookahead" not in generation.accepted_tokens
+    assert local.core.counters.drafted_tokens["lookahead"] == 0
+
+
 def test_length_limits_are_exact(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
     for count in (1, 2, 17):
