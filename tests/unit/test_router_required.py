@@ -12,6 +12,7 @@ from actors.messages import GenerationRequest, SamplingParams, TokenChunk, Verif
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.trace import trace_round
 
 VOCAB = 89
 WINDOW = 19  # rows of the default window
@@ -188,6 +189,24 @@ def test_pitfall_15_what_was_accepted_is_counted_once_and_by_its_source():
     assert sources.count("target") + sources.count("lookahead") == 80
     assert chunks[-1].stats.accepted_tokens == {"lookahead": sources.count("lookahead")}
     assert core.counters.drafted_tokens["lookahead"] == core.counters.draft_tokens
+
+
+def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected():
+    for prompt, num_guesses in (((1, 2, 3), 0), ((1, 2, 3, 4, 5, 1), 4)):  # a phrase of four tokens behind the last one
+        target = Wheel(VOCAB, seconds=flat)
+        core = core_with(LookaheadDrafter())
+        core.add(request(prompt=prompt), 0.0)
+        round, _ = core.plan_round(0.0)
+        assert round is not None
+        core.draft_locally(round)
+        result = target.verify(core.assemble(round, {}))
+        forest = round.forest
+        assert forest is not None
+        trace = trace_round(round, result, core.commit(round, result, 0.1), core.source_names, 0.0, 0.1)
+        assert trace.verified == {"lookahead": len(forest)}
+        assert np.count_nonzero(forest.sources) == num_guesses < forest.required.sum()
+        assert len(trace.rejected) == num_guesses
+        assert trace.depths == (((4, 0),) if num_guesses else ())
 
 
 def test_a_window_that_no_round_has_room_for_is_refused_with_the_limit():
