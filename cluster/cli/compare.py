@@ -68,6 +68,9 @@ def compare(
     threads: ThreadsOption = None,
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
     plot: Path = typer.Option(None, help="Draw speed and acceptance by position: a .png or .svg file."),
+    learning_plot: Path = typer.Option(
+        None, help="Draw tokens per round against requests answered before, from a cold start: a .png or .svg file."
+    ),
 ) -> None:
     """Compare sets of drafters with each other and with decoding without drafts, interleaved on the same prompts."""
     check_sampling_options({"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
@@ -76,7 +79,8 @@ def compare(
     rows = read_bench_prompts(prompts, spec_bench)
     _check_answers(answers, spec_bench)
     check_writable("--json", json_file)
-    _check_plot(plot)
+    _check_plot("--plot", plot)
+    _check_plot("--learning-plot", learning_plot)
     import torch
 
     from cluster.bench.compare import ComparePlan, run_compare
@@ -117,6 +121,10 @@ def compare(
         from cluster.bench.compare_plot import draw_comparison
 
         draw_comparison(report, plot)
+    if learning_plot is not None:
+        from cluster.bench.learning_plot import draw_compared_learning
+
+        draw_compared_learning(report, learning_plot)
 
 
 def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
@@ -150,11 +158,11 @@ def _check_answers(answers: Path | None, spec_bench: Path | None) -> None:
         raise InvalidRequest("--answers", str(answers), "it cannot be written")
 
 
-def _check_plot(plot: Path | None) -> None:
+def _check_plot(option: str, plot: Path | None) -> None:
     if plot is None:
         return
     if plot.suffix.lower() not in _PLOT_SUFFIXES:
-        raise InvalidRequest("--plot", str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
-    check_writable("--plot", plot)
+        raise InvalidRequest(option, str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
+    check_writable(option, plot)
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidRequest("--plot", str(plot), "it needs matplotlib; install Paceline with the extra [plot]")
+        raise InvalidRequest(option, str(plot), "it needs matplotlib; install Paceline with the extra [plot]")
