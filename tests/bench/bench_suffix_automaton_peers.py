@@ -37,7 +37,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter, LearningDrafter
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
-from cache_service.suffix_automaton import Cursor, SuffixAutomaton, warm_up
+from cache_service.suffix_automaton import MAX_BRANCHES, Cursor, SuffixAutomaton, warm_up
 
 try:
     from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -233,7 +233,8 @@ class ArcticDrafts:
 def report_replay(answers: Sequence[Answer]) -> None:
     drafters: dict[str, OursDrafts | ArcticDrafts] = {
         "suffix": OursDrafts(create_drafter("suffix")),
-        "soft_ngram": OursDrafts(create_drafter("soft_ngram", budget_bytes=TABLE)),
+        "suffix, full tree": OursDrafts(create_drafter("suffix", top_k=MAX_BRANCHES, floor=0.0)),
+        "soft_ngram, all texts": OursDrafts(create_drafter("soft_ngram", budget_bytes=TABLE)),
     }
     if SuffixDecodingCache is not None:
         for is_local, texts in ((True, "own text"), (False, "all texts")):
