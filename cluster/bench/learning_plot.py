@@ -148,6 +148,9 @@ def _add_token_axis(axes: Axes, answers: Sequence[AnswerRounds]) -> None:
     tokens = np.array([0, *accumulate(answer.tokens for answer in answers)], dtype=float)
     if len(answers) < 2 or (np.diff(tokens) <= 0).any():
         return  # an axis needs a scale that grows
+    # Ticks beyond the ends go on at the average pace, out of sight.
+    counts = np.concatenate([[-counts[-1]], counts, [2 * counts[-1]]])
+    tokens = np.concatenate([[-tokens[-1]], tokens, [2 * tokens[-1]]])
     above = axes.secondary_xaxis(
         "top",
         functions=(

@@ -43,6 +43,12 @@ def test_every_drafter_is_named_with_its_last_value(tmp_path):
     assert {"title", "suffix 1.50", "soft_ngram 2.75", "every request from an empty start"} <= set(said)
 
 
+def test_the_axis_of_tokens_ends_with_the_last_answer(tmp_path):
+    draw_learning({"suffix": [AnswerRounds(80, 50)] * 143}, 1, "title", tmp_path / "learning.svg")
+    thousands = [int(text.replace(",", "")) for text in comments_of(tmp_path / "learning.svg") if "," in text]
+    assert max(thousands) == 10_000, "12,000 would be beyond the 11,440 that there are"
+
+
 @pytest.mark.parametrize("answers", [[], ANSWERS[:1], ANSWERS])
 def test_hardly_any_answers_are_drawn_too(tmp_path, answers):
     draw_learning({"suffix": answers}, 2, "title", tmp_path / "learning.png")
