@@ -37,7 +37,7 @@ class Outcome:
     """What became of one drafter's proposal."""
 
     seq_id: int
-    num_proposed: int  # nodes of this drafter that were verified
+    num_proposed: int  # nodes of this drafter that were verified, without those that are required and no guess
     num_accepted: int  # of them on the accepted path
     emitted: np.ndarray  # int32: all tokens of the round, accepted ones and the target's own last one
 

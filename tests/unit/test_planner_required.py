@@ -178,8 +178,8 @@ def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing
         chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(2))
         was = np.ones(2, np.bool_)
         before = calibration.own.trials[0].sum(), calibration.agreement.trials.sum()
-        verified, accepted = tally_nodes(proposed, index, chosen, was, was, calibration)
-        assert verified.tolist() == accepted.tolist() == [[2, 1]]
+        verified, accepted, _ = tally_nodes(proposed, index, chosen, was, was, calibration)
+        assert verified.tolist() == accepted.tolist() == [[0, 1]]
         assert calibration.own.trials[0].sum() == before[0]
         assert calibration.agreement.trials.sum() == pytest.approx(before[1] + 1.0)  # of the guess
 
