@@ -212,6 +212,9 @@ def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
         ('{"prompt": "x", "prompt_token_ids": [1]}', "a row needs exactly one of"),
         ('{"prompt": ""}', "it must hold a text, at least one"),
         ('{"prompt": ["x"]}', "it must hold a text"),
+        ('{"prompt": "half a pair: \\ud800"}', "it must hold a text"),
+        ('{"prompt": "x", "prediction": "\\ud800"}', "prediction is '\\ud800'; it must be a text"),
+        ('{"messages": [{"role": "user", "content": "\\udfff"}]}', "it must hold messages with role and content"),
         ('{"messages": []}', "it must hold messages with role and content, at least one"),
         ('{"messages": [{"role": "user"}]}', "it must hold messages with role and content"),
         ('{"prompt_token_ids": [1, true]}', "it must hold integers"),
@@ -233,6 +236,20 @@ def test_a_prompts_file_that_is_absent_empty_or_no_text_is_named(refuse, tmp_pat
     assert "it cannot be read" in refuse("generate", "--prompts-file", tmp_path / "none.jsonl")
     assert "it cannot be read" in refuse("generate", "--prompts-file", binary)
     assert "it must have at least one row" in refuse("generate", "--prompts-file", empty)
+
+
+@pytest.mark.parametrize("options", [("--prompt", "caf\udce9"), ("--prompt", "x", "--prediction", "caf\udce9")])
+def test_bytes_of_an_option_that_are_not_utf8_are_refused_before_a_model_is_looked_for(refuse, options):
+    line = refuse("generate", "--model", "/no/such/model", *options)
+    assert line == rf"{options[-2]} is 'caf\udce9'; it must be UTF-8: unexpected end of data"
+
+
+def test_a_command_line_that_is_not_utf8_is_no_traceback():
+    """In a process of its own, as the interpreter reads its bytes."""
+    command = [Path(sys.executable).with_name("paceline"), "generate", "--prompt", b"caf\xe9 noir"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"paceline: --prompt is 'caf\\udce9 noir'; it must be UTF-8: invalid continuation byte\n"
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, tmp_path):
