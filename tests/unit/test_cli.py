@@ -187,14 +187,23 @@ def test_a_wrong_option_of_a_drafter_says_what_there_is(refuse, tiny_model_dir, 
     assert expected in refuse("generate", "--prompt", "x", *model, "--drafter-option", setting)
 
 
-def test_options_of_drafters_take_effect(run, tiny_model_dir):
+def test_options_of_drafters_reach_the_drafters_of_the_engine(run, tiny_model_dir):
+    """What a drafter proposes is for it alone to say; whether that is verified depends on what a row costs here."""
     arguments = ["generate", "--prompt", "abcabcabcabcabcabc", "--model", str(tiny_model_dir), "--draft-model", "none"]
-    arguments += ["--drafter", "suffix", "--max-new-tokens", "12", "--json", "--ignore-eos"]
-    plain, never = (
-        json.loads(run(*arguments, *more)[1]) for more in ([], ["--drafter-option", "suffix.len_threshold=500"])
-    )
-    assert never["draft_tokens"] == 0
-    assert never["token_ids"] == plain["token_ids"]
+    arguments += ["--drafter", "suffix", "--max-new-tokens", "12", "--json", "--trace", "--ignore-eos"]
+
+    def generated(*options):
+        _, out, err = run(*arguments, *options)
+        proposed = [line.split("proposed ")[1].split(" |")[0] for line in err.splitlines()]
+        return json.loads(out)["token_ids"], [int(text.removeprefix("suffix ")) for text in proposed]
+
+    plain, proposed = generated()
+    assert max(proposed) > 1
+    short, proposed = generated("--drafter-option", "suffix.n_predicts=1", "--drafter-option", "suffix.top_k=1")
+    assert max(proposed) == 1
+    unmatched, proposed = generated("--drafter-option", "suffix.len_threshold=500")
+    assert set(proposed) == {0}
+    assert plain == short == unmatched
 
 
 def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
