@@ -94,7 +94,7 @@ def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(mo
 
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_draft_model_of_few_words_costs_no_token(model_dirs, tmp_path, temperature, branch):
+def test_a_draft_model_of_few_words_costs_no_token(model_dirs, drafts_pay, tmp_path, temperature, branch):
     target = model_dirs["llama"][0]
     few = shutil.copytree(target, tmp_path / "few")  # right where the target says one of its words
     save_file({"token_ids": torch.arange(0, 259, 2)}, few / VOCAB_MAP_FILE)
@@ -127,7 +127,7 @@ def test_rejection_at_temperature_zero_is_greedy(model_dirs):
         assert generation.token_ids == transformers_greedy(model_dirs["llama"][0], prompt)
 
 
-def test_a_drafter_equal_to_the_target_is_always_accepted(model_dirs):
+def test_a_drafter_equal_to_the_target_is_always_accepted(model_dirs, drafts_pay):
     target = model_dirs["llama"][0]
     generation = engine((target, target), ("draft_model",), 1, branch=1).generate(
         [PROMPTS[0]], max_new_tokens=200, ignore_eos=True
@@ -243,7 +243,7 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
         LocalEngine("/nowhere/at/all")
 
 
-def test_a_right_prediction_saves_rounds_and_a_wrong_one_costs_no_token(model_dirs):
+def test_a_right_prediction_saves_rounds_and_a_wrong_one_costs_no_token(model_dirs, drafts_pay):
     local = engine(model_dirs["llama"], ("prediction",), 8)
     options = {"max_new_tokens": 100, "ignore_eos": True}
     plain = local.generate(PROMPTS, **options)
