@@ -249,6 +249,7 @@ class LocalEngine:
             gamma,
             branch=branch,
             profile=warm_up(self._target),
+            row_steps=self._target.row_steps,
             has_head=self._target.has_head,
         )
         if self._draft is not None:

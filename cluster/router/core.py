@@ -70,9 +70,9 @@ class RouterCore:
 
     `drafters` are the CPU drafters by name; "draft_model" and, where it is configured, "ouroboros" are the sources that
     `set_draft_workers` serves. `gamma` is the depth of the trees asked of them, `branch` the guesses of "draft_model"
-    for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any. has_head: the
-    target drafts, too, as the source "eagle". Raises InvalidRequest for drafters that require more rows than a round
-    may have.
+    for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any, and `row_steps`
+    the row counts that it is filled up to. has_head: the target drafts, too, as the source "eagle". Raises
+    InvalidRequest for drafters that require more rows than a round may have.
     """
 
     def __init__(
@@ -87,11 +87,12 @@ class RouterCore:
         *,
         branch: int = 1,
         profile: Iterable[tuple[int, float]] = (),
+        row_steps: Iterable[int] = (),
         has_head: bool = False,
     ) -> None:
         check_required_rows(drafters.values(), speculation.max_rows)
         self.counters = RouterCounters()
-        self.step_times = StepTimeCurve(profile)
+        self.step_times = StepTimeCurve(profile, row_steps)
         self._config = config
         self._speculation = speculation
         self._vocab_size = vocab_size

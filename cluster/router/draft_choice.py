@@ -28,7 +28,8 @@ from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
-_LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
+_LAST_EXPLORE_ROUNDS = 128  # the same after a while
+_IDLE_EXPLORE_ROUNDS = 512  # and where drafts never pay
 _HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
 
 
@@ -274,10 +275,8 @@ class DraftChoice:
         verify_s = self._step_times.times_of_drafts(round.num_rows + taken, round.num_running + taken, room + 1)
         forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
         if round.explores:
-            if len(forest) > num_required:
-                self._explore_rounds = _FIRST_EXPLORE_ROUNDS
-            else:
-                self._explore_rounds = min(_LAST_EXPLORE_ROUNDS, self._explore_rounds * 2)
+            most = _LAST_EXPLORE_ROUNDS if len(forest) > num_required else _IDLE_EXPLORE_ROUNDS
+            self._explore_rounds = min(most, self._explore_rounds * 2)
             rows = round.num_rows + chain_rows + len(forest)
             beyond = self._step_times.next_unsure_rows(rows) - (round.num_rows + taken)
             forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)

@@ -121,7 +121,7 @@ class Drafting:
                     items.setdefault(worker_id, []).append(item)
                 round.asked_draft_model = True
                 round.awaited_workers = tuple(items)
-            if round.asked_draft_model or not asking:
+            if round.asked_draft_model or (not asking and self._draft_wait.seems_to_pay(round.num_running)):
                 self._send_prompts_ahead(round, items)
         is_idle = not round.entries
         round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
