@@ -14,8 +14,12 @@ from decimal import Decimal
 from actors.errors import InvalidRequest
 from cluster.bench.prompts import BenchPrompt
 
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_ANSWER_MARKS = ("the answer is", "####")
+# A minus behind a digit or letter is a dash, as in 10-12.
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)\.\d+)")
+_ANSWER_MARKS = (
+    re.compile(rf"the answer is(?:.*?)({_NUMBER.pattern})", re.DOTALL),
+    re.compile(rf"####[ \t]*\$?({_NUMBER.pattern})"),  # else it is a heading of Markdown
+)
 
 Pairs = Sequence[tuple[str, str]]  # answer, reference
 
@@ -60,12 +64,11 @@ def check_scoring(prompts: Sequence[BenchPrompt], option: str) -> None:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that an answer ends with: the first one after "the answer is" or "####", else the last one."""
+    """The number that an answer ends with: the first one after "the answer is", or the one at "####", else the last one."""
     lowered = text.lower()
     for mark in _ANSWER_MARKS:
-        found = _NUMBER.findall(lowered.partition(mark)[2])
-        if found:
-            return _value_of(found[0])
+        if marked := mark.search(lowered):
+            return _value_of(marked[1])
     found = _NUMBER.findall(lowered)
     return _value_of(found[-1]) if found else None
 

@@ -34,6 +34,12 @@ def prompt(name, task, reference, benchmark=""):
         ("first 7, then the answer is none", "7"),
         ("1,2,3", "3"),
         ("007.50", "7.5"),
+        ("#### $18", "18"),
+        ("#### Step 1\n6 * 3 = 18\n#### Step 2\nSo it is 18 in all.", "18"),
+        ("#### Step 1\n20 - 2\n#### 18", "18"),
+        ("It takes 10-12", "12"),
+        ("It is -12", "-12"),
+        ("The answer is .5", "0.5"),
     ],
 )
 def test_the_final_number_is_that_after_the_mark_or_the_last(text, number):
