@@ -47,7 +47,8 @@ def score_answers(prompts: Sequence[BenchPrompt], answers: Mapping[str, str]) ->
 
 
 def can_be_scored(prompt: BenchPrompt) -> bool:
-    return bool(prompt.reference) and _kind_of(prompt) in _METRICS
+    metric = _METRICS.get(_kind_of(prompt))
+    return metric is not None and metric.is_reference(prompt.reference)
 
 
 def check_scoring(prompts: Sequence[BenchPrompt], option: str) -> None:
@@ -109,9 +110,10 @@ def _translation_scores(pairs: Pairs) -> dict[str, float]:
 class _Metric:
     measure: Callable[[Pairs], dict[str, float]]  # of one pair or more; values 0 to 1
     package: str = ""  # that it needs beside Paceline's own
+    is_reference: Callable[[str], bool] = lambda text: bool(text.strip())
 
 
-_NUMBERS = _Metric(_exact_match)
+_NUMBERS = _Metric(_exact_match, is_reference=lambda text: final_number(text) is not None)
 _SUMMARIES = _Metric(_rouge, "rouge_score")
 _TRANSLATIONS = _Metric(_translation_scores, "sacrebleu")
 _METRICS = {

@@ -116,6 +116,12 @@ def test_rows_without_reference_metric_or_answer_are_left_out():
         prompt("4", "humaneval", "x", "humaneval"),
     ]
     assert [can_be_scored(one) for one in prompts] == [False, False, True, False]
+    without = [
+        prompt("5", "gsm8k", "no idea", "gsm8k"),
+        prompt("6", "math_reasoning", "#### -"),
+        prompt("7", "cnn_dm", " "),
+    ]
+    assert not any(map(can_be_scored, without))
     assert score_answers(prompts, {"1": "1", "2": "Paris", "4": "x"}) == ()
 
 
