@@ -65,7 +65,7 @@ def check_scoring(prompts: Sequence[BenchPrompt], option: str) -> None:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that an answer ends with: the first one after "the answer is", or the one at "####", else the last one."""
+    """The number that an answer ends with: the first after "the answer is", or that at "####", else the last one."""
     lowered = text.lower()
     for mark in _ANSWER_MARKS:
         if marked := mark.search(lowered):
