@@ -24,6 +24,7 @@ from actors.models.loader import (
     load_model,
     load_tokenizer,
     max_model_len,
+    refuse_encoder,
     silence_unmapped_tokens,
 )
 from actors.models.quantization import Quantization
@@ -71,6 +72,12 @@ def build_target_engine(
             f"EAGLE head {str(eagle_head)!r} with tensor_parallel {tensor_parallel}; a head needs a target on one rank"
         )
     config = load_config(source)
+    if eagle_head is not None:
+        refuse_encoder(source, "an EAGLE head")
+    if tensor_parallel > 1:
+        refuse_encoder(source, f"tensor_parallel {tensor_parallel}")
+    if exact == "bitwise":
+        refuse_encoder(source, "exact 'bitwise'")
     head: EagleHead | None = None
     if eagle_head is not None:  # before the target, which takes longer
         head = load_eagle_head(eagle_head, config, dtype, device)
@@ -103,6 +110,7 @@ def build_draft_engine(
     """
     texts = None
     if target is not None and has_own_vocabulary(source, target):
+        refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
     draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
     config = load_config(source)
@@ -118,7 +126,7 @@ def build_draft_engine(
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
     """Bytes of keys and values that one token takes on one rank."""
-    text = config.get_text_config()
+    text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads

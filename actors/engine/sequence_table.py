@@ -24,8 +24,9 @@ def distinct(items: Sequences[_Item]) -> list[_Item]:
 class SequenceTable:
     """Sequences by id, each with its blocks in one pool."""
 
-    def __init__(self, pool: BlockPool, kv: KvCache) -> None:
+    def __init__(self, pool: BlockPool, kv: KvCache, sequence_type: type[Sequence] = Sequence) -> None:
         self._pool = pool
+        self._sequence_type = sequence_type
         self._kv = kv
         self._sequences: dict[int, Sequence] = {}
 
@@ -44,7 +45,7 @@ class SequenceTable:
             self.forget(delta.seq_id)
             if begin is None or len(delta.token_ids) == 0:
                 return None
-            return Sequence(delta.seq_id, begin, self._pool)
+            return self._sequence_type(delta.seq_id, begin, self._pool)
         if sequence is None or sequence.length != delta.start or not (len(delta.token_ids) or sequence.num_pending):
             self.forget(delta.seq_id)
             return None

@@ -33,6 +33,7 @@ class ModelInfo:
     hidden_size: int
     weights_fingerprint: str
     tokenizer_fingerprint: str
+    is_encoder_decoder: bool = False  # the prompt is read by an encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ def choose_device(device: str) -> str:
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:
-    """The model's configuration. Raises ModelError unless it is a decoder-only model that `transformers` knows."""
+    """The model's configuration. Raises ModelError unless it is a language model that `transformers` knows, from text
+    to text: decoder-only, or with an encoder for the prompt."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -75,14 +77,40 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: config.json cannot be used: {_one_line(error)}") from None
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"model {source.spec!r}: {config.model_type} has an encoder; only decoder-only models are served"
-        )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        problem = _encoder_problem(config)
+        if problem is not None:
+            raise ModelError(f"model {source.spec!r}: {config.model_type} {problem}")
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"model {source.spec!r}: {config.model_type} is not a language model that transformers generates with"
         )
     return config
+
+
+def _encoder_problem(config: PretrainedConfig) -> str | None:
+    """Why an encoder-decoder model cannot be used, or None."""
+    from transformers import GenerationMixin
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        return "is not a language model that transformers generates with"
+    kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+    if kind.main_input_name != "input_ids" or kind.generate is not GenerationMixin.generate:
+        return "does not generate from text alone"
+    if config.model_type == "encoder-decoder" or hasattr(config, "src_vocab_size"):
+        return "has a vocabulary for each of its two sides; there must be one for both"
+    if hasattr(config, "expert_capacity"):
+        return "has experts of limited capacity, for which tokens compete; what one says would depend on its company"
+    if getattr(config, "attention_type", None) == "block_sparse":
+        return "attends at random places; set attention_type to original_full"
+    return None
+
+
+def refuse_encoder(source: ModelSource, what: str) -> None:
+    """Raises ModelError for an encoder-decoder model, which there is no `what` for."""
+    config = load_config(source)
+    if config.is_encoder_decoder:
+        raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
@@ -112,7 +140,7 @@ def load_model(
     the device in 8 or 4 bits, layer by layer. Raises ModelError.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from actors.models.quantization import QUANTIZATIONS, quantize_linears
 
@@ -123,19 +151,23 @@ def load_model(
     if quantization != "none" and tensor_parallel > 1:
         raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if config.is_encoder_decoder and quantization != "none":
+        refuse_encoder(source, f"quantization {quantization!r}")
     device = choose_device(device)
     options: dict[str, Any] = {
         "dtype": getattr(torch, dtype),
-        "attn_implementation": attn_implementation,
         "trust_remote_code": False,
     }
+    if not config.is_encoder_decoder:  # of these not all have every implementation
+        options["attn_implementation"] = attn_implementation
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
     elif device != "cpu" and quantization == "none":
         options["device_map"] = {"": device}  # straight onto the device, never whole in host memory
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(source.path, **options)
+            model = kind.from_pretrained(source.path, **options)
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
     model.eval()
@@ -232,18 +264,21 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
         hidden_size=int(text.hidden_size),
         weights_fingerprint=source.weights_fingerprint(),
         tokenizer_fingerprint=source.tokenizer_fingerprint(),
+        is_encoder_decoder=bool(config.is_encoder_decoder),
     )
 
 
 def max_model_len(config: PretrainedConfig) -> int:
-    """Positions the model was made for, in tokens, stretched where its rotary scaling says so.
+    """Positions the model was made for, in tokens, stretched where its rotary scaling says so. Of an encoder-decoder
+    model, those of its decoder: prompt and output together may not be longer, though they have positions of their own.
 
     YaRN scales from its original length, linear scaling from the stated one. Llama 3 states the stretched length
     already, and so do models that scale some layer types only (Gemma 3). Dynamic scaling and LongRoPE change all
     positions once the longest row of a batch is beyond the original length; rows would depend on their company, so
     these models end there.
     """
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
+    names = ("max_position_embeddings", "seq_length", "max_decoder_position_embeddings")
+    limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
     if not limit:
         return _FALLBACK_MODEL_LEN
     rope = getattr(config, "rope_parameters", None)
