@@ -18,6 +18,7 @@ from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.models.eagle_head import EagleHead, load_eagle_head
 from actors.models.loader import (
+    check_encoder_decoder,
     choose_device,
     load_config,
     load_draft_model,
@@ -72,12 +73,7 @@ def build_target_engine(
             f"EAGLE head {str(eagle_head)!r} with tensor_parallel {tensor_parallel}; a head needs a target on one rank"
         )
     config = load_config(source)
-    if eagle_head is not None:
-        refuse_encoder(source, "an EAGLE head")
-    if tensor_parallel > 1:
-        refuse_encoder(source, f"tensor_parallel {tensor_parallel}")
-    if exact == "bitwise":
-        refuse_encoder(source, "exact 'bitwise'")
+    check_encoder_decoder(source, exact, tensor_parallel, quantization, eagle_head is not None)
     head: EagleHead | None = None
     if eagle_head is not None:  # before the target, which takes longer
         head = load_eagle_head(eagle_head, config, dtype, device)

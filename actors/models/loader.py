@@ -113,6 +113,20 @@ def refuse_encoder(source: ModelSource, what: str) -> None:
         raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
 
 
+def check_encoder_decoder(
+    source: ModelSource, exact: str, tensor_parallel: int, quantization: Quantization, has_head: bool
+) -> None:
+    """Raises ModelError for an encoder-decoder target with anything that only decoder-only ones have."""
+    if exact == "bitwise":
+        refuse_encoder(source, "exact 'bitwise'")
+    if tensor_parallel > 1:
+        refuse_encoder(source, f"tensor_parallel {tensor_parallel}")
+    if quantization != "none":
+        refuse_encoder(source, f"quantization {quantization!r}")
+    if has_head:
+        refuse_encoder(source, "an EAGLE head")
+
+
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """The model's tokenizer with its chat template, if it has one. Raises ModelError."""
     from transformers import AutoTokenizer
@@ -152,7 +166,7 @@ def load_model(
         raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    if config.is_encoder_decoder and quantization != "none":
+    if quantization != "none":
         refuse_encoder(source, f"quantization {quantization!r}")
     device = choose_device(device)
     options: dict[str, Any] = {

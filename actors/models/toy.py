@@ -106,6 +106,8 @@ def make_tiny_encoder_decoder(
         for name, parameter in sorted(model.named_parameters()):
             if parameter.requires_grad:  # positions that are computed have none
                 _randomise(name, parameter, generator, input_major=False)
+            if "out_proj.weight" in name:  # else what is attended to drowns the last token, and all tokens are the same
+                parameter.mul_(0.3)
         head = model.get_output_embeddings()
         # Of its own: what is tied to the embeddings would say again what it was told last.
         spread = _LOGIT_SPREAD if kind == "t5" else _LOGIT_SPREAD / math.sqrt(hidden_size)  # T5 scales by itself

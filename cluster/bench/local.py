@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info
+from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quantization import Quantization
 from cluster.bench.machine import describe_machine, describe_versions
 from cluster.bench.methods import EngineMethod, EngineSettings, GenerateMethod, Method, create_engines, logit_gap
@@ -115,6 +115,7 @@ def run_local(
     for dtype in plan.dtypes:
         reference_model = None
         if plan.baselines:
+            refuse_encoder(source, "--baselines")
             reference_model = load_model(source, dtype, choose_device(plan.device))
         for batch_size in plan.batch_sizes:
             methods: list[Method] = []

@@ -57,3 +57,4 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds
     drafters: tuple[str, ...] = ()  # names of those that run, without auto and none
+    is_encoder_decoder: bool = False  # an answer does not go on from its prompt, but is a text of its own
