@@ -47,10 +47,9 @@ from actors.messages import (
     TokenChunk,
 )
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.drafter_build import default_drafter_dir
+from actors.models.drafter_build import resolve_draft_model
 from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quantization import Quantization
-from actors.models.source import ModelSource
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.text_codec import TextCodec
@@ -195,7 +194,7 @@ class LocalEngine:
         self.info = read_model_info(source)
         self.tokenizer = load_tokenizer(source)
         self._codec = TextCodec(self.tokenizer, self.info.name)
-        draft_source = _draft_source(draft_model, source, home, progress)
+        draft_source = resolve_draft_model(draft_model, source, home, progress)
         has_head = str(eagle_head) != "none"
         names = expand_drafters(list(drafters), has_draft_model=draft_source is not None, has_head=has_head)
         if needs_draft_model(names) and draft_source is None:
@@ -591,12 +590,3 @@ class LocalEngine:
             seconds,
             len(running.token_ids) / seconds if seconds > 0 else 0.0,
         )
-
-
-def _draft_source(spec: str, target: ModelSource, home: Path, progress: Progress) -> ModelSource | None:
-    if spec == "none":
-        return None
-    if spec != "auto":
-        return resolve_model(spec, home, progress)
-    directory = default_drafter_dir(home, target)
-    return resolve_model(str(directory), home, progress) if directory.is_dir() else None

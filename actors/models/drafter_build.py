@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from actors.errors import ModelError
+from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
@@ -96,6 +97,17 @@ def default_drafter_dir(home: Path, source: ModelSource) -> Path:
     """
     fingerprint = source.weights_fingerprint()[:_FINGERPRINT_DIGITS]
     return home / "drafters" / f"{source.name.replace('/', '--')}-{fingerprint}"
+
+
+def resolve_draft_model(spec: str, target: ModelSource, home: Path, progress: Progress = silent) -> ModelSource | None:
+    """The draft model that `spec` means for a target: "auto" is the drafter built for it, if there is one, and "none"
+    no draft model; everything else as `resolve_model`. Raises ModelError."""
+    if spec == "none":
+        return None
+    if spec != "auto":
+        return resolve_model(spec, home, progress)
+    directory = default_drafter_dir(home, target)
+    return resolve_model(str(directory), home, progress) if directory.is_dir() else None
 
 
 def build_drafter(

@@ -17,8 +17,19 @@ from transformers import PreTrainedModel
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
+from actors.models.drafter_build import resolve_draft_model
+from actors.models.loader import (
+    ModelInfo,
+    choose_device,
+    load_model,
+    load_tokenizer,
+    read_model_info,
+    refuse_encoder,
+    silence_unmapped_tokens,
+)
 from actors.models.quantization import Quantization
+from actors.models.source import ModelSource
+from actors.models.token_text import has_own_vocabulary
 from cluster.bench.machine import describe_machine, describe_versions
 from cluster.bench.methods import EngineMethod, EngineSettings, GenerateMethod, Method, create_engines, logit_gap
 from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
@@ -35,6 +46,7 @@ from cluster.config import paceline_home
 
 GENERATE = "generate"
 PROMPT_LOOKUP = "generate + prompt lookup"
+ASSISTED = "generate + assistant model"
 NO_DRAFTS = "paceline: none"
 
 M = TypeVar("M", bound=Method)
@@ -113,10 +125,11 @@ def run_local(
     longest = check_room(token_ids, info, plan.max_new_tokens)
     machine, cells = describe_machine(), []
     for dtype in plan.dtypes:
-        reference_model = None
+        reference_model = assistant = None
         if plan.baselines:
             refuse_encoder(source, "--baselines")
             reference_model = load_model(source, dtype, choose_device(plan.device))
+            assistant = _load_assistant(plan, source, dtype, progress)
         for batch_size in plan.batch_sizes:
             methods: list[Method] = []
             if reference_model is not None:
@@ -124,6 +137,10 @@ def run_local(
                 methods.append(
                     GenerateMethod(PROMPT_LOOKUP, reference_model, tokenizer, info.eos_token_ids, _PROMPT_LOOKUP_TOKENS)
                 )
+                if assistant is not None:
+                    methods.append(
+                        GenerateMethod(ASSISTED, reference_model, tokenizer, info.eos_token_ids, assistant=assistant)
+                    )
             settings = EngineSettings(
                 model=plan.model,
                 draft_model=plan.draft_model,
@@ -151,6 +168,16 @@ def run_local(
     config["num_learn_prompts"] = len(learn_rows)
     config["weights"] = info.weights_fingerprint
     return LocalReport(machine, describe_versions(), config, cells)
+
+
+def _load_assistant(plan: LocalPlan, source: ModelSource, dtype: str, progress: Progress) -> PreTrainedModel | None:
+    """The draft model as `generate` takes one; None where there is none, or where it has a vocabulary of its own."""
+    draft_source = resolve_draft_model(plan.draft_model, source, paceline_home(), progress)
+    if draft_source is None or has_own_vocabulary(draft_source, source):
+        return None
+    model = load_model(draft_source, dtype, choose_device(plan.device))
+    silence_unmapped_tokens(model, draft_source)
+    return model
 
 
 def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:

@@ -24,7 +24,8 @@ class Method(Protocol):
 
 
 class GenerateMethod:
-    """The unpatched model's `generate`, one prompt after the other; with prompt lookup if told how many tokens."""
+    """The unpatched model's `generate`, one prompt after the other; with prompt lookup if told how many tokens, or with
+    an assistant model of the same vocabulary."""
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class GenerateMethod:
         tokenizer: Any,
         eos_token_ids: Sequence[int],
         prompt_lookup_tokens: int | None = None,
+        assistant: PreTrainedModel | None = None,
     ) -> None:
         self.name = name
         self._model = model
         self._tokenizer = tokenizer
         self._eos = frozenset(eos_token_ids)
         self._prompt_lookup_tokens = prompt_lookup_tokens
+        self._assistant = assistant
 
     def answer(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answer]:
         return [self._answer(prompt, max_new_tokens) for prompt in prompts]
@@ -58,6 +61,7 @@ class GenerateMethod:
                     use_cache=True,
                     max_new_tokens=max_new_tokens,
                     prompt_lookup_num_tokens=self._prompt_lookup_tokens,
+                    assistant_model=self._assistant,
                 )
         finally:
             forwards.remove()

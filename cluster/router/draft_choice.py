@@ -8,6 +8,7 @@ import numpy as np
 
 from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import Calibration, SourceCalibration
+from cluster.router.context_class import DraftRecord
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_wait import DraftWait
 from cluster.router.planner import (
@@ -21,6 +22,7 @@ from cluster.router.planner import (
 )
 from cluster.router.rejection_chain import parent_confidence
 from cluster.router.round import Emitted, Round
+from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
@@ -118,9 +120,14 @@ class DraftChoice:
                 num_heads_own = int(np.count_nonzero(forest.sources[was_verified] == 1 << self._head))
             credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
-            verified, accepted = tally_nodes(
+            verified, accepted, expected = tally_nodes(
                 round.proposed, round.node_index, forest, was_verified, was_accepted, self._calibration
             )
+            by_entry = verified.tolist(), accepted.tolist(), expected.tolist()
+            for index, _, _ in emitted:
+                record = round.entries[index].sequence.draft_record
+                if record is not None:
+                    record.add(*(counts[index] for counts in by_entry))
         num_tokens = num_gained = num_gained_by_head = 0
         for index, first, path in emitted:
             entry = round.entries[index]
@@ -166,6 +173,13 @@ class DraftChoice:
                     self._head_s += (head_s * share - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
         return verified, accepted
 
+    def _contexts(self, sequence: Sequence) -> list[int]:
+        """The context class of each source's drafts for a sequence."""
+        if sequence.draft_record is None:
+            sequence.draft_record = DraftRecord(len(self._names))
+        first = self._calibration.first_context(sequence.begin.namespace)
+        return [first + record for record in sequence.draft_record.classes]
+
     def _has_head_drafts(self, round: Round) -> bool:
         return any(source == self._head for entry in round.entries for source, _ in entry.proposals)
 
@@ -209,7 +223,8 @@ class DraftChoice:
         stop_start = [0]
         for index, entry in enumerate(round.entries):
             if entry.proposals and entry.is_coupled:
-                proposals.extend(Proposal(index, source, tree) for source, tree in entry.proposals)
+                contexts = self._contexts(entry.sequence)
+                proposals.extend(Proposal(index, source, tree, contexts[source]) for source, tree in entry.proposals)
                 stop_tokens.extend(entry.sequence.stop_tokens)
             stop_start.append(len(stop_tokens))
         if not proposals:

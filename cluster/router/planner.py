@@ -25,6 +25,7 @@ class Proposal:
     sequence: int  # index of the sequence in the round; proposals are ordered by it
     source: int  # index of the source in the calibration
     tree: DraftTree
+    context: int = 0  # its context class in the calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class ProposedNodes:
     """Every node as its source proposed it, for learning from what became of it."""
 
     source: np.ndarray  # int32 [m]
+    curve: np.ndarray  # int32 [m]: of its source in its context
     confidence: np.ndarray  # float32 [m]
     node: np.ndarray  # int32 [m]: index in the forest, -1 where it is not in it
     is_valid: np.ndarray  # bool [proposals]: whether the tree was what `DraftTree` promises
@@ -86,13 +88,13 @@ def merge_trees(
 ) -> tuple[Forest, ProposedNodes]:
     """One tree per sequence out of the trees of all sources, equal prefixes sharing nodes.
 
-    Confidences become probabilities by the source's calibration, never above the parent's. Where sources agree, the
-    node's claim lies halfway between the greatest of theirs (they know the same) and noisy-or (they know nothing of
-    each other). The claims of children that together exceed their parent's are scaled down to it. A second calibration
-    makes the claim a probability: by the source of a node that has only one, by one curve for all nodes that have
-    several. For a node that the others do not propose is worth less than its source's average, and one that they do is
-    worth more. Stop tokens and whatever follows them are left out: the target emits a stop token by itself and nothing
-    after it is ever shown.
+    Confidences become probabilities by the source's calibration in its context, never above the parent's. Where sources
+    agree, the node's claim lies halfway between the greatest of theirs (they know the same) and noisy-or (they know
+    nothing of each other). The claims of children that together exceed their parent's are scaled down to it. A second
+    calibration makes the claim a probability: by the source of a node that has only one, by one curve for all nodes
+    that have several. For a node that the others do not propose is worth less than its source's average, and one that
+    they do is worth more. Stop tokens and whatever follows them are left out: the target emits a stop token by itself
+    and nothing after it is ever shown.
     A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
     Trees must have passed `has_tree_shape`.
     """
@@ -103,6 +105,8 @@ def merge_trees(
     tree_start = np.zeros(len(trees) + 1, np.int32)
     np.cumsum([len(tree.token_ids) for tree in trees], out=tree_start[1:])
     tree_source = np.array([proposal.source for proposal in proposals], np.int32)
+    tree_context = np.array([proposal.context for proposal in proposals], np.int32)
+    tree_curve = tree_context * np.int32(len(calibration.own.levels)) + tree_source
     confidence = np.concatenate([tree.confidence for tree in trees])
     is_valid, node, source_of, start, token_ids, parents, probability, claim, best_source, sources = _merge(
         np.concatenate([tree.token_ids for tree in trees]),
@@ -110,18 +114,19 @@ def merge_trees(
         confidence,
         tree_start,
         tree_source,
+        tree_curve,
         np.array([proposal.sequence for proposal in proposals], np.int32),
         num_sequences,
         vocab_size,
         KNOTS,
-        calibration.own.levels,
+        calibration.in_context.levels,
         calibration.agreement.levels,
         limits.max_depth,
         limits.stop_tokens,
         limits.stop_start,
     )
     forest = Forest(start, token_ids, parents, probability, claim, best_source, sources)
-    return forest, ProposedNodes(source_of, confidence, node, is_valid)
+    return forest, ProposedNodes(source_of, np.repeat(tree_curve, np.diff(tree_start)), confidence, node, is_valid)
 
 
 def choose_nodes(
@@ -187,15 +192,17 @@ def tally_nodes(
     was_verified: np.ndarray,
     was_accepted: np.ndarray,
     calibration: SourceCalibration,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Teach the calibration what became of the round's nodes, and count them per sequence and source.
 
     forest and node_index are the results of `choose_nodes`; was_verified and was_accepted are bool [len(forest)].
-    Returns the verified and the accepted nodes of each source, int32 [sequences, sources]; a node of several sources
-    counts for each.
+    Returns the verified and the accepted nodes of each source, int32 [sequences, sources], and how many were to be
+    expected by what the source's confidence is worth on average, float64 [sequences, sources]. A node of several
+    sources counts for each.
     """
-    verified, accepted = _tally(
+    verified, accepted, expected = _tally(
         proposed.source,
+        proposed.curve,
         proposed.confidence,
         proposed.node,
         node_index,
@@ -205,12 +212,15 @@ def tally_nodes(
         forest.claim,
         forest.sources,
         KNOTS,
+        calibration.own.levels,
         calibration.own.trials,
         calibration.own.hits,
+        calibration.in_context.trials,
+        calibration.in_context.hits,
         calibration.agreement.trials,
         calibration.agreement.hits,
     )
-    return verified, accepted
+    return verified, accepted, expected
 
 
 def warm_up() -> None:
@@ -231,7 +241,7 @@ def _empty_forest(num_sequences: int) -> Forest:
 
 
 _NOTHING_PROPOSED = ProposedNodes(
-    np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.bool_)
+    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.bool_)
 )
 
 
@@ -290,6 +300,7 @@ def _merge(  # type: ignore[no-untyped-def]
     confidence,
     tree_start,
     tree_source,
+    tree_curve,
     tree_sequence,
     num_sequences,
     vocab_size,
@@ -348,7 +359,7 @@ def _merge(  # type: ignore[no-untyped-def]
                     is_stop = True
             if is_stop:
                 continue
-            p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[source])))
+            p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[tree_curve[t]])))
             own[i] = p
             child = first_child[owner] if owner >= 0 else root_child[sequence]
             while child >= 0 and out_token[child] != tokens[i]:
@@ -467,6 +478,7 @@ def _choose(start, parents, probability, max_nodes, expected_tokens, fixed_s, ve
 @numba.njit(cache=True)
 def _tally(  # type: ignore[no-untyped-def]
     source,
+    curve_of,
     confidence,
     node,
     node_index,
@@ -476,14 +488,18 @@ def _tally(  # type: ignore[no-untyped-def]
     claim,
     sources,
     knots,
+    levels,
     trials,
     hits,
+    context_trials,
+    context_hits,
     agreement_trials,
     agreement_hits,
 ):
     num_sequences = len(start) - 1
     verified = np.zeros((num_sequences, trials.shape[0]), np.int32)
     accepted = np.zeros((num_sequences, trials.shape[0]), np.int32)
+    expected = np.zeros((num_sequences, trials.shape[0]))
     sequence_of = np.empty(len(was_verified), np.int32)
     for s in range(num_sequences):
         for m in range(start[s], start[s + 1]):
@@ -500,5 +516,8 @@ def _tally(  # type: ignore[no-untyped-def]
         origin = source[i]
         verified[sequence_of[m], origin] += 1
         accepted[sequence_of[m], origin] += was_accepted[m]
+        expected[sequence_of[m], origin] += _interpolate(confidence[i], knots, levels[origin])
         _observe(confidence[i], was_accepted[m], knots, trials[origin], hits[origin])
-    return verified, accepted
+        curve = curve_of[i]
+        _observe(confidence[i], was_accepted[m], knots, context_trials[curve], context_hits[curve])
+    return verified, accepted, expected

@@ -8,6 +8,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.messages import GenerationRequest, SequenceStart, SpeculationStats
+from cluster.router.context_class import DraftRecord
 
 _FIRST_ROOM = 256  # tokens of output that fit before the buffer grows
 
@@ -26,6 +27,7 @@ class Sequence:
         "chunk_index",
         "deadline",
         "draft_known",
+        "draft_record",
         "draft_worker",
         "drafter_known",
         "drafters",
@@ -91,6 +93,7 @@ class Sequence:
         self.wants_lookahead = wants_lookahead  # of the draft model, instead of trees
         self.head_tree: DraftTree | None = None  # what the target's head has drafted
         self.head_length = 0  # committed tokens that it belongs behind
+        self.draft_record: DraftRecord | None = None  # how each source has fared in it; None: it had no drafts
         self.draft_worker: str | None = None
         self.draft_known = 0  # tokens that worker has been sent
         self.target_known = 0

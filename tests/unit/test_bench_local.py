@@ -13,12 +13,13 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_model, load_tokenizer
 from actors.models.quantization import Int8Linear
 from actors.models.source import ModelSource
-from actors.models.toy import END_OF_TURN, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from actors.models.toy import END_OF_TURN, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.bench.local import LocalPlan, compare_answers, encode_prompt, run_blocks, run_local
 from cluster.bench.methods import EngineSettings, GenerateMethod, create_engines, logit_gap
 from cluster.bench.prompts import BenchPrompt
 from cluster.bench.speed import Answer, TimedBlock
 from cluster.cli.bench import app
+from paceline_testing.other_vocabularies import merging_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,16 @@ def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(dire
         assert any(isinstance(module, Int8Linear) for module in engine._engine.target._runner.model.modules())
     prompt = encode_prompt(PROMPTS[0], tokenizer)
     assert plain.answer([prompt], 40)[0].token_ids == drafting.answer([prompt], 40)[0].token_ids
+
+
+def test_a_draft_model_assists_generate_too_unless_its_vocabulary_is_another(directory, model, tmp_path):
+    drafts = {"same": save_tiny_model(tmp_path / "same", seed=1), "other": tmp_path / "other"}
+    save_tiny_model(drafts["other"], tokenizer=merging_tokenizer())
+    for name, wanted in (("same", ["generate + assistant model"]), ("other", [])):
+        plan = LocalPlan(PROMPTS[:1], str(directory), str(drafts[name]), drafters=(("draft_model",),), max_new_tokens=8)
+        (cell,) = run_local(plan).cells
+        assert [method.name for method in cell.methods[2:-2]] == wanted
+        assert all(not method.equality.differences for method in cell.methods[1:])
 
 
 def test_a_head_that_is_not_there_is_named_and_so_is_a_drafter_without_one(directory, tmp_path):
@@ -235,21 +246,27 @@ def test_an_answer_that_leaves_the_reference_is_reported_with_the_models_own_gap
     assert (ended.position, ended.expected, ended.found, ended.logit_gap) == (5, right[5], None, None)
 
 
-@pytest.mark.parametrize("prompt_lookup_tokens", [None, 10])
+@pytest.mark.parametrize("help_by", ["nobody", "prompt lookup", "an assistant"])
 def test_generate_is_plain_greedy_whatever_the_checkpoint_wishes_and_ends_before_the_stop_token(
-    model, tokenizer, prompt_lookup_tokens
+    model, tokenizer, help_by
 ):
+    help_of = {
+        "nobody": {},
+        "prompt lookup": {"prompt_lookup_tokens": 10},
+        "an assistant": {"assistant": make_tiny_model("llama", 0, vocab_size=model.config.vocab_size)},  # the same
+    }[help_by]
     prompt = encode_prompt(PROMPTS[0], tokenizer)
     wanted = greedy(model, prompt, 30)
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.min_new_tokens = 25
-    method = GenerateMethod("g", model, tokenizer, (), prompt_lookup_tokens)
+    method = GenerateMethod("g", model, tokenizer, (), **help_of)
     (answer,) = method.answer([prompt], 30)
     assert answer.token_ids == wanted
     assert answer.rounds <= 30
-    assert prompt_lookup_tokens or answer.rounds == 30
+    assert answer.rounds == 30 or help_by != "nobody"
+    assert answer.rounds < 15 or help_by != "an assistant"
     stop = wanted[10]
-    method = GenerateMethod("g", model, tokenizer, (stop,), prompt_lookup_tokens)
+    method = GenerateMethod("g", model, tokenizer, (stop,), **help_of)
     (answer,) = method.answer([prompt], 30)
     assert answer.token_ids == wanted[: wanted.index(stop)]
 

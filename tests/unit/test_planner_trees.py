@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree, depths_of
 from cluster.router.calibration import SourceCalibration
+from cluster.router.context_class import AS_EXPECTED, BETTER, MAX_NAMESPACES, NUM_RECORDS, WORSE, DraftRecord
 from cluster.router.planner import (
     Forest,
     Proposal,
@@ -226,15 +227,17 @@ def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_other
     chosen, index = choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
     assert set(paths(chosen, 0)) == {(1,), (1, 2)}
     accepted = np.array([True, False])
-    verified, right = tally_nodes(proposed, index, chosen, np.ones(2, np.bool_), accepted, calibration)
+    verified, right, expected = tally_nodes(proposed, index, chosen, np.ones(2, np.bool_), accepted, calibration)
     assert verified.tolist() == [[2, 1]]
     assert right.tolist() == [[1, 1]]
+    assert expected == pytest.approx(np.array([[1.7, 0.7]]))  # nothing is known yet: the sources' own word
     assert calibration.own.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
     assert calibration.own.hits.sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
     assert calibration.agreement.trials.sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
     assert calibration.agreement.hits.sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
     tally_nodes(proposed, index, chosen, np.zeros(2, np.bool_), accepted, calibration)
     assert calibration.own.trials.sum() == pytest.approx(3.0)
+    assert calibration.in_context.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0, 0, 0, 0, 0])
     assert calibration.agreement.trials.sum() == pytest.approx(2.0)
 
 
@@ -253,6 +256,45 @@ def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_o
     assert probability[1] > 0.8
     assert probability[2] < 0.1
     assert calibration.own.probability(1, 0.5) == pytest.approx(0.5, abs=0.05)  # half of its nodes were right
+
+
+def test_what_a_source_is_worth_is_learnt_for_every_context_and_begins_with_the_average():
+    calibration = SourceCalibration(2)
+    bounds, one = limits(2), tree([(1, -1)], [0.5])
+    true, false = calibration.first_context("true"), calibration.first_context("false")
+    times = np.array([1.0, 1.001, 1.002])
+    for _ in range(100):
+        proposals = [Proposal(0, 1, one, true), Proposal(1, 1, one, false + WORSE)]
+        forest, proposed = merge_trees(proposals, bounds, calibration, VOCAB_SIZE)
+        chosen, index = choose_nodes(forest, bounds.max_nodes, 1.0, 0.0, times, 2)
+        tally_nodes(proposed, index, chosen, np.ones(2, np.bool_), np.array([True, False]), calibration)
+        calibration.end_round()
+    other = calibration.first_context("another")
+    asked = [(1, true), (1, false + WORSE), (1, other), (0, true)]
+    proposals = [Proposal(i, source, one, context) for i, (source, context) in enumerate(asked)]
+    forest, _ = merge_trees(proposals, limits(4), calibration, VOCAB_SIZE)
+    assert forest.claim[0] > 0.7
+    assert forest.claim[1] < 0.1
+    assert forest.claim[2] == pytest.approx(0.5, abs=0.1)
+    assert forest.claim[3] == pytest.approx(0.5)  # of the other source nothing is known
+    for name in range(MAX_NAMESPACES):
+        calibration.first_context(str(name))
+    assert calibration.first_context("true") % NUM_RECORDS == 0
+    again = calibration.first_context("true")
+    forest, _ = merge_trees([Proposal(0, 1, one, again)], bounds, calibration, VOCAB_SIZE)
+    assert forest.claim[0] == pytest.approx(0.5, abs=0.1)  # its curves had gone to another namespace
+    assert len(calibration.in_context.levels) == MAX_NAMESPACES * NUM_RECORDS * 2
+
+
+def test_a_text_has_a_record_of_how_its_sources_have_fared():
+    record = DraftRecord(3)
+    assert record.classes == [AS_EXPECTED] * 3
+    for _ in range(12):
+        record.add([4, 4, 0], [3, 0, 0], [1.0, 2.0, 0.0])
+    assert record.classes == [BETTER, WORSE, AS_EXPECTED]
+    for _ in range(100):
+        record.add([0, 4, 0], [0, 2, 0], [0.0, 2.0, 0.0])
+    assert record.classes == [BETTER, AS_EXPECTED, AS_EXPECTED]
 
 
 def test_no_proposals_are_an_empty_forest():
