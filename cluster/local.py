@@ -428,6 +428,7 @@ class LocalEngine:
                         self.max_model_len,
                         name,
                         "max_new_tokens",
+                        self.info.max_side_len,
                     ),
                     stop_token_ids=stops,
                     drafters=drafters,

@@ -184,5 +184,5 @@ def _served_model(plan: ClusterPlan) -> ServedModel:
         eos_token_ids=plan.info.eos_token_ids,
         created=int(time.time()),
         drafters=plan.drafters,
-        is_encoder_decoder=plan.info.is_encoder_decoder,
+        max_side_len=plan.info.max_side_len,
     )

@@ -30,13 +30,13 @@ from actors.messages import (
     DraftBatch,
     DraftItem,
     DraftResult,
-    SequenceDelta,
+    SequenceStart,
     TopProbs,
     TreeMessage,
     no_tokens,
     no_tree,
 )
-from actors.models.loader import max_model_len
+from actors.models.loader import length_limits
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
 # Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
@@ -85,14 +85,12 @@ class DraftEngine:
         self._runner = make_runner(model, options.num_blocks * options.block_size)
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._vocab_map = vocab_map
-        self._max_positions = max_model_len(model.config.get_text_config())
+        self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
         self._unfit: set[int] = set()  # sequences that the model cannot read
         self._lookahead: LookaheadDrafter | None = None
         if isinstance(self._runner, ModelRunner):
-            self._lookahead = LookaheadDrafter(
-                self._runner, lookahead or LookaheadOptions(), self._max_positions, vocab_map
-            )
+            self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
@@ -106,7 +104,7 @@ class DraftEngine:
         unfit: list[int] = []
         drafts: list[_Draft | LookaheadDraft] = []
         for item in distinct(batch.items):
-            if not self._fits(item.delta):
+            if not self._fits(item):
                 unfit.append(item.delta.seq_id)
                 continue
             sequence = self._table.find(item.delta, item.begin)
@@ -131,19 +129,27 @@ class DraftEngine:
             time.perf_counter() - started,
         )
 
-    def _fits(self, delta: SequenceDelta) -> bool:
+    def _fits(self, item: DraftItem) -> bool:
         """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
         every other round; in a forward it would take all the others of its batch with it."""
+        delta, begin = item.delta, self._table.begin_of(item)
         if delta.start == 0:
             self._unfit.discard(delta.seq_id)
         if delta.seq_id not in self._unfit:
             ids = delta.token_ids
             has_ids = not len(ids) or (ids.min() >= 0 and ids.max() < self._num_ids)
-            if has_ids and delta.start + len(ids) <= self._max_positions:
+            if has_ids and (begin is None or delta.start + len(ids) <= self._most_tokens(begin)):
                 return True
             self._unfit.add(delta.seq_id)
             self._table.forget(delta.seq_id)
         return False
+
+    def _most_tokens(self, begin: SequenceStart) -> int:
+        """Tokens of a sequence that the model has positions for."""
+        if self._max_side_len is None:
+            return self._max_len
+        # A decoder's first position is that of the token before the output.
+        return begin.num_prompt_tokens + self._max_side_len - 1 if begin.num_prompt_tokens <= self._max_side_len else 0
 
     def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | LookaheadDraft:
         max_nodes = min(item.max_nodes, _MAX_NODES)
@@ -151,7 +157,7 @@ class DraftEngine:
         # What is sent under rejection are draws from q with their probabilities, which phrases have not.
         if item.method == "tree" or _draws_from_probs(sequence) or self._lookahead is None:
             # The last guesses of a tree are not computed.
-            room = self._max_positions - sequence.length + 1
+            room = self._most_tokens(sequence.begin) - sequence.length + 1
             return _start_tree(sequence, max_nodes, min(max_depth, room), item.branch)
         self._lookahead.learn(sequence, len(item.delta.token_ids))
         return self._lookahead.start(sequence, max_nodes, max_depth)

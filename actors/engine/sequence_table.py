@@ -33,6 +33,13 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def begin_of(self, item: VerifyItem | DraftItem) -> SequenceStart | None:
+        """What is known of the item's sequence besides its tokens; None for one that is not known."""
+        if item.delta.start == 0:
+            return item.begin
+        sequence = self._sequences.get(item.delta.seq_id)
+        return None if sequence is None else sequence.begin
+
     def find(self, delta: SequenceDelta, begin: SequenceStart | None) -> Sequence | None:
         """The sequence as it was before this delta, a fresh one for start == 0, or None if the delta is stale: the
         sequence is unknown here, has another length, or has nothing left to compute.

@@ -33,7 +33,12 @@ class ModelInfo:
     hidden_size: int
     weights_fingerprint: str
     tokenizer_fingerprint: str
-    is_encoder_decoder: bool = False  # the prompt is read by an encoder
+    max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or output alone
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the prompt is read by an encoder and the output is a text of its own."""
+        return self.max_side_len is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,22 +274,29 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
     """Everything that is known without loading weights. Raises ModelError."""
     config = load_config(source)
     text = config.get_text_config()
+    max_len, max_side_len = length_limits(config)
     return ModelInfo(
         name=served_name or source.name,
         vocab_size=int(text.vocab_size),
-        max_model_len=max_model_len(text),
+        max_model_len=max_len,
         eos_token_ids=_eos_token_ids(source, text),
         num_layers=int(text.num_hidden_layers),
         hidden_size=int(text.hidden_size),
         weights_fingerprint=source.weights_fingerprint(),
         tokenizer_fingerprint=source.tokenizer_fingerprint(),
-        is_encoder_decoder=bool(config.is_encoder_decoder),
+        max_side_len=max_side_len,
     )
+
+
+def length_limits(config: PretrainedConfig) -> tuple[int, int | None]:
+    """Tokens of prompt and output together and, of an encoder-decoder model, of either alone, else None."""
+    positions = max_model_len(config.get_text_config())
+    return (2 * positions, positions) if config.is_encoder_decoder else (positions, None)
 
 
 def max_model_len(config: PretrainedConfig) -> int:
     """Positions the model was made for, in tokens, stretched where its rotary scaling says so. Of an encoder-decoder
-    model, those of its decoder: prompt and output together may not be longer, though they have positions of their own.
+    model, those of its decoder.
 
     YaRN scales from its original length, linear scaling from the stated one. Llama 3 states the stretched length
     already, and so do models that scale some layer types only (Gemma 3). Dynamic scaling and LongRoPE change all

@@ -57,4 +57,4 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds
     drafters: tuple[str, ...] = ()  # names of those that run, without auto and none
-    is_encoder_decoder: bool = False  # an answer does not go on from its prompt, but is a text of its own
+    max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or answer alone

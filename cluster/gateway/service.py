@@ -189,13 +189,14 @@ class GenerationService:
             max_model_len,
             call.prompt_field,
             call.max_tokens_field,
+            self.model.max_side_len,
         )
 
     async def _answer(self, prepared: PreparedCall, choice: int) -> AsyncGenerator[Piece, None]:
         """One answer's pieces, counted in the metrics."""
         metrics = self.metrics
         request = prepared.requests[choice]
-        context = [] if self.model.is_encoder_decoder else request.prompt_token_ids[-4:].tolist()
+        context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
         text = _AnswerText(self._codec, prepared.call.stop, request, context)
         gauge = metrics.requests_waiting
         gauge.inc()

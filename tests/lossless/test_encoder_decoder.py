@@ -147,21 +147,25 @@ def test_answers_end_as_they_should(dirs):
 
 def test_prompts_that_do_not_fit_are_refused(dirs):
     local = engine(dirs["bart"])
-    limit = local.info.max_model_len
+    limit = local.info.max_side_len
     assert limit == 256
-    assert len(local.generate([[65] * (limit - 3)], max_new_tokens=3, ignore_eos=True)[0].token_ids) == 3
-    with pytest.raises(InvalidRequest, match="more than the model's 256"):
-        local.generate([[65] * (limit - 3)], max_new_tokens=4)
-    with pytest.raises(InvalidRequest, match="at most 256 tokens"):
-        local.generate([[65] * limit], max_new_tokens=1)
+    assert len(local.generate([[65] * limit], max_new_tokens=3, ignore_eos=True)[0].token_ids) == 3
+    assert len(local.generate([[65]], ignore_eos=True)[0].token_ids) == limit
+    with pytest.raises(InvalidRequest, match="writes at most 256 tokens"):
+        local.generate([[65]], max_new_tokens=limit + 1)
+    with pytest.raises(InvalidRequest, match="takes at most 256 tokens"):
+        local.generate([[65] * (limit + 1)], max_new_tokens=1)
     with pytest.raises(InvalidRequest, match="at least one token"):
         local.generate([[]], max_new_tokens=1)
 
 
-def test_an_answer_may_take_the_models_last_position(dirs):
-    local = engine(dirs["pegasus"], ("draft_model", "suffix"), dirs["pegasus"])
-    (answer,) = local.generate([[65, 66]], max_new_tokens=254, ignore_eos=True)
-    assert answer.token_ids == transformers_greedy(dirs["pegasus"], [65, 66], 254, eos_token_id=[])
+@pytest.mark.parametrize("kind", ["bart", "pegasus"])
+def test_an_answer_may_take_the_models_last_position(tmp_path, kind):
+    directory = save_tiny_model(tmp_path, kind, 5, layers=1, max_positions=40)
+    local = engine(directory, ("draft_model", "suffix"), directory)
+    (answer,) = local.generate([[65] * 40], max_new_tokens=40, ignore_eos=True)
+    assert answer.token_ids == transformers_greedy(directory, [65] * 40, 40, eos_token_id=[])
+    assert answer.accepted_tokens
 
 
 def test_beams_are_those_of_transformers(dirs):
@@ -219,9 +223,10 @@ def test_model_info_says_so_and_knows_the_decoders_length(dirs, tmp_path):
     assert read_model_info(ModelSource("t5", "t5", dirs["t5"])).is_encoder_decoder
     assert not read_model_info(ModelSource("llama", "llama", dirs["llama"])).is_encoder_decoder
     LEDConfig(max_decoder_position_embeddings=77).save_pretrained(tmp_path / "led")
-    assert read_model_info(ModelSource("led", "led", tmp_path / "led")).max_model_len == 77
+    info = read_model_info(ModelSource("led", "led", tmp_path / "led"))
+    assert (info.max_side_len, info.max_model_len) == (77, 154)
     T5Config().save_pretrained(tmp_path / "t5")
-    assert read_model_info(ModelSource("t5", "t5", tmp_path / "t5")).max_model_len == 2048
+    assert read_model_info(ModelSource("t5", "t5", tmp_path / "t5")).max_side_len == 2048
 
 
 # --- trees
