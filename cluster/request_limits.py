@@ -67,8 +67,8 @@ def num_new_tokens(
 ) -> int:
     """What a request may generate: as asked, or the default as far as there is room.
 
-    max_side_len: tokens that prompt or answer alone may have, None: as many as both together. Raises InvalidRequest when
-    prompt and answer do not fit into the model.
+    max_side_len: tokens that prompt or answer alone may have, None: as many as both together. Raises InvalidRequest
+    when prompt and answer do not fit into the model.
     """
     if num_prompt == 0:
         raise InvalidRequest(prompt_field, "empty", "a prompt needs at least one token")
