@@ -121,12 +121,13 @@ def build_draft_engine(
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values that one token takes on one rank."""
+    """Bytes of keys and values that one token takes on one rank; with an encoder, those of either side's tokens."""
     text = config.get_text_config(decoder=True)
+    layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return int(2 * text.num_hidden_layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
+    return int(2 * layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
 
 
 def _tokens_that_fit(config: PretrainedConfig, model: PreTrainedModel, fraction: float, bytes_per_token: int) -> int:
