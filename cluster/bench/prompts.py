@@ -34,6 +34,8 @@ class BenchPrompt:
     later_turns: tuple[str, ...] = ()  # what the user says next, each after the answer to what came before
     category: str = ""  # as the file calls the task; empty where it names none
     prediction: str = ""  # what the first answer will probably be
+    benchmark: str = ""  # the task of the one of `BENCHMARKS` whose row it is
+    reference: str = ""  # what the first answer is scored against
 
     @property
     def num_turns(self) -> int:
@@ -50,8 +52,8 @@ def read_spec_bench(directory: Path) -> list[BenchPrompt]:
 
 def read_prompts(file: Path) -> list[BenchPrompt]:
     """Rows with exactly one of `prompt` (text that a user says), `turns` (several, one after the other), `messages` or
-    `prompt_token_ids`, or with the fields of one of `BENCHMARKS`; `task` or `category`, `id` or `question_id`, and a
-    `prediction` of the (first) answer may be there, other keys are ignored.
+    `prompt_token_ids`, or with the fields of one of `BENCHMARKS`; `task` or `category`, `id` or `question_id`, a
+    `prediction` of the (first) answer and a `reference` to score it against may be there, other keys are ignored.
 
     Raises InvalidRequest that names file, line and field.
     """
@@ -67,6 +69,7 @@ class Benchmark:
     fields: tuple[str, ...]  # a row that has all of them is one of its rows
     question: Callable[[Row], str]  # what the user says; raises InvalidRequest
     id_field: str = "id"
+    reference: Callable[[Row], Any] = lambda row: row.get("reference")  # what else than text comes out is none
 
 
 def _text(row: Row, field: str) -> str:
@@ -107,11 +110,22 @@ BENCHMARKS = (
     Benchmark("MBPP", "mbpp", ("text", "test_list"), _programming_task("text"), "task_id"),
     Benchmark("sanitized MBPP", "mbpp", ("prompt", "test_list"), _programming_task("prompt"), "task_id"),
     Benchmark("HumanEval", "humaneval", ("task_id", "prompt"), lambda row: _text(row, "prompt"), "task_id"),
-    Benchmark("CNN/DM", "cnn_dm", ("article",), lambda row: f"Summarize this article: {_text(row, 'article')}"),
-    Benchmark("WMT16", "wmt16", ("translation",), _translation),
+    Benchmark(
+        "CNN/DM",
+        "cnn_dm",
+        ("article",),
+        lambda row: f"Summarize this article: {_text(row, 'article')}",
+        reference=lambda row: row.get("highlights"),
+    ),
+    Benchmark("WMT16", "wmt16", ("translation",), _translation, reference=lambda row: row["translation"].get("en")),
     Benchmark("Alpaca", "alpaca", ("instruction",), _instruction),
-    Benchmark("GSM8K", "gsm8k", ("question",), lambda row: _text(row, "question")),
+    Benchmark(
+        "GSM8K", "gsm8k", ("question",), lambda row: _text(row, "question"), reference=lambda row: row.get("answer")
+    ),
 )
+
+
+CODE_BENCHMARKS = ("humaneval", "mbpp")  # whose answers are programs
 
 
 def prompt_of(row: Row, number: int) -> BenchPrompt:
@@ -134,7 +148,10 @@ def prompt_of(row: Row, number: int) -> BenchPrompt:
             raise InvalidRequest(field, _shown(value), "it must be a text")
     prompt = BenchPrompt(name, task, category=category, prediction=prediction)
     if benchmark is not None:
-        return replace(prompt, messages=_user_says(benchmark.question(row)))
+        messages = _user_says(benchmark.question(row))
+        reference = _reference(benchmark.reference(row))
+        return replace(prompt, messages=messages, benchmark=benchmark.task, reference=reference)
+    prompt = replace(prompt, reference=_reference(row.get("reference")))
     key, value = own[0], row[own[0]]
     if key == "prompt_token_ids":
         if not _is_list_of(value, int) or any(type(token) is not int or token < 0 for token in value):
@@ -223,6 +240,12 @@ def _read_row(where: str, number: int, line: str) -> BenchPrompt:
         if not error.field:
             raise InvalidRequest(where, line[:_SHOWN], error.limit) from None
         raise InvalidRequest(f"{where} {error.field}", error.value, error.limit) from None
+
+
+def _reference(value: Any) -> str:
+    """Where it is a list, as in Spec-Bench, it has one for each turn."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if _is_text(first) else ""
 
 
 def _user_says(text: str) -> tuple[dict[str, str], ...]:
