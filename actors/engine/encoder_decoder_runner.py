@@ -1,10 +1,10 @@
 """Runs an encoder-decoder model of transformers (T5, BART, ...): the prompt through the encoder, the rest through the
 decoder.
 
-Nothing of the model is replaced, so any architecture works whose decoder goes on from an `EncoderDecoderCache`. Such
-decoders know no position ids and no mask for trees. A draft tree is therefore computed as what it stands for: a batch
-of its paths from the root, behind one and the same text. A chain is one path and costs nothing extra. Sequences are
-computed one after the other, so the logits of one do not depend on its company.
+Any architecture works whose decoder goes on from an `EncoderDecoderCache`. Such decoders know no position ids and no
+mask for trees. A draft tree is therefore computed as what it stands for: a batch of its paths from the root, behind one
+and the same text. A chain is one path and costs nothing extra. Sequences are computed one after the other, so the
+logits of one do not depend on its company.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from actors.draft_tree import depths_of
 from actors.engine.batch import SequenceRows
 from actors.engine.kv_cache import KvCache
+from actors.engine.packed_linear import pack_linears
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.models.decoder_start import DecoderStart
@@ -104,6 +105,7 @@ class EncoderDecoderRunner:
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ModelError for a model that does not say how its decoder begins, or whose decoder gives other logits
         for several tokens at once than for one after the other."""
+        pack_linears(model)
         self.model = model.eval()
         self.device = next(model.parameters()).device
         self.kv = KvCache(0, self.device)  # of no slots: keys and values are kept with their sequences
