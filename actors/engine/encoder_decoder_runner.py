@@ -101,6 +101,7 @@ class EncoderDecoderRunner:
     """An encoder-decoder model; answers as `ModelRunner` does."""
 
     sequence_type = EncoderDecoderSequence
+    row_steps: tuple[int, ...] = ()  # every row has its price
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ModelError for a model that does not say how its decoder begins, or whose decoder gives other logits
