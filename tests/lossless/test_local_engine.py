@@ -35,8 +35,10 @@ HEADS: dict[str, tuple[str, dict]] = {
 
 # Every drafter that has a name is tested here, because it is found by its name.
 DRAFTERS = [(name,) for name in DRAFTER_NAMES if name != "none"]
+ALL = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto"))
 BRANCHES = (1, 2, 4)  # of the draft model's trees
 WAYS = [pytest.param(names, {}, id="+".join(names)) for names in DRAFTERS]
+WAYS.append(pytest.param(ALL, {}, id="all together"))
 WAYS += [pytest.param(("draft_model",), {"branch": branch}, id=f"branch {branch}") for branch in (1, 4)]  # else 2
 
 
