@@ -280,6 +280,9 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
         engine(model_dirs["llama"], ("oracle",))
     with pytest.raises(ModelError, match="nowhere"):
         LocalEngine("/nowhere/at/all")
+    for field, value in (("max_rows", 0), ("max_draft_tokens", -1), ("max_draft_tokens", 257), ("batch_size", 0)):
+        with pytest.raises(InvalidRequest, match=f"^{field} is {value}; it should be "):
+            LocalEngine(str(model_dirs["llama"][0]), draft_model="none", **{field: value})
 
 
 def test_a_right_prediction_saves_rounds_and_a_wrong_one_costs_no_token(model_dirs, drafts_pay):
