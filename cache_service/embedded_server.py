@@ -114,6 +114,13 @@ class EmbeddedServer:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def restart(self, timeout_s: float = 20.0) -> None:
+        """Start it again if it has ended, with the same data, port and password. Raises ServerError."""
+        if self._lock.closed:
+            raise ServerError(f"the server in {self.directory} was stopped; make another")
+        if not self.is_running:
+            self._start_at(self.port, time.monotonic() + timeout_s)
+
     def stop(self, timeout_s: float = 10.0) -> None:
         """End it, its data written; kill it if it has not ended after `timeout_s`. May be called twice."""
         process = self._process
@@ -137,14 +144,19 @@ class EmbeddedServer:
         self.stop()
 
     def _start(self, deadline: float) -> None:
-        for _ in range(_START_ATTEMPTS):
-            self.port = _free_port()
-            self._process = _spawn([str(self._binary), "-"], self.directory, self._configuration())
-            if self._answers(deadline):
-                return
-            if self._process.poll() is None:
-                break
-        status = self._process.poll() if self._process is not None else None
+        for attempt in range(_START_ATTEMPTS):  # somebody may have taken the port in the meantime
+            try:
+                return self._start_at(_free_port(), deadline)
+            except ServerError:
+                if self.is_running or attempt == _START_ATTEMPTS - 1:
+                    raise
+
+    def _start_at(self, port: int, deadline: float) -> None:
+        self.port = port
+        self._process = _spawn([str(self._binary), "-"], self.directory, self._configuration())
+        if self._answers(deadline):
+            return
+        status = self._process.poll()
         state = "does not answer" if status is None else f"ended with status {status}"
         raise ServerError(f"{self._binary} in {self.directory} {state}: {_last_line(self.directory / _LOG_FILE)}")
 

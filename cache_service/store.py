@@ -25,6 +25,18 @@ from cache_service.stream_id import parse_id
 _FIELD = b"e"
 _MAX_MANIFEST_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
 
+# What answers of another shape end in, here or in redis-py; arrays in arrays in arrays end in the last two.
+_NONSENSE = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    FormatError,
+    RecursionError,
+    MemoryError,
+)
+
 Verdict = Literal["ok", "fenced", "epoch", "version"]
 _VERDICTS: dict[bytes, Verdict] = {b"ok": "ok", b"fenced": "fenced", b"epoch": "epoch", b"version": "version"}
 
@@ -70,7 +82,7 @@ class Store:
             pipeline.hget(self.keys.manifest, "version")
             pipeline.xrange(self.keys.log, begin, "+", max_entries)
             epoch, version, entries = pipeline.execute()
-            return LogView(_optional_text(epoch), int(version or 0), [_entry(entry) for entry in entries])
+            return LogView(_optional_text(epoch), _count(version or 0), [_entry(entry) for entry in entries])
 
     def read_manifest(self) -> StoredManifest:
         with _faults_told():
@@ -84,7 +96,7 @@ class Store:
                 if 0 < size <= _MAX_MANIFEST_FRAME:
                     pipeline.hget(self.keys.manifest, "body")
                 epoch, version, *body = pipeline.execute()
-            return StoredManifest(_optional_text(epoch), int(version or 0), body[0] if body else None)
+            return StoredManifest(_optional_text(epoch), _count(version or 0), _bytes(body[0]) if body else None)
 
     def begin_epoch(self) -> str:
         """The epoch of this data set; it is written if there is none."""
@@ -96,8 +108,7 @@ class Store:
     def read_segment(self, digest: str, num_bytes: int) -> bytes | None:
         """At most one byte more than `num_bytes`; None if it is not there."""
         with _faults_told():
-            answer: Any = self._connection.client().getrange(self.keys.segment(digest), 0, num_bytes)
-            return bytes(answer) or None
+            return _bytes(self._connection.client().getrange(self.keys.segment(digest), 0, num_bytes)) or None
 
     def write_segment(self, digest: str, frame: bytes, keep_s: int) -> None:
         with _faults_told():
@@ -108,36 +119,38 @@ class Store:
         with _faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
             for digest in digests:
                 pipeline.expire(self.keys.segment(digest), keep_s)
-            return sum(map(int, pipeline.execute()))
+            return sum(map(_count, pipeline.execute()))
 
     def acquire_lease(self, owner: str, lease_ms: int) -> int | None:
         """The fencing token of a lease for `lease_ms`, new or renewed; None if another owner holds it."""
-        return int(self._call(ACQUIRE_LEASE, [self.keys.lease, self.keys.fence], [owner, lease_ms])) or None
+        with _faults_told():
+            return _count(self._call(ACQUIRE_LEASE, [self.keys.lease, self.keys.fence], [owner, lease_ms])) or None
 
     def release_lease(self, owner: str) -> None:
-        self._call(RELEASE_LEASE, [self.keys.lease], [owner])
+        with _faults_told():
+            self._call(RELEASE_LEASE, [self.keys.lease], [owner])
 
     def write_manifest(
         self, frame: bytes, token: int, epoch: str, replaces: int, version: int, folded_id: str
     ) -> Verdict:
         """Replace manifest version `replaces` with `version`, unless a newer lease, data set or manifest is there."""
         arguments = [token, epoch, replaces, version, folded_id, frame]
-        answer = self._call(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)
-        if answer not in _VERDICTS:
-            raise StoreUnavailable(f"Redis answers {answer!r:.100} to the writing of a manifest")
-        return _VERDICTS[answer]
+        with _faults_told():
+            return _VERDICTS[
+                self._call(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)
+            ]
 
     def trim_log(self, version: int, first_id: str) -> int:
         """Remove the entries before `first_id`, if the manifest still has `version`. Returns how many."""
-        return int(self._call(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
+        with _faults_told():
+            return _count(self._call(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
 
     def _call(self, script: Script, keys: list[str], arguments: Sequence[Any]) -> Any:
-        with _faults_told():
-            client = self._connection.client()
-            try:
-                return client.evalsha(script.sha1, len(keys), *keys, *arguments)
-            except redis_errors.NoScriptError:
-                return client.eval(script.text, len(keys), *keys, *arguments)
+        client = self._connection.client()
+        try:
+            return client.evalsha(script.sha1, len(keys), *keys, *arguments)
+        except redis_errors.NoScriptError:
+            return client.eval(script.text, len(keys), *keys, *arguments)
 
 
 @contextmanager
@@ -151,7 +164,7 @@ def _faults_told() -> Iterator[None]:
         raise StoreUnavailable(f"Redis is unavailable: {type(error).__name__}: {error}"[:300]) from error
     except (redis_errors.RedisError, redis_errors.RedisClusterException) as error:
         raise StoreUnavailable(f"Redis answers with an error: {type(error).__name__}") from error
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError, OverflowError) as error:
+    except _NONSENSE as error:
         raise StoreUnavailable(f"Redis answers nonsense: {type(error).__name__}") from error
 
 
@@ -159,14 +172,26 @@ def _entry(entry: Any) -> tuple[str, bytes]:
     entry_id, fields = entry
     text = _text(entry_id)
     parse_id(text)
-    frame = fields.get(_FIELD, b"") if fields else b""
-    return text, bytes(frame)
+    if isinstance(fields, list):  # as redis-py leaves it in a transaction on a cluster
+        fields = dict(zip(fields[::2], fields[1::2], strict=True))
+    return text, _bytes(fields.get(_FIELD, b"") if fields else b"")  # an entry of other fields is damaged, not a fault
+
+
+def _bytes(answer: Any) -> bytes:
+    if not isinstance(answer, bytes):
+        raise TypeError
+    return answer
+
+
+def _count(answer: Any) -> int:
+    number = int(answer)
+    if number < 0:
+        raise ValueError
+    return number
 
 
 def _text(answer: Any) -> str:
-    if not isinstance(answer, bytes):
-        raise TypeError
-    return answer.decode("ascii")
+    return _bytes(answer).decode("ascii")
 
 
 def _optional_text(answer: Any) -> str | None:
