@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,16 +63,39 @@ class PublisherSettings:
 class PublisherCounters:
     """Since the start; written by the publisher alone."""
 
-    published_tokens: int = 0  # accepted by `publish`
+    published_tokens: int = 0  # taken by `publish`
     written_tokens: int = 0
     written_entries: int = 0
     written_bytes: int = 0
     overflow_tokens: int = 0  # dropped because the queue was full
     refused_tokens: int = 0  # dropped because Redis was full, read-only or did not permit it
-    invalid_pieces: int = 0  # that `publish` could not use
+    invalid_pieces: int = 0  # that no entry can hold
     failures: int = 0  # tries that found Redis unavailable
     breaker_opened: int = 0
     faults: int = 0  # of the publisher itself: each one is a bug
+
+
+class _Waiting(NamedTuple):
+    """What `publish` was given, unchecked."""
+
+    namespace: str
+    document_id: bytes
+    offset: int
+    token_ids: tuple[int, ...] | Int32Array
+    kind: int
+    time_s: int
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tokens of one document that follow one another."""
+
+    namespace: str
+    document_id: bytes
+    kind: int
+    offset: int
+    tokens: list[int]
+    time_s: int
 
 
 class Publisher:
@@ -92,7 +116,7 @@ class Publisher:
         self._breaker = breaker or CircuitBreaker()
         self._namespaces: dict[str, tuple[Store, FrameCodec]] = {}
         self._lock = threading.Lock()
-        self._queue: deque[tuple[str, Piece]] = deque()
+        self._queue: deque[_Waiting] = deque()
         self._queued_tokens = 0
         self._taken_tokens = 0  # that the thread holds: tried in vain, or on their way
         self._wake = threading.Event()
@@ -108,23 +132,26 @@ class Publisher:
         token_ids: Sequence[int] | Int32Array,
         kind: int = RecordKind.OUTPUT,
     ) -> None:
-        """Share `token_ids` (shape [n], copied), at `offset` of a document. Returns at once and never raises."""
+        """Share `token_ids` (shape [n], copied), at `offset` of a document. Returns at once and never raises.
+
+        What makes no sense is dropped and counted when it is written.
+        """
         try:
-            piece = _piece(document_id, offset, token_ids, kind)
+            copied = token_ids.copy() if isinstance(token_ids, np.ndarray) else tuple(token_ids)
+            num_tokens = len(copied)
         except Exception:  # a caller's mistake must not end its round
             self.counters.invalid_pieces += 1
             return
-        num_tokens = len(piece.token_ids)
         with self._lock:
             if self._closing.is_set() or num_tokens == 0:
                 return
             self.counters.published_tokens += num_tokens
-            self._queue.append((namespace, piece))
+            self._queue.append(_Waiting(namespace, document_id, offset, copied, kind, int(time.time())))
             self._queued_tokens += num_tokens
             while self._queue and self._is_full():
-                _, oldest = self._queue.popleft()
-                self._queued_tokens -= len(oldest.token_ids)
-                self.counters.overflow_tokens += len(oldest.token_ids)
+                dropped = len(self._queue.popleft().token_ids)
+                self._queued_tokens -= dropped
+                self.counters.overflow_tokens += dropped
             is_batch = self._queued_tokens >= self._settings.entry_tokens
         if is_batch:
             self._wake.set()
@@ -174,17 +201,40 @@ class Publisher:
 
     def _take(self) -> list[tuple[str, Piece]]:
         """At most what `_FRAMES_AT_ONCE` entries hold."""
-        taken: list[tuple[str, Piece]] = []
+        taken: list[_Waiting] = []
         room = _FRAMES_AT_ONCE * self._settings.entry_tokens
         with self._lock:
             while self._queue and room > 0:
-                namespace, piece = self._queue.popleft()
-                num_tokens = len(piece.token_ids)
+                waiting = self._queue.popleft()
+                num_tokens = len(waiting.token_ids)
                 room -= num_tokens
                 self._queued_tokens -= num_tokens
                 self._taken_tokens += num_tokens
-                taken.append((namespace, piece))
-        return taken
+                taken.append(waiting)
+        return self._join(taken)
+
+    def _join(self, taken: list[_Waiting]) -> list[tuple[str, Piece]]:
+        """Pieces of what was published, each as long as tokens of one document follow one another."""
+        runs: list[_Run] = []
+        newest: dict[tuple[str, bytes, int], _Run] = {}
+        for waiting in taken:
+            try:
+                tokens = _checked_tokens(waiting)
+                key = (waiting.namespace, waiting.document_id, waiting.kind)
+                run = newest.get(key)
+            except Exception:  # whatever a caller has passed
+                self.counters.invalid_pieces += 1
+                continue
+            if run is not None and run.offset + len(run.tokens) == waiting.offset:
+                run.tokens += tokens
+                run.time_s = waiting.time_s
+            else:
+                newest[key] = run = _Run(*key, waiting.offset, tokens, waiting.time_s)
+                runs.append(run)
+        return [
+            (run.namespace, Piece(run.document_id, run.offset, np.array(run.tokens, np.int32), run.kind, run.time_s))
+            for run in runs
+        ]
 
     def _write(self, taken: list[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
         """Write all of it, one namespace after another; returns what should be tried again."""
@@ -228,13 +278,14 @@ class Publisher:
         counters.written_tokens += sum(len(piece.token_ids) for piece in pieces)
 
 
-def _piece(document_id: bytes, offset: int, token_ids: Sequence[int] | Int32Array, kind: int) -> Piece:
-    """Raises for what no entry could hold."""
-    tokens = np.array(token_ids, np.int32)  # a copy: the caller may go on writing to its own
-    if tokens.ndim != 1 or (len(tokens) and int(tokens.min()) < 0):
+def _checked_tokens(waiting: _Waiting) -> list[int]:
+    """The tokens; raises for what no entry could hold."""
+    namespace, document_id, offset, token_ids, kind, _ = waiting
+    tokens: list[int] = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+    if not isinstance(namespace, str) or not isinstance(document_id, bytes) or len(document_id) != DOCUMENT_ID_BYTES:
         raise ValueError
-    if not isinstance(document_id, bytes) or len(document_id) != DOCUMENT_ID_BYTES or not 0 <= kind < 256:
+    if min(tokens) < 0 or max(tokens) >= 2**31 or not 0 <= kind < 256:
         raise ValueError
     if not 0 <= offset <= MAX_DOCUMENT_TOKENS - len(tokens):
         raise ValueError
-    return Piece(document_id, int(offset), tokens, int(kind), int(time.time()))
+    return tokens

@@ -184,6 +184,21 @@ def test_a_slow_reader_of_a_trimmed_log_begins_again_and_misses_nothing(namespac
     assert documents.contents == contents(given)
 
 
+def test_a_reader_that_is_overtaken_while_it_starts_begins_again(namespace):
+    """Between its manifest and its first look at the log, the log is trimmed past it."""
+    documents = Documents()
+    reader, folding = namespace.reader(documents), compactor(namespace)
+    given = random_pieces(9, 12)
+    for row, part in enumerate(given):
+        namespace.append(part)
+        fold_all(folding)
+        if row == 3:
+            reader.step()
+    catch_up(reader)
+    assert documents.contents == contents(given)
+    assert reader.counters.lost_log == 0
+
+
 def test_a_reader_that_keeps_up_is_never_reset_by_folds(namespace):
     documents = Documents()
     reader, folding = namespace.reader(documents), compactor(namespace)
@@ -338,6 +353,24 @@ def test_only_the_holder_of_the_lease_folds(namespace):
     first.release()
     namespace.append(piece("a", 1, [2]))
     assert second.prepare().manifest.fencing_token > fold.manifest.fencing_token
+
+
+def test_a_lease_that_was_granted_to_another_ends_the_right_to_write_at_once(namespace):
+    namespace.append(piece("a", 0, [1]))
+    first, second = compactor(namespace), compactor(namespace)
+    late = first.prepare()
+    first.release()
+    early = second.prepare()
+    assert not first.commit(late), "though nothing has been written in between"
+    assert second.commit(early)
+
+
+def test_the_log_is_trimmed_on_behalf_of_the_present_manifest_only(namespace):
+    ids = [namespace.append(piece("a", row, [row])) for row in range(3)]
+    fold_all(compactor(namespace))
+    assert namespace.store.trim_log(0, ids[2]) == 0
+    assert namespace.store.trim_log(2, ids[2]) == 0
+    assert namespace.store.trim_log(1, ids[2]) == 2
 
 
 PAUSED_COMPACTOR = """

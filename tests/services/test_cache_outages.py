@@ -255,13 +255,13 @@ def test_publish_takes_anything_and_raises_nothing(namespace):
         (good.document_id, 0, None),
     ]:
         publisher.publish(name, document_id, offset, token_ids)
-    assert publisher.counters.invalid_pieces == 10
+    publisher.publish(["no text"], good.document_id, 0, [1])
     publisher.publish(name, good.document_id, 0, [])
     publisher.publish("not a namespace", good.document_id, 0, [1])
     publisher.publish(name, good.document_id, 0, [1])
     assert publisher.close(20)
     assert publisher.counters.faults == 0
-    assert publisher.counters.invalid_pieces == 11
+    assert publisher.counters.invalid_pieces == 12
     publisher.publish(name, good.document_id, 1, [2])
     assert namespace.read()[0].contents == contents([good])
 
