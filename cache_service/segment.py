@@ -17,7 +17,7 @@ from cache_service.frame import Content, FrameCodec
 from cache_service.piece_codec import body_size, decode_pieces, encode_pieces
 
 MAX_SEGMENT_TOKENS = 4 * 2**20
-MAX_SEGMENT_PIECES = 2**20
+MAX_SEGMENT_PIECES = 2**18
 MAX_SEGMENT_BYTES = body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS) + 2**20
 
 

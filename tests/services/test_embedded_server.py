@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from cache_service.connection import open_client
 from cache_service.embedded_server import BINARY_VARIABLE, MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
@@ -22,13 +24,13 @@ def test_it_serves_on_a_loopback_port_with_a_password_and_keeps_its_data(engine,
     with EmbeddedServer(tmp_path, engine) as server:
         assert MIN_PORT <= server.port < MAX_PORT
         client = open_client(server.settings)
-        assert client.config_get("bind", "maxmemory-policy") | {} == {
+        assert client.config_get("bind", "maxmemory-policy") == {
             "bind": "127.0.0.1",
             "maxmemory-policy": "volatile-lfu",
         }
         client.set("a", "1")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis("127.0.0.1", server.port).get("a")
+            redis.Redis("127.0.0.1", server.port, retry=Retry(NoBackoff(), 0)).get("a")
         password = client.connection_pool.connection_kwargs["password"]
         assert not [part for part in psutil.Process(server.pid).cmdline() if password in part]
         assert password not in repr(server.settings) + (tmp_path / "server.log").read_text()
@@ -76,6 +78,33 @@ sys.stdin.readline()
         owner.wait()
     assert until(lambda: not server.is_running())
     EmbeddedServer(tmp_path).stop()
+
+
+@pytest.mark.parametrize("kind", ["base", "manifest"])
+def test_damaged_data_are_set_aside(engine, tmp_path, caplog, kind):
+    with EmbeddedServer(tmp_path, engine) as server:
+        open_client(server.settings).set("a", "1")
+    (damaged,) = [path for path in (tmp_path / "appendonlydir").iterdir() if kind in path.name]
+    damaged.write_bytes(b"garbage" * 10)
+    with EmbeddedServer(tmp_path, engine) as server:
+        client = open_client(server.settings)
+        assert client.get("a") is None
+        client.set("b", "2")
+    assert "set aside" in caplog.text
+    with EmbeddedServer(tmp_path, engine) as server:
+        assert open_client(server.settings).get("b") == b"2"
+    (aside,) = tmp_path.glob("damaged-*")
+    assert (aside / "appendonlydir" / damaged.name).read_bytes() == b"garbage" * 10
+
+
+def test_data_stay_where_a_server_fails_for_another_reason(tmp_path):
+    with EmbeddedServer(tmp_path) as server:
+        open_client(server.settings).set("a", "1")
+    with pytest.raises(ServerError):
+        EmbeddedServer(tmp_path, extra=("no-such-directive 1",))
+    with EmbeddedServer(tmp_path) as server:
+        assert open_client(server.settings).get("a") == b"1"
+    assert not list(tmp_path.glob("damaged-*"))
 
 
 def test_a_stopped_server_can_be_ended(tmp_path):
