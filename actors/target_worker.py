@@ -146,6 +146,7 @@ class TargetWorker:
             options.num_blocks,
             self._step_times,
             self._engine.has_head,
+            self._engine.row_steps,
         )
 
     def _lead(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -47,6 +47,18 @@ def check_local_fields(fields: Mapping[str, object]) -> None:
         LocalFields.model_validate(dict(fields))
     except ValidationError as error:
         raise first_problem(error) from None
+
+
+def is_text(value: object, *, may_be_empty: bool = False) -> TypeGuard[str]:
+    """Half a surrogate pair is none: JSON can spell it, and Python keeps bytes that it cannot decode as such, but no
+    tokenizer takes it."""
+    if not isinstance(value, str) or not (value or may_be_empty):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -13,6 +13,7 @@ from actors.draft_worker import DraftSettings
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
+    LOOKAHEAD,
     OUROBOROS,
     RETRIEVAL,
     check_options,
@@ -36,6 +37,7 @@ from cluster.draft_pool import draft_pool_application
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.router.deployment import router_application
+from cluster.router.required_rows import check_required_rows
 from cluster.target_group import target_group_application
 
 APPLICATION = "paceline"
@@ -82,7 +84,7 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
     info = read_model_info(source, config.target.served_name)
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
-    _check_drafter_options(config.speculation.drafter_options, drafters)
+    _check_drafter_options(config.speculation.drafter_options, drafters, config.speculation.max_rows)
     draft: ModelSource | None = None
     builds_drafter = False
     wants_draft_model = needs_draft_model(drafters) and config.draft.workers > 0
@@ -105,10 +107,15 @@ def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokeniz
     create_drafter(RETRIEVAL, corpora=corpora, tokenizer_fingerprint=tokenizer_fingerprint)
 
 
-def _check_drafter_options(options: Mapping[str, Mapping[str, object]], drafters: tuple[str, ...]) -> None:
-    """Make the drafters that have options once. Raises InvalidRequest for an option or a value that one refuses."""
-    for name, checked in check_options(drafters, options, "speculation.drafter_options").items():
-        create_drafters((name,), options={name: checked})
+def _check_drafter_options(
+    options: Mapping[str, Mapping[str, object]], drafters: tuple[str, ...], max_rows: int
+) -> None:
+    """Make the drafters once that have options or require rows. Raises InvalidRequest for an option or a value that one
+    refuses, and for rows that a round has no room for."""
+    checked = check_options(drafters, options, "speculation.drafter_options")
+    wanted = {*checked, LOOKAHEAD} & set(drafters)
+    made = [create_drafters((name,), options={name: checked.get(name, {})}) for name in sorted(wanted)]
+    check_required_rows([drafter for one in made for drafter in one.values()], max_rows)
 
 
 def cluster_application(plan: ClusterPlan) -> serve.Application:

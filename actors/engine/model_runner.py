@@ -20,6 +20,7 @@ ROW_TILE = 16
 # An element-wise operation is split among threads by elements, and where a share ends off a vector's border its last
 # elements are computed by other instructions. Two threads split a tile between rows.
 _EXACT_THREADS = 2
+_MOST_STEPPED_ROWS = 256  # beyond, a step more or less is no matter
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -74,6 +75,13 @@ class ModelRunner:
     @property
     def model(self) -> PreTrainedModel:
         return self._model
+
+    @property
+    def row_steps(self) -> list[int]:
+        """Row counts that a forward is filled up to, as far as rounds of decoding go."""
+        if self._exact == "bitwise":
+            return list(range(ROW_TILE, _MOST_STEPPED_ROWS + 1, ROW_TILE))
+        return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:

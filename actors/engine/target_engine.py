@@ -87,6 +87,11 @@ class TargetEngine:
         self._table = SequenceTable(self.pool, self._runner.kv)
 
     @property
+    def row_steps(self) -> list[int]:
+        """Row counts that a forward is filled up to, ascending, as far as rounds of decoding go."""
+        return self._runner.row_steps
+
+    @property
     def has_head(self) -> bool:
         return self._head is not None
 
