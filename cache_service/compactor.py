@@ -21,7 +21,7 @@ from cache_service.fold_plan import FoldLimits, after_fold, num_absorbed
 from cache_service.frame import FrameCodec
 from cache_service.manifest import Generation, Manifest, SegmentEntry, decode_manifest, encode_manifest
 from cache_service.segment import MAX_SEGMENT_PIECES, decode_segment, encode_segment
-from cache_service.store import Store, StoredManifest
+from cache_service.store import KEEP_S, Store, StoredManifest
 from cache_service.stream_id import START
 from cache_service.turns import Turns
 
@@ -35,7 +35,7 @@ class CompactorSettings:
     limits: FoldLimits = field(default_factory=FoldLimits)
     lease_s: float = 30.0
     fold_entries: int = 4096  # of the log, at most, in a fold
-    keep_s: int = 7 * 24 * 3600  # that segments live after the last fold of their namespace
+    keep_s: int = KEEP_S  # that a namespace lives after its last fold
     retire_s: int = 600  # that a segment stays for readers of the manifest before
     fold_every_s: float = 10.0
 
@@ -107,10 +107,12 @@ class Compactor:
 
         Raises StoreError.
         """
-        token = self._store.acquire_lease(self._owner, max(1, int(self._settings.lease_s * 1000)))
+        token = self._store.acquire_lease(
+            self._owner, max(1, int(self._settings.lease_s * 1000)), self._settings.keep_s
+        )
         if token is None:
             return None
-        epoch = self._store.begin_epoch()
+        epoch = self._store.begin_epoch(self._settings.keep_s)
         stored = self._store.read_manifest()
         now_s = int(self._clock())
         old = self._manifest(stored, epoch, now_s)
@@ -148,7 +150,7 @@ class Compactor:
         """Make a prepared fold the truth. False if Redis refused it: then nothing has changed. Raises StoreError."""
         new = fold.manifest
         verdict = self._store.write_manifest(
-            fold.frame, new.fencing_token, new.epoch, fold.replaces, new.version, new.folded_id
+            fold.frame, new.fencing_token, new.epoch, fold.replaces, new.version, new.folded_id, self._settings.keep_s
         )
         if verdict != "ok":
             log.info("a fold of namespace %s was refused: %s", self._store.keys.namespace, verdict)

@@ -29,11 +29,12 @@ from cache_service.documents import (
 from cache_service.entry_codec import MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS, encode_entry
 from cache_service.errors import SettingError, StoreError, StoreRefused
 from cache_service.frame import FrameCodec
-from cache_service.store import Store
+from cache_service.store import KEEP_S, Store
 
 log = logging.getLogger(__name__)
 
 _FRAMES_AT_ONCE = 64
+_MAX_NAMESPACES = 4096  # held open
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class PublisherSettings:
     entry_tokens: int = 1024  # at most, in an entry
     flush_s: float = 0.25  # longest wait before what has been published is written
     max_log_entries: int = 16_384  # that the stream of a namespace keeps
+    keep_s: int = KEEP_S  # that it lives after the last entry
 
     def __post_init__(self) -> None:
         bounds = {
@@ -53,6 +55,7 @@ class PublisherSettings:
             "entry_tokens": (1, MAX_ENTRY_TOKENS),
             "flush_s": (0.001, 60),
             "max_log_entries": (1, 2**31),
+            "keep_s": (1, 2**31),
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
@@ -101,7 +104,7 @@ class _Run:
 class Publisher:
     """Publishes for any number of namespaces, in one background thread.
 
-    open_namespace: the store and codec of a namespace; called in that thread, once for each.
+    open_namespace: the store and codec of a namespace; called in that thread, seldom more than once for each.
     """
 
     def __init__(
@@ -267,11 +270,13 @@ class Publisher:
 
     def _write_namespace(self, namespace: str, pieces: list[Piece]) -> None:
         if namespace not in self._namespaces:
+            if len(self._namespaces) >= _MAX_NAMESPACES:
+                self._namespaces.clear()
             self._namespaces[namespace] = self._open_namespace(namespace)
         store, codec = self._namespaces[namespace]
         batches = list(split_pieces(pieces, self._settings.entry_tokens, MAX_ENTRY_PIECES))
         frames = [encode_entry(codec, batch) for batch in batches]
-        store.append(frames, self._settings.max_log_entries)
+        store.append(frames, self._settings.max_log_entries, self._settings.keep_s)
         counters = self.counters
         counters.written_entries += len(frames)
         counters.written_bytes += sum(map(len, frames))

@@ -37,6 +37,10 @@ _NONSENSE = (
     MemoryError,
 )
 
+KEEP_S = 7 * 24 * 3600
+"""How long a namespace lives after it was last written to. So none is there for ever, and memory that runs short is
+taken from those that nobody asks for; what is read or written often is the last to go."""
+
 Verdict = Literal["ok", "fenced", "epoch", "version"]
 _VERDICTS: dict[bytes, Verdict] = {b"ok": "ok", b"fenced": "fenced", b"epoch": "epoch", b"version": "version"}
 
@@ -64,16 +68,18 @@ class Store:
         self.keys = keys
         self._connection = connection
 
-    def append(self, frames: Sequence[bytes], max_entries: int) -> list[str]:
+    def append(self, frames: Sequence[bytes], max_entries: int, keep_s: int = KEEP_S) -> list[str]:
         """Append entries to the log, all or none; begin an epoch if there is none. Returns their ids.
 
-        The log keeps about `max_entries`; the oldest go first.
+        The log keeps about `max_entries`, the oldest go first, and all of it lives `keep_s` seconds from now.
         """
         with _faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True)
             for frame in frames:
                 pipeline.xadd(self.keys.log, {_FIELD: frame}, maxlen=max_entries, approximate=True)
-            return [_text(answer) for answer in pipeline.execute()[1:]]
+            pipeline.expire(self.keys.log, keep_s)
+            pipeline.expire(self.keys.epoch, keep_s)
+            return [_text(answer) for answer in pipeline.execute()[1:-2]]
 
     def read_log(self, begin: str, max_entries: int) -> LogView:
         """Entries from id `begin` on, that one included, with the epoch and manifest version of the same moment."""
@@ -98,10 +104,10 @@ class Store:
                 epoch, version, *body = pipeline.execute()
             return StoredManifest(_optional_text(epoch), _count(version or 0), _bytes(body[0]) if body else None)
 
-    def begin_epoch(self) -> str:
+    def begin_epoch(self, keep_s: int = KEEP_S) -> str:
         """The epoch of this data set; it is written if there is none."""
         with _faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
-            pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True)
+            pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             pipeline.get(self.keys.epoch)
             return _text(pipeline.execute()[1])
 
@@ -121,20 +127,28 @@ class Store:
                 pipeline.expire(self.keys.segment(digest), keep_s)
             return sum(map(_count, pipeline.execute()))
 
-    def acquire_lease(self, owner: str, lease_ms: int) -> int | None:
+    def acquire_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int | None:
         """The fencing token of a lease for `lease_ms`, new or renewed; None if another owner holds it."""
         with _faults_told():
-            return _count(self._call(ACQUIRE_LEASE, [self.keys.lease, self.keys.fence], [owner, lease_ms])) or None
+            keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
+            return _count(self._call(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
 
     def release_lease(self, owner: str) -> None:
         with _faults_told():
             self._call(RELEASE_LEASE, [self.keys.lease], [owner])
 
     def write_manifest(
-        self, frame: bytes, token: int, epoch: str, replaces: int, version: int, folded_id: str
+        self,
+        frame: bytes,
+        token: int,
+        epoch: str,
+        replaces: int,
+        version: int,
+        folded_id: str,
+        keep_s: int = KEEP_S,
     ) -> Verdict:
         """Replace manifest version `replaces` with `version`, unless a newer lease, data set or manifest is there."""
-        arguments = [token, epoch, replaces, version, folded_id, frame]
+        arguments = [token, epoch, replaces, version, folded_id, frame, keep_s]
         with _faults_told():
             return _VERDICTS[
                 self._call(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)

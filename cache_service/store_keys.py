@@ -34,7 +34,7 @@ class StoreKeys:
 
     @property
     def epoch(self) -> str:
-        """String: random, written once per data set."""
+        """String: random, written once per data set. It lives as long as the namespace is written to."""
         return self.key("epoch")
 
     @property

@@ -432,7 +432,7 @@ def test_a_fold_that_was_prepared_twice_is_written_once(namespace):
     assert namespace.read()[0].contents == contents([piece("a", 0, [1, 2])])
 
 
-def test_segments_and_leases_live_for_a_time_and_nothing_else_does(namespace):
+def test_nothing_lives_for_ever(namespace):
     namespace.append(piece("a", 0, [1]))
     folding = compactor(namespace, segment_tokens=100)
     fold_all(folding)
@@ -444,4 +444,22 @@ def test_segments_and_leases_live_for_a_time_and_nothing_else_does(namespace):
     ((_, entry),) = fold.manifest.segments
     assert redis.ttl(namespace.keys.segment(entry.digest)) > 600
     assert 0 < redis.ttl(namespace.keys.segment(fold.retired[0])) <= 600
-    assert [redis.ttl(key) for key in (namespace.keys.log, namespace.keys.manifest, namespace.keys.epoch)] == [-1] * 3
+    lives = {key: redis.ttl(key) for key in redis.keys("*" + namespace.keys.namespace + "*")}
+    assert len(lives) == 7
+    assert min(lives.values()) > 0, lives
+
+
+def test_a_fence_that_was_lost_goes_on_after_the_last_token(namespace):
+    for row in range(3):
+        folding = compactor(namespace)
+        namespace.append(piece("a", row, [row]))
+        fold_all(folding)
+        folding.release()
+    namespace.redis.delete(namespace.keys.fence)
+    folding = compactor(namespace)
+    namespace.append(piece("a", 3, [3]))
+    assert folding.prepare().manifest.fencing_token == 4
+    namespace.redis.delete(namespace.keys.fence)
+    fold_all(folding)
+    assert folding.counters.folds == 1
+    assert namespace.read()[0].contents == contents([piece("a", 0, range(4))])
