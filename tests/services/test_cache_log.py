@@ -61,7 +61,6 @@ def test_what_is_published_is_followed_and_survives_folding(shared_server, ring)
     finally:
         assert follower.close(10)
         assert folding.close(10)
-    assert documents.num_resets == 0
     assert publisher.counters.written_tokens == publisher.counters.published_tokens == documents.num_tokens
     late, counters = namespace.read()
     assert late.contents == contents(given)
