@@ -7,7 +7,7 @@
     ├── ServerError           the embedded server cannot be found, started or stopped
     └── StoreError            Redis did not do what was asked
         ├── StoreUnavailable  it is absent, slow, restarting, or answers what it cannot mean; worth another try
-        └── StoreRefused      it answered no: out of memory, read-only, not permitted
+        └── StoreRefused      it answered no: out of memory, read-only, not permitted, another type of value
 
 None of them leaves the background threads of the shared cache: there they are counted, and cost speed.
 """
@@ -66,4 +66,4 @@ class StoreUnavailable(StoreError):
 
 
 class StoreRefused(StoreError):
-    """Redis is there and refuses: out of memory, read-only replica, or not permitted."""
+    """Redis is there and refuses: out of memory, read-only, not permitted, or a key holds another type of value."""

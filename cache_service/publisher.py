@@ -71,7 +71,7 @@ class PublisherCounters:
     written_entries: int = 0
     written_bytes: int = 0
     overflow_tokens: int = 0  # dropped because the queue was full
-    refused_tokens: int = 0  # dropped because Redis was full, read-only or did not permit it
+    refused_tokens: int = 0  # dropped because Redis refused them: full, read-only, not permitted
     invalid_pieces: int = 0  # that no entry can hold
     failures: int = 0  # tries that found Redis unavailable
     breaker_opened: int = 0

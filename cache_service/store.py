@@ -172,12 +172,14 @@ def _faults_told() -> Iterator[None]:
     """Every fault as one of ours, without the server's own words where they might repeat data."""
     try:
         yield
-    except (redis_errors.OutOfMemoryError, redis_errors.ReadOnlyError, redis_errors.NoPermissionError) as error:
-        raise StoreRefused(f"Redis refuses: {type(error).__name__}") from error
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         raise StoreUnavailable(f"Redis is unavailable: {type(error).__name__}: {error}"[:300]) from error
-    except (redis_errors.RedisError, redis_errors.RedisClusterException) as error:
-        raise StoreUnavailable(f"Redis answers with an error: {type(error).__name__}") from error
+    except (redis_errors.ClusterError, redis_errors.RedisClusterException) as error:
+        raise StoreUnavailable(f"Redis Cluster is unavailable: {type(error).__name__}") from error
+    except redis_errors.ResponseError as error:
+        raise StoreRefused(f"Redis refuses: {type(error).__name__}") from error
+    except redis_errors.RedisError as error:
+        raise StoreUnavailable(f"Redis answers nonsense: {type(error).__name__}") from error
     except _NONSENSE as error:
         raise StoreUnavailable(f"Redis answers nonsense: {type(error).__name__}") from error
 

@@ -12,7 +12,7 @@ import pytest
 
 from cache_service.compactor import Compactor, CompactorSettings, CompactorThread
 from cache_service.embedded_server import EmbeddedServer
-from cache_service.errors import StoreUnavailable
+from cache_service.errors import StoreRefused
 from cache_service.fold_plan import FoldLimits
 from cache_service.follower import Follower, FollowerSettings
 from cache_service.key_ring import KeyRing
@@ -305,11 +305,11 @@ def test_a_damaged_manifest_is_read_as_none_and_replaced(namespace, body):
     assert documents.contents == late.contents
 
 
-def test_keys_of_another_type_are_an_outage_to_everyone(namespace):
+def test_keys_of_another_type_are_refused_by_the_server(namespace):
     namespace.redis.set(namespace.keys.log, "text")
     namespace.redis.set(namespace.keys.manifest, "text")
     for call in (lambda: namespace.append(piece("a", 0, [1])), namespace.read, compactor(namespace).fold):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreRefused):
             call()
 
 
