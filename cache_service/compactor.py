@@ -62,6 +62,7 @@ class CompactorCounters:
     lost_segments: int = 0  # that were to be written anew and could not be read
     trimmed_entries: int = 0
     dropped_generations: int = 0
+    left_folds: int = 0  # because manifest or log are of a later format or key
     refused_folds: int = 0  # by a newer lease, data set or manifest
     failures: int = 0  # Redis was unavailable or refused
 
@@ -116,22 +117,25 @@ class Compactor:
         stored = self._store.read_manifest()
         now_s = int(self._clock())
         old = self._manifest(stored, epoch, now_s)
+        if old is None:
+            return None
         view = self._store.read_log(old.folded_id, self._settings.fold_entries + 1)
         if view.epoch != epoch or view.version != stored.version:
             return None  # somebody else is at work
         entries = view.entries
         if entries and entries[0][0] == old.folded_id:
             entries = entries[1:]
-        if not entries:
+        num_entries, pieces = self._decode(entries)
+        if num_entries == 0:
             return None
-        kept, added = self._write_segments(old.open_generation, self._decode(entries))
+        kept, added = self._write_segments(old.open_generation, pieces)
         generations = after_fold(old.generations, [*kept, *added], now_s, self._settings.limits)
         new = Manifest(
             epoch=epoch,
             version=stored.version + 1,
             fencing_token=token,
             generations=generations,
-            folded_id=entries[-1][0],
+            folded_id=entries[num_entries - 1][0],
             folded_generation=old.open_generation.number,
         )
         live = {entry.digest for _, entry in new.segments}
@@ -141,9 +145,9 @@ class Compactor:
             replaces=stored.version,
             keep_from=old.folded_id,
             retired=tuple(entry.digest for _, entry in old.segments if entry.digest not in live),
-            num_entries=len(entries),
+            num_entries=num_entries,
             num_dropped=generations[0].number - old.oldest_generation,
-            has_more=len(entries) >= self._settings.fold_entries,
+            has_more=num_entries >= self._settings.fold_entries,
         )
 
     def commit(self, fold: Fold) -> bool:
@@ -170,28 +174,41 @@ class Compactor:
         """Let another compactor take over at once. Raises StoreError."""
         self._store.release_lease(self._owner)
 
-    def _manifest(self, stored: StoredManifest, epoch: str, now_s: int) -> Manifest:
-        """The manifest there is, or an empty one that readers of a lost one can tell from it."""
+    def _manifest(self, stored: StoredManifest, epoch: str, now_s: int) -> Manifest | None:
+        """The manifest there is, or an empty one that readers of a lost one can tell from it. None: it is not ours."""
         if stored.frame is not None and stored.epoch == epoch:
             try:
                 manifest = decode_manifest(self._codec, stored.frame)
                 if manifest.epoch == epoch and manifest.version == stored.version:
                     return manifest
             except FormatError as error:
+                if error.reason == "newer":
+                    self._leave("the manifest", error)
+                    return None
                 log.warning("the manifest of %s is replaced: %s", self._store.keys.namespace, error)
         # No generation's number exceeds the version of its manifest, so this one is new to every reader.
         number = stored.version + 1 if stored.version else 0
         return Manifest(epoch, stored.version, 0, (Generation(number, now_s),))
 
-    def _decode(self, entries: list[tuple[str, bytes]]) -> list[Piece]:
+    def _leave(self, what: str, error: FormatError) -> None:
+        """To compactors that can read it: in an upgrade or a change of keys, others know more than this one."""
+        if self.counters.left_folds == 0:
+            log.warning("%s of %s is left to others: %s", what, self._store.keys.namespace, error)
+        self.counters.left_folds += 1
+
+    def _decode(self, entries: list[tuple[str, bytes]]) -> tuple[int, list[Piece]]:
+        """How many entries are to be folded, and their pieces."""
         pieces: list[Piece] = []
-        for _, frame in entries:
+        for row, (_, frame) in enumerate(entries):
             try:
                 pieces += decode_entry(self._codec, frame)
             except FormatError as error:
+                if error.reason == "newer":
+                    self._leave("the log", error)
+                    return row, pieces
                 log.debug("an entry of %s is left out: %s", self._store.keys.namespace, error)
                 self.counters.corrupt_entries += 1
-        return pieces
+        return len(entries), pieces
 
     def _write_segments(
         self, generation: Generation, pieces: list[Piece]

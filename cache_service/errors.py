@@ -38,11 +38,15 @@ class SettingError(CacheError):
         return f"{self.field} is {self.value!r}; {self.limit}"
 
 
-FormatFault = Literal["garbage", "version", "oversize", "key"]
+FormatFault = Literal["garbage", "newer", "oversize", "key"]
 
 
 class FormatError(CacheError):
-    """Bytes from the store are not what they should be; "key": they are encrypted otherwise than this side can open."""
+    """Bytes from the store are not what they should be.
+
+    reason: "newer": they are whole, but of a later format or key than this side knows, so others may be able to read
+    them; "key": they are encrypted otherwise than this side can open, and nobody should.
+    """
 
     def __init__(self, reason: FormatFault, detail: str) -> None:
         super().__init__(reason, detail)

@@ -3,8 +3,8 @@
     magic "PCLC" | version u8 | content u8 | encrypted u8 | 0 u8 | raw size u32 | payload size u32 | key id u32 |
     CRC-32 of all the rest u32 | payload: zstd of the body, or nonce, AES-GCM of that, and tag
 
-Numbers are little-endian. Nothing in a frame makes `unpack` raise anything but FormatError, nor allocate more than
-the frame's own size and the limit that the reader gives.
+Numbers are little-endian. Later versions keep the magic, the header's length and the checksum. Nothing in a frame
+makes `unpack` raise anything but FormatError, nor allocate more than the frame's own size and the reader's limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum
 
 import zstandard
 
-from cache_service.errors import FormatError
+from cache_service.errors import FormatError, FormatFault
 from cache_service.key_ring import SEAL_BYTES, KeyRing, NamespaceCipher
 from cache_service.store_keys import StoreKeys
 
@@ -66,21 +66,23 @@ class FrameCodec:
         magic, version, found, encrypted, zero, raw_size, payload_size, key_id = _HEADER.unpack(header)
         if magic != MAGIC:
             raise FormatError("garbage", f"a frame begins with {magic!r}; it must begin with {MAGIC!r}")
+        payload = frame[FRAME_OVERHEAD:]
+        (checksum,) = _CRC.unpack_from(frame, _HEADER.size)
+        if zlib.crc32(payload, zlib.crc32(header)) != checksum:
+            raise FormatError("garbage", "a frame's checksum does not fit its bytes")
         if version != VERSION:
-            raise FormatError("version", f"a frame has format version {version}; this side reads {VERSION}")
+            reason: FormatFault = "newer" if version > VERSION else "garbage"
+            raise FormatError(reason, f"a frame has format version {version}; this side reads {VERSION}")
         if found != content or zero != 0 or encrypted > 1:
             raise FormatError("garbage", f"a frame holds content {found}, flags {encrypted}; expected {content.name}")
         if raw_size > max_body_bytes:
             raise FormatError("oversize", f"a frame's body takes {raw_size} bytes; the limit is {max_body_bytes}")
-        payload = frame[FRAME_OVERHEAD:]
         if payload_size != len(payload):
             raise FormatError("garbage", f"a frame's payload has {len(payload)} bytes; its header says {payload_size}")
-        (checksum,) = _CRC.unpack_from(frame, _HEADER.size)
-        if zlib.crc32(payload, zlib.crc32(header)) != checksum:
-            raise FormatError("garbage", "a frame's checksum does not fit its bytes")
-        if bool(encrypted) != (self._ring is not None):
-            state = "encrypted" if encrypted else "not encrypted"
-            raise FormatError("key", f"a frame is {state}; this side {'has keys' if self._ring else 'has no keys'}")
+        if encrypted and self._ring is None:
+            raise FormatError("newer", f"a frame is encrypted with key {key_id}; this side has no keys")
+        if not encrypted and self._ring is not None:
+            raise FormatError("key", "a frame is not encrypted; this side has keys and takes no other")
         if encrypted:
             payload = self._cipher(key_id).decrypt(payload, self._bound(header))
         return _expand(payload, raw_size)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cache_service.errors import FormatError, SettingError
+from cache_service.errors import FormatError, FormatFault, SettingError
 
 SECRET_BYTES = 32
 _NONCE_BYTES = 12
@@ -56,10 +56,14 @@ class KeyRing:
         return KeyRing({other: secret for other, secret in self._secrets.items() if other != key_id})
 
     def cipher(self, key_id: int, namespace: str) -> NamespaceCipher:
-        """What encrypts and decrypts for a namespace; raises FormatError "key" if the ring lacks the key."""
+        """What encrypts and decrypts for a namespace.
+
+        Raises FormatError if the ring lacks the key: "newer" if it may come yet, "key" if it has been erased.
+        """
         secret = self._secrets.get(key_id)
         if secret is None:
-            raise FormatError("key", f"data are encrypted with key {key_id}; the key ring has {sorted(self._secrets)}")
+            reason: FormatFault = "newer" if key_id > self.newest else "key"
+            raise FormatError(reason, f"data are encrypted with key {key_id}; the key ring has {sorted(self._secrets)}")
         return NamespaceCipher(secret, namespace)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from cache_service.errors import FormatError
+from cache_service.errors import FormatError, FormatFault
 from cache_service.frame import Content, FrameCodec
 from cache_service.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_TOKENS
 from cache_service.stream_id import PATTERN, START, parse_id
@@ -89,7 +89,8 @@ def decode_manifest(codec: FrameCodec, frame: bytes) -> Manifest:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError("garbage", f"a manifest cannot be read: {type(error).__name__}") from None
     if manifest.format_version != FORMAT_VERSION:
-        raise FormatError("version", f"a manifest has format {manifest.format_version}; expected {FORMAT_VERSION}")
+        reason: FormatFault = "newer" if manifest.format_version > FORMAT_VERSION else "garbage"
+        raise FormatError(reason, f"a manifest has format {manifest.format_version}; expected {FORMAT_VERSION}")
     numbers = [generation.number for generation in manifest.generations]
     if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise FormatError("garbage", f"a manifest's generations are {numbers[:10]}; they must count up by one")

@@ -325,6 +325,44 @@ def test_without_its_key_a_namespace_is_empty(shared_server):
         assert counters.corrupt_manifests == 1
 
 
+def with_keys(namespace, *key_ids):
+    ring = KeyRing({key_id: bytes([key_id]) * 32 for key_id in key_ids}) if key_ids else None
+    return Namespace(namespace.connection.settings, namespace.keys.namespace, ring)
+
+
+def test_keys_are_changed_without_loss_and_an_erased_key_takes_its_data_along(namespace):
+    old, both, new = with_keys(namespace, 1), with_keys(namespace, 1, 2), with_keys(namespace, 2)
+    old.append(piece("a", 0, [1]))
+    fold_all(folding := compactor(old))
+    folding.release()
+    both.append(piece("b", 0, [2]))
+    for behind in (old, namespace):
+        fold_all(folding := compactor(behind))
+        assert (folding.counters.folds, folding.counters.left_folds) == (0, 1), "it leaves what it cannot read"
+        folding.release()
+    assert both.read()[0].contents == contents([piece("a", 0, [1]), piece("b", 0, [2])])
+    fold_all(folding := compactor(both, segment_tokens=1))
+    folding.release()
+    new.append(piece("c", 0, [3]))
+    documents, counters = new.read()
+    assert documents.contents == contents([piece("b", 0, [2]), piece("c", 0, [3])])
+    assert counters.corrupt_segments == 1
+    fold_all(compactor(new))
+    assert new.read()[0].contents == documents.contents
+
+
+def test_a_manifest_of_an_erased_key_is_replaced(namespace):
+    old, new = with_keys(namespace, 1), with_keys(namespace, 2)
+    old.append(piece("a", 0, [1]))
+    fold_all(folding := compactor(old))
+    folding.release()
+    new.append(piece("b", 0, [2]))
+    fold_all(compactor(new))
+    documents, counters = new.read()
+    assert documents.contents == contents([piece("b", 0, [2])])
+    assert counters.corrupt_manifests == 0
+
+
 def test_a_listener_that_fails_is_counted_and_told_the_rest(namespace):
     class Failing(Documents):
         def pieces(self, generation, pieces):
