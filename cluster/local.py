@@ -48,7 +48,7 @@ from actors.messages import (
 )
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import resolve_draft_model
-from actors.models.loader import load_tokenizer, read_model_info
+from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quantization import Quantization
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
@@ -204,6 +204,8 @@ class LocalEngine:
         if needs_draft_model(names) and draft_source is None:
             name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
             raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {draft_model!r}")
+        if OUROBOROS in names and draft_source is not None:
+            refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
         if EAGLE in names and not has_head:
             raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
         local = create_drafters(
@@ -378,7 +380,8 @@ class LocalEngine:
         )
 
     def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
-        detokenizer = Detokenizer(self._codec.decode, request.prompt_token_ids.tolist())
+        context = [] if self.info.is_encoder_decoder else request.prompt_token_ids.tolist()
+        detokenizer = Detokenizer(self._codec.decode, context)
         running: dict[str, _Running] = {}
         with closing(self._chunks([request], running, on_round)) as chunks:
             for chunk in chunks:
@@ -432,6 +435,7 @@ class LocalEngine:
                         self.max_model_len,
                         name,
                         "max_new_tokens",
+                        self.info.max_side_len,
                     ),
                     stop_token_ids=stops,
                     drafters=drafters,

@@ -17,25 +17,26 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.engine.batch import SequenceRows, pack
+from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
 from actors.engine.growing_tree import ROOT, GrowingTree
 from actors.engine.lookahead_drafter import LookaheadDraft, LookaheadDrafter, LookaheadOptions
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
+from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import (
     DraftBatch,
     DraftItem,
     DraftResult,
-    SequenceDelta,
+    SequenceStart,
     TopProbs,
     TreeMessage,
     no_tokens,
     no_tree,
 )
-from actors.models.loader import max_model_len
+from actors.models.loader import length_limits
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
 # Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
@@ -81,15 +82,15 @@ class DraftEngine:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: they are equal.
         lookahead None: its defaults."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = ModelRunner(model, options.num_blocks * options.block_size)
-        self._table = SequenceTable(self.pool, self._runner.kv)
+        self._runner = make_runner(model, options.num_blocks * options.block_size)
+        self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._vocab_map = vocab_map
-        self._max_positions = max_model_len(model.config.get_text_config())
+        self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
         self._unfit: set[int] = set()  # sequences that the model cannot read
-        self._lookahead = LookaheadDrafter(
-            self._runner, lookahead or LookaheadOptions(), self._max_positions, vocab_map
-        )
+        self._lookahead: LookaheadDrafter | None = None
+        if isinstance(self._runner, ModelRunner):
+            self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
@@ -103,7 +104,7 @@ class DraftEngine:
         unfit: list[int] = []
         drafts: list[_Draft | LookaheadDraft] = []
         for item in distinct(batch.items):
-            if not self._fits(item.delta):
+            if not self._fits(item):
                 unfit.append(item.delta.seq_id)
                 continue
             sequence = self._table.find(item.delta, item.begin)
@@ -116,7 +117,8 @@ class DraftEngine:
                 self._table.forget(item.delta.seq_id)
         self._prefill(drafts)
         self._grow([draft for draft in drafts if isinstance(draft, _Draft)])
-        self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
+        if self._lookahead is not None:
+            self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
         for draft in drafts:
             draft.sequence.publish()
         return DraftResult(
@@ -127,33 +129,44 @@ class DraftEngine:
             time.perf_counter() - started,
         )
 
-    def _fits(self, delta: SequenceDelta) -> bool:
+    def _fits(self, item: DraftItem) -> bool:
         """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
         every other round; in a forward it would take all the others of its batch with it."""
+        delta, begin = item.delta, self._table.begin_of(item)
         if delta.start == 0:
             self._unfit.discard(delta.seq_id)
         if delta.seq_id not in self._unfit:
             ids = delta.token_ids
             has_ids = not len(ids) or (ids.min() >= 0 and ids.max() < self._num_ids)
-            if has_ids and delta.start + len(ids) <= self._max_positions:
+            if has_ids and (begin is None or delta.start + len(ids) <= self._most_tokens(begin)):
                 return True
             self._unfit.add(delta.seq_id)
             self._table.forget(delta.seq_id)
         return False
 
+    def _most_tokens(self, begin: SequenceStart) -> int:
+        """Tokens of a sequence that the model has positions for."""
+        if self._max_side_len is None:
+            return self._max_len
+        # A decoder's first position is that of the token before the output.
+        return begin.num_prompt_tokens + self._max_side_len - 1 if begin.num_prompt_tokens <= self._max_side_len else 0
+
     def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | LookaheadDraft:
         max_nodes = min(item.max_nodes, _MAX_NODES)
         max_depth = min(item.max_depth or max_nodes, max_nodes)
         # What is sent under rejection are draws from q with their probabilities, which phrases have not.
-        if item.method == "tree" or _draws_from_probs(sequence):
+        if item.method == "tree" or _draws_from_probs(sequence) or self._lookahead is None:
             # The last guesses of a tree are not computed.
-            room = self._max_positions - sequence.length + 1
+            room = self._most_tokens(sequence.begin) - sequence.length + 1
             return _start_tree(sequence, max_nodes, min(max_depth, room), item.branch)
         self._lookahead.learn(sequence, len(item.delta.token_ids))
         return self._lookahead.start(sequence, max_nodes, max_depth)
 
     def _tree_message(self, draft: _Draft | LookaheadDraft) -> TreeMessage:
-        return self._lookahead.finished(draft) if isinstance(draft, LookaheadDraft) else _tree_message(draft)
+        if isinstance(draft, LookaheadDraft):
+            assert self._lookahead is not None
+            return self._lookahead.finished(draft)
+        return _tree_message(draft)
 
     def _prefill(self, drafts: list[_Draft | LookaheadDraft]) -> None:
         """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
@@ -195,12 +208,9 @@ class DraftEngine:
             row.draft.tree.add(row.node, int(drawn[index]), float(shares[index]))
 
     def _forward(self, parts: list[SequenceRows]) -> torch.Tensor:
-        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part without nodes and
+        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part that gets so far and
         behind the new nodes of the others."""
-        ends = np.cumsum([part.num_rows for part in parts])
-        wanted = [1 if part.count else part.num_rows for part in parts]
-        logit_rows = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])
-        logits = self._runner.forward(pack(parts), logit_rows)
+        logits = self._runner.run(parts, [_num_wanted(part) for part in parts])
         for part in parts:
             part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
         return logits
@@ -215,7 +225,8 @@ class DraftEngine:
         self._unfit.clear()
 
     def check_integrity(self) -> str | None:
-        return self._table.check_integrity() or self._lookahead.pool.check_integrity()
+        error = self._table.check_integrity()
+        return error if error or self._lookahead is None else self._lookahead.pool.check_integrity()
 
 
 def _draws_from_probs(sequence: Sequence) -> bool:
@@ -237,6 +248,12 @@ def _rows_of(draft: _Draft, nodes: Sequences[int]) -> SequenceRows:
         return SequenceRows(draft.sequence, draft.sequence.num_pending, no_tokens(), no_tokens())
     tokens, parents = draft.tree.computed(nodes)
     return SequenceRows(draft.sequence, 0, tokens, parents, len(tokens) - len(nodes))
+
+
+def _num_wanted(part: SequenceRows) -> int:
+    if not part.count:
+        return part.num_rows
+    return 1 if part.count == part.sequence.num_pending else 0
 
 
 def _row_sampling(rows: list[_Row]) -> RowSampling:

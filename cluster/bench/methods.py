@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters, needs_draft_model
 from actors.models.quantization import Quantization
+from actors.models.quiet import quiet_transformers
 from cluster.bench.speed import Answer
 from cluster.local import LocalEngine, OnRound
 
@@ -53,7 +54,8 @@ class GenerateMethod:
         forwards = _ForwardCounter(self._model)
         input_ids = torch.tensor([list(prompt)], device=self._model.device)
         try:
-            with torch.inference_mode():
+            # Its assisted decoding warns of how it calls itself.
+            with torch.inference_mode(), quiet_transformers():
                 output = self._model.generate(
                     input_ids,
                     attention_mask=torch.ones_like(input_ids),

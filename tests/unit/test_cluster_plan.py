@@ -111,6 +111,20 @@ def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyo
     assert (refusal.status_code, refusal.retry_after_s) == (429, 1.0)
 
 
+def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
+    target = save_tiny_model(tmp_path / "target", "t5", layers=1)
+    planned = plan(target, "auto", ["auto"])
+    assert (planned.draft, planned.builds_drafter) == (None, False)  # no draft model can be made out of it
+    assert plan(target, target, ["auto"]).draft.path == target
+    assert (planned.info.max_side_len, planned.info.max_model_len) == (2048, 4096)
+    with pytest.raises(ModelError, match="drafter 'ouroboros' needs a model without"):
+        plan(target, target, ["ouroboros"])
+    for settings in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int4"}):
+        config = {"target": {"model": str(target), "device": "cpu", **settings}}
+        with pytest.raises(ModelError, match=r"t5 has an encoder; .* needs a model without"):
+            plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
