@@ -32,6 +32,9 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def get(self, seq_id: int) -> Sequence | None:
+        return self._sequences.get(seq_id)
+
     def find(self, delta: SequenceDelta, begin: SequenceStart | None) -> Sequence | None:
         """The sequence as it was before this delta, a fresh one for start == 0, or None if the delta is stale: the
         sequence is unknown here, has another length, or has nothing left to compute.
