@@ -118,6 +118,7 @@ class DraftEngine:
         for seq_id in batch.finished:
             self._table.forget(seq_id)
             self._unfit.discard(seq_id)
+            self._ahead.pop(seq_id, None)
         items = distinct(batch.items)
         self._make_room(items)
         stale: list[int] = []
