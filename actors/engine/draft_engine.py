@@ -6,7 +6,8 @@ with `acceptance: rejection` it draws from its truncated distribution instead an
 (Leviathan et al. 2023). Siblings are the tokens that come next in `process(q) + G`: those that the target will draw
 where its logits are a little different. Trees grow best first, as in EAGLE-2 (Li et al. 2024).
 
-After a draft has been sent, `work_ahead` goes on to draft for its likely outcomes (`draft_ahead.py`), a forward at a time.
+After a draft has been sent, `work_ahead` goes on to draft for its likely outcomes (`draft_ahead.py`), a forward at a
+time.
 """
 
 from __future__ import annotations

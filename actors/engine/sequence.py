@@ -112,8 +112,8 @@ class Sequence:
         self.num_computed += len(path)
 
     def follow(self, token_ids: np.ndarray, path: list[int], behind: list[int], kv: KvCache) -> None:
-        """Take in new committed tokens, int32 [n], that are all draft nodes, `path`; the KV of `behind`, the nodes below
-        the last of them in the order they were made in, is kept as that of the draft nodes from now on."""
+        """Take in new committed tokens, int32 [n], that are all draft nodes, `path`, and keep the KV of the nodes
+        `behind` the last of them, in ascending order: from now on they are the draft nodes."""
         assert self.num_pending == 0, "draft nodes without the tokens before them"
         nodes = np.asarray([*path, *behind])
         moved = np.flatnonzero(nodes != np.arange(len(nodes)))

@@ -181,7 +181,7 @@ def test_drafts_are_those_of_an_engine_that_is_told_each_text_from_its_start(mod
                 ends: list[Path] = [()]
                 if text.last and random.random() < 0.8:
                     ends = text.last
-                elif random.random() < 0.5 and not text.params.acceptance == "rejection":
+                elif random.random() < 0.5 and text.params.acceptance != "rejection":
                     ends = likely_outcomes(oracle, text.tokens, text.params)
                 text.tokens += [*ends[random.integers(len(ends))], *random.integers(3, VOCAB, random.integers(0, 2))]
         work_ahead(engine, int(random.integers(0, 12)))
