@@ -42,7 +42,7 @@ APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
 TARGET_ID = "target"
 
-_OUTCOMES_AHEAD = 4  # of a draft, where a GPU drafts
+_OUTCOMES_AHEAD = 8  # of a draft, where a GPU drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ and what is accepted of it, with the target's next token, is the next delta. Bet
 ahead until it has nothing left to do, or for --verify-ms, as long as a target's forward might take. The draft engine
 has the machine to itself: what a target on the same cores would lose is not seen here.
 
-Prints by outcomes drafted for: drafts that were there whole, forwards and milliseconds a request (of processor time on
-the CPU), and forwards ahead.
+Prints by outcomes drafted for: drafts that were there whole, forwards a request, median milliseconds of a request that
+made none and of one that made some (processor time on the CPU), and forwards ahead between two requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Figures:
     ready: int = 0
     emitted: int = 0
     requests: int = 0
-    seconds: float = 0.0
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})  # by: made no forward
     forwards: int = 0  # in requests
     ahead: int = 0  # forwards between them
 
@@ -110,7 +110,7 @@ def replay(engine: DraftEngine, batch: list[Answer], verify_s: float, device: st
         taken = clock() - began
         if round_id:  # not the prompts
             figures.requests += 1
-            figures.seconds += taken
+            figures.seconds[figures.forwards == before].append(taken)
         else:
             figures.forwards = before
         figures.drafts += len(active)
@@ -150,7 +150,7 @@ def main() -> None:
     torch.set_num_threads(1)
     replayed = answers(args.target, args.tokens, args.temperature, args.device, args.dtype)
     source = resolve_model(args.draft, paceline_home())
-    print("ahead   ready  tokens/round  forwards/request  ms/request  forwards ahead")
+    print("ahead   ready  tokens/round  forwards/request  ms if ready  ms if not  forwards ahead")
     for ahead in args.ahead:
         engine = build_draft_engine(source, args.dtype, args.device, kv_cache_tokens=16_384, ahead=ahead)
         assert isinstance(engine, DraftEngine)
@@ -158,9 +158,10 @@ def main() -> None:
         count_forwards(engine, figures)
         for first in range(0, len(replayed), args.batch):
             replay(engine, replayed[first : first + args.batch], args.verify_ms / 1e3, args.device, figures)
+        ready, other = (1e3 * float(np.median(figures.seconds[key] or [np.nan])) for key in (True, False))
         print(
             f"{ahead:5d}  {figures.ready / max(1, figures.hoped):6.1%}  {figures.emitted / figures.drafts:12.2f}"
-            f"  {figures.forwards / figures.requests:16.2f}  {1e3 * figures.seconds / figures.requests:10.1f}"
+            f"  {figures.forwards / figures.requests:16.2f}  {ready:11.2f}  {other:9.2f}"
             f"  {figures.ahead / figures.requests:14.2f}",
             flush=True,
         )
