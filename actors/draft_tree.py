@@ -15,12 +15,16 @@ class DraftTree:
 
     Invariants: parents[i] < i, so parents come before children; siblings have distinct tokens; confidence does not
     rise from parent to child. confidence[i] estimates the probability that node i is on the accepted path.
+
+    A required node is to be computed whether it pays or not, because its drafter wants to see what the target says
+    there; so are its parents. With confidence 0 it is no guess at the text: nothing is concluded from its being wrong.
     """
 
     token_ids: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n]; -1: child of the root, which is the last committed token
     confidence: np.ndarray  # float32 [n], in [0, 1]
     probs: TopProbs | None = field(default=None)  # draft distributions, only for acceptance == "rejection"
+    required: np.ndarray | None = field(default=None)  # bool [n]; None: no node is
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -41,7 +45,8 @@ class DraftTree:
         )
 
     def is_valid(self, vocab_size: int) -> bool:
-        """Whether shapes, dtypes, ids, parents and confidences are what the class promises (distinct siblings too)."""
+        """Whether shapes, dtypes, ids, parents, confidences and requirements are what the class promises (distinct
+        siblings too)."""
         count = len(self.token_ids)
         if count == 0:
             return len(self.parents) == 0 and len(self.confidence) == 0
@@ -55,6 +60,11 @@ class DraftTree:
             return False
         if not ((self.confidence >= 0.0) & (self.confidence <= 1.0)).all():  # also refuses NaN
             return False
+        if self.required is not None:
+            if self.required.shape != (count,) or self.required.dtype != np.bool_:
+                return False
+            if (self.required & (self.parents >= 0) & ~self.required[self.parents]).any():
+                return False
         edges = self.parents.astype(np.int64) * vocab_size + self.token_ids
         return bool(len(np.unique(edges)) == count)
 

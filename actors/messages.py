@@ -217,6 +217,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     total_blocks: int
     step_times: list[tuple[int, float]] = []  # of a target: (rows, seconds) of a forward in a short context
     has_head: bool = False  # whether an EAGLE head runs beside the target
+    # Of a target: row counts that its forwards are filled up to, ascending; empty, and beyond the last: any.
+    row_steps: list[int] = []
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

@@ -17,7 +17,7 @@ from actors.engine.warm_up import warm_up
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import WorkerInfo
-from actors.models.loader import choose_device, max_model_len
+from actors.models.loader import choose_device, length_limits
 from actors.models.loader import load_config as load_model_config
 from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
@@ -136,7 +136,7 @@ class TargetWorker:
     def _info(self) -> WorkerInfo:
         assert self._engine is not None
         settings, options = self._settings, self._engine.options
-        longest = settings.max_model_len or max_model_len(load_model_config(settings.source).get_text_config())
+        longest = settings.max_model_len or length_limits(load_model_config(settings.source))[0]
         return WorkerInfo(
             "target",
             self._incarnation,
@@ -146,6 +146,7 @@ class TargetWorker:
             options.num_blocks,
             self._step_times,
             self._engine.has_head,
+            self._engine.row_steps,
         )
 
     def _lead(self) -> None:

@@ -99,8 +99,9 @@ class SpeculationConfig(_Section):
     # Of drafters by their names, as in {suffix: {len_threshold: 5}}: the keywords of their `create_drafter`.
     drafter_options: dict[str, dict[str, bool | int | float | str]] = {}
     acceptance: Literal["coupled", "rejection"] = "coupled"
-    max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16  # tree nodes a sequence and round
-    max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on drafts, all sequences
+    # Tree nodes a sequence and round, beside those that a drafter requires (a lookahead window). 0: neither.
+    max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on either, all sequences
 
 
 class RouterConfig(_Section):

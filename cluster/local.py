@@ -48,13 +48,14 @@ from actors.messages import (
 )
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import resolve_draft_model
-from actors.models.loader import load_tokenizer, read_model_info
+from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quantization import Quantization
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.text_codec import TextCodec
 from cluster.request_limits import check_local_fields, check_token_ids, num_new_tokens
 from cluster.router.core import RouterCore
+from cluster.router.required_rows import least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.trace import RoundTrace, trace_round
 
@@ -175,6 +176,7 @@ class LocalEngine:
         exact: Literal["default", "bitwise"] = "default",
         acceptance: Acceptance = "coupled",
         max_draft_tokens: int = 16,
+        max_rows: int | None = None,
         kv_cache_tokens: int | None = None,
         home: Path | None = None,
         progress: Progress = silent,
@@ -187,7 +189,9 @@ class LocalEngine:
         name, {"suffix": {"len_threshold": 5}}: the keywords of its module's `create_drafter`. gamma and branch: tokens
         ahead that the draft model guesses a round, and guesses for each of them. lookahead: how the drafter ouroboros
         has it guess instead, None for the defaults. quantization: bits of the weights of linear layers, "none", "int8"
-        or "int4"; draft_dtype and draft_quantization None: as the target's. Raises ModelError or InvalidRequest.
+        or "int4"; draft_dtype and draft_quantization None: as the target's. max_draft_tokens: draft tokens of a
+        sequence in a round; max_rows: rows of a round spent on drafts, a lookahead window included, None: 64, or more
+        if a window needs it. Raises ModelError or InvalidRequest.
         """
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
@@ -200,6 +204,8 @@ class LocalEngine:
         if needs_draft_model(names) and draft_source is None:
             name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
             raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {draft_model!r}")
+        if OUROBOROS in names and draft_source is not None:
+            refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
         if EAGLE in names and not has_head:
             raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
         local = create_drafters(
@@ -208,6 +214,8 @@ class LocalEngine:
             tokenizer_fingerprint=self.info.tokenizer_fingerprint,
             options=drafter_options,
         )
+        if max_rows is None:
+            max_rows = max(SpeculationConfig().max_rows, least_max_rows(local.values()) + max_draft_tokens)
         self._target = build_target_engine(
             source,
             dtype,
@@ -236,7 +244,7 @@ class LocalEngine:
         self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
         self.core = RouterCore(
             RouterConfig(max_running=batch_size, max_waiting=batch_size),
-            SpeculationConfig(drafters=tuple(names) or ("none",), max_draft_tokens=max_draft_tokens),
+            SpeculationConfig(drafters=tuple(names) or ("none",), max_draft_tokens=max_draft_tokens, max_rows=max_rows),
             local,
             self._target.vocab_size,
             self.max_model_len,
@@ -244,6 +252,7 @@ class LocalEngine:
             gamma,
             branch=branch,
             profile=warm_up(self._target),
+            row_steps=self._target.row_steps,
             has_head=self._target.has_head,
         )
         if self._draft is not None:
@@ -372,7 +381,8 @@ class LocalEngine:
         )
 
     def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
-        detokenizer = Detokenizer(self._codec.decode, request.prompt_token_ids.tolist())
+        context = [] if self.info.is_encoder_decoder else request.prompt_token_ids.tolist()
+        detokenizer = Detokenizer(self._codec.decode, context)
         running: dict[str, _Running] = {}
         with closing(self._chunks([request], running, on_round)) as chunks:
             for chunk in chunks:
@@ -426,6 +436,7 @@ class LocalEngine:
                         self.max_model_len,
                         name,
                         "max_new_tokens",
+                        self.info.max_side_len,
                     ),
                     stop_token_ids=stops,
                     drafters=drafters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -49,6 +49,18 @@ def check_local_fields(fields: Mapping[str, object]) -> None:
         raise first_problem(error) from None
 
 
+def is_text(value: object, *, may_be_empty: bool = False) -> TypeGuard[str]:
+    """Half a surrogate pair is none: JSON can spell it, and Python keeps bytes that it cannot decode as such, but no
+    tokenizer takes it."""
+    if not isinstance(value, str) or not (value or may_be_empty):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raises InvalidRequest."""
     for token in token_ids:
@@ -57,11 +69,18 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
 
 
 def num_new_tokens(
-    asked: int | None, default: int, num_prompt: int, max_model_len: int, prompt_field: str, asked_field: str
+    asked: int | None,
+    default: int,
+    num_prompt: int,
+    max_model_len: int,
+    prompt_field: str,
+    asked_field: str,
+    max_side_len: int | None = None,
 ) -> int:
     """What a request may generate: as asked, or the default as far as there is room.
 
-    Raises InvalidRequest when prompt and answer do not fit into the model.
+    max_side_len: tokens that prompt or answer alone may have, None: as many as both together. Raises InvalidRequest
+    when prompt and answer do not fit into the model.
     """
     if num_prompt == 0:
         raise InvalidRequest(prompt_field, "empty", "a prompt needs at least one token")
@@ -72,8 +91,14 @@ def num_new_tokens(
             f"the model takes at most {max_model_len} tokens, prompt and answer together",
             "context_length_exceeded",
         )
+    if max_side_len is not None and num_prompt > max_side_len:
+        limit = f"the model's encoder takes at most {max_side_len} tokens"
+        raise InvalidRequest(prompt_field, f"{num_prompt} tokens", limit, "context_length_exceeded")
+    if max_side_len is not None and asked is not None and asked > max_side_len:
+        limit = f"the model's decoder writes at most {max_side_len} tokens"
+        raise InvalidRequest(asked_field, asked, limit, "context_length_exceeded")
     if asked is None:
-        return min(default, max_model_len - num_prompt)
+        return min(default, max_model_len - num_prompt, max_side_len or default)
     if num_prompt + asked > max_model_len:
         raise InvalidRequest(
             asked_field,

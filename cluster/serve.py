@@ -13,6 +13,7 @@ from actors.draft_worker import DraftSettings
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
+    LOOKAHEAD,
     OUROBOROS,
     RETRIEVAL,
     check_options,
@@ -26,7 +27,7 @@ from actors.engine.lookahead_drafter import LookaheadOptions
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import default_drafter_dir
-from actors.models.loader import ModelInfo, choose_device, read_model_info
+from actors.models.loader import ModelInfo, check_encoder_decoder, choose_device, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
 from actors.target_worker import TargetSettings
@@ -36,6 +37,7 @@ from cluster.draft_pool import draft_pool_application
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.router.deployment import router_application
+from cluster.router.required_rows import check_required_rows
 from cluster.target_group import target_group_application
 
 APPLICATION = "paceline"
@@ -90,18 +92,25 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
         raise ModelError(f"target.eagle_head {head!r}: there is no such directory")
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
+    if info.is_encoder_decoder:
+        settings = config.target
+        check_encoder_decoder(
+            source, settings.exact, settings.tensor_parallel, settings.quantization, EAGLE in drafters
+        )
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
-    _check_drafter_options(config.speculation.drafter_options, drafters)
+    _check_drafter_options(config.speculation.drafter_options, drafters, config.speculation.max_rows)
     draft: ModelSource | None = None
     builds_drafter = False
     wants_draft_model = needs_draft_model(drafters) and config.draft.workers > 0
-    if wants_draft_model and config.draft.model == "auto":
+    if wants_draft_model and config.draft.model == "auto" and not info.is_encoder_decoder:  # none can be built
         directory = default_drafter_dir(home, source)
         draft = ModelSource(spec="auto", name=directory.name, path=directory)
         builds_drafter = not directory.is_dir()
-    elif wants_draft_model and config.draft.model != "none":
+    elif wants_draft_model and config.draft.model not in ("auto", "none"):
         draft = resolve_model(config.draft.model, home, progress)
+        if OUROBOROS in drafters:
+            refuse_encoder(draft, f"drafter {OUROBOROS!r}")
     target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter, has_own)
@@ -115,10 +124,15 @@ def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokeniz
     create_drafter(RETRIEVAL, corpora=corpora, tokenizer_fingerprint=tokenizer_fingerprint)
 
 
-def _check_drafter_options(options: Mapping[str, Mapping[str, object]], drafters: tuple[str, ...]) -> None:
-    """Make the drafters that have options once. Raises InvalidRequest for an option or a value that one refuses."""
-    for name, checked in check_options(drafters, options, "speculation.drafter_options").items():
-        create_drafters((name,), options={name: checked})
+def _check_drafter_options(
+    options: Mapping[str, Mapping[str, object]], drafters: tuple[str, ...], max_rows: int
+) -> None:
+    """Make the drafters once that have options or require rows. Raises InvalidRequest for an option or a value that one
+    refuses, and for rows that a round has no room for."""
+    checked = check_options(drafters, options, "speculation.drafter_options")
+    wanted = {*checked, LOOKAHEAD} & set(drafters)
+    made = [create_drafters((name,), options={name: checked.get(name, {})}) for name in sorted(wanted)]
+    check_required_rows([drafter for one in made for drafter in one.values()], max_rows)
 
 
 def cluster_application(plan: ClusterPlan) -> serve.Application:
@@ -188,4 +202,5 @@ def _served_model(plan: ClusterPlan) -> ServedModel:
         eos_token_ids=plan.info.eos_token_ids,
         created=int(time.time()),
         drafters=plan.drafters,
+        max_side_len=plan.info.max_side_len,
     )

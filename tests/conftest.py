@@ -56,3 +56,18 @@ def smollm2_dir() -> Path:
         here.parent.mkdir(parents=True, exist_ok=True)
         here.symlink_to(prepared, target_is_directory=True)
     return here
+
+
+@pytest.fixture
+def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and waiting cost next to nothing, so that on a busy machine, too, the planner has drafts verified."""
+    import numpy as np
+
+    from cluster.router.draft_wait import DraftWait
+    from cluster.router.step_time import StepTimeCurve
+
+    def times(_: StepTimeCurve, first: int, count: int) -> np.ndarray:
+        return 0.01 + 1e-6 * np.arange(first, first + count)
+
+    monkeypatch.setattr(StepTimeCurve, "times", times)
+    monkeypatch.setattr(DraftWait, "pays", lambda self, num_emitting: True)

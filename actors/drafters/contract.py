@@ -28,6 +28,8 @@ class DraftContext:
     sampling: SamplingParams
     namespace: str = ""
     prediction: np.ndarray = field(default_factory=no_tokens)  # int32: what the caller thinks will be the output
+    max_required: int = 0  # nodes of the tree that may be required, beside max_nodes others
+    max_depth: int = 0  # of required nodes: behind those there are no positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Outcome:
     """What became of one drafter's proposal."""
 
     seq_id: int
-    num_proposed: int  # nodes of this drafter that were verified
+    num_proposed: int  # nodes of this drafter that were verified, without those that are required and no guess
     num_accepted: int  # of them on the accepted path
     emitted: np.ndarray  # int32: all tokens of the round, accepted ones and the target's own last one
 
@@ -53,7 +55,7 @@ class VerifiedRows:
     """What the target thought at rows it computed, accepted or not: soft labels for drafters that learn.
 
     Rows of one namespace, any number of sequences. Rows of a prompt come with what stands there: its first successor
-    has probability 1, the others are token 0 with probability 0.
+    has probability 1, the others are token 0 with probability 0; they have no parents.
     """
 
     namespace: str
@@ -61,6 +63,8 @@ class VerifiedRows:
     token_ids: np.ndarray  # int32 [rows, k]: the most probable next tokens by the raw logits, most probable first
     probs: np.ndarray  # float32 [rows, k]: their probabilities at temperature 1, over the whole vocabulary
     sequences: np.ndarray = field(default_factory=no_sequences)  # int64 [rows]: whose rows they are
+    # int32 [rows]: which of these rows is that of the node's parent; -1: the row is that of the last committed token.
+    parents: np.ndarray = field(default_factory=no_tokens)
 
 
 class Drafter(Protocol):
@@ -92,3 +96,14 @@ class LearningDrafter(Drafter, Protocol):
     num_successors: int  # how many successors of a row it wants to see, >= 1
 
     def learn(self, rows: VerifiedRows) -> None: ...
+
+
+@runtime_checkable
+class RequiringDrafter(LearningDrafter, Protocol):
+    """A drafter that needs rows of its own choosing computed, guesses or not, and learns from what is said there.
+
+    Rows are granted whole, `most_required` for a sequence, or not at all where a round has no room for them: then
+    `DraftContext.max_required` is 0. Which have been computed is seen in `VerifiedRows.parents`.
+    """
+
+    most_required: int  # required nodes of a tree, at most

@@ -20,14 +20,16 @@ AUTO = "auto"
 NONE = "none"
 DRAFT_MODEL = "draft_model"
 EAGLE = "eagle"  # the head beside the target
-OUROBOROS = "ouroboros"  # lookahead decoding on the draft model
+LOOKAHEAD = "lookahead"  # lookahead decoding on the target
+OUROBOROS = "ouroboros"  # the same on the draft model
 RETRIEVAL = "retrieval"
 
 MODEL_DRAFTER_NAMES = (DRAFT_MODEL, EAGLE, OUROBOROS)  # they run beside a model, not in the router
 
 # What "auto" stands for, beside the draft model and the head. The others find what one of these finds: prompt lookup
 # what the suffix automaton does, the n-gram table and token recycling what the soft n-gram memory does. Two sources
-# that know the same make the planner too sure of it.
+# that know the same make the planner too sure of it. Lookahead is for those who name it: its window takes rows in every
+# round whether they pay or not, and where a row more costs as much as the first one, they rarely do.
 AUTO_DRAFTERS = ("prediction", RETRIEVAL, "soft_ngram", "suffix")
 
 _NOT_DRAFTERS = frozenset({"contract", "registry"})

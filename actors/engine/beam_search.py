@@ -15,6 +15,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from actors.models.quiet import quiet_transformers
 
+# What the decoder of an encoder-decoder model needs of the model's own defaults.
+_OF_DECODERS = ("decoder_start_token_id", "bos_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Beam:
@@ -34,6 +37,11 @@ def search_beams(
     """The best of `num_beams` (>= 2) continuations of a prompt of at least one token. A length_penalty above 0 favours
     long ones, one below 0 short ones."""
     ids = torch.tensor([list(prompt_token_ids)], device=model.device)
+    begin = ids.shape[1]
+    decoder: dict[str, object] = {}
+    if model.config.is_encoder_decoder:
+        begin = 1
+        decoder = {name: getattr(model.generation_config, name) for name in _OF_DECODERS}
     config = GenerationConfig(
         num_beams=num_beams,
         length_penalty=length_penalty,
@@ -43,10 +51,11 @@ def search_beams(
         pad_token_id=stop_token_ids[0] if stop_token_ids else 0,
         return_dict_in_generate=True,
         output_scores=True,
+        **decoder,
     )
     with _plain_attention(model), quiet_transformers():
         output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    tokens = output.sequences[0, ids.shape[1] :].tolist()
+    tokens = output.sequences[0, begin:].tolist()
     stops = [index for index, token in enumerate(tokens) if token in stop_token_ids]
     return Beam(tokens[: stops[0] + 1] if stops else tokens, float(output.sequences_scores[0]))
 
@@ -55,10 +64,12 @@ def search_beams(
 def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
     """Attend without the engine's cache, and generate by what is asked for alone, not by the model's own defaults."""
     attention, defaults = model.config._attn_implementation, model.generation_config
-    model.set_attn_implementation("sdpa")
+    if not model.config.is_encoder_decoder:  # these attend as they always did
+        model.set_attn_implementation("sdpa")
     model.generation_config = GenerationConfig()
     try:
         yield
     finally:
         model.generation_config = defaults
-        model.set_attn_implementation(attention)
+        if not model.config.is_encoder_decoder:
+            model.set_attn_implementation(attention)

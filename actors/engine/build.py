@@ -18,12 +18,14 @@ from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.models.eagle_head import EagleHead, load_eagle_head
 from actors.models.loader import (
+    check_encoder_decoder,
     choose_device,
     load_config,
     load_draft_model,
     load_model,
     load_tokenizer,
     max_model_len,
+    refuse_encoder,
     silence_unmapped_tokens,
 )
 from actors.models.quantization import Quantization
@@ -71,6 +73,7 @@ def build_target_engine(
             f"EAGLE head {str(eagle_head)!r} with tensor_parallel {tensor_parallel}; a head needs a target on one rank"
         )
     config = load_config(source)
+    check_encoder_decoder(source, exact, tensor_parallel, quantization, eagle_head is not None)
     head: EagleHead | None = None
     if eagle_head is not None:  # before the target, which takes longer
         head = load_eagle_head(eagle_head, config, dtype, device)
@@ -105,6 +108,7 @@ def build_draft_engine(
     """
     texts = None
     if target is not None and has_own_vocabulary(source, target):
+        refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
     draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
     config = load_config(source)
@@ -119,12 +123,13 @@ def build_draft_engine(
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values that one token takes on one rank."""
-    text = config.get_text_config()
+    """Bytes of keys and values that one token takes on one rank; with an encoder, those of either side's tokens."""
+    text = config.get_text_config(decoder=True)
+    layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return int(2 * text.num_hidden_layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
+    return int(2 * layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
 
 
 def _tokens_that_fit(config: PretrainedConfig, model: PreTrainedModel, fraction: float, bytes_per_token: int) -> int:

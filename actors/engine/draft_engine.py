@@ -31,18 +31,19 @@ from actors.engine.known_guesses import Growth, KnownGuesses
 from actors.engine.lookahead_drafter import LookaheadDraft, LookaheadDrafter, LookaheadOptions
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
+from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import (
     DraftBatch,
     DraftItem,
     DraftResult,
-    SequenceDelta,
+    SequenceStart,
     TopProbs,
     TreeMessage,
     no_tree,
 )
-from actors.models.loader import max_model_len
+from actors.models.loader import length_limits
 
 logger = logging.getLogger(__name__)
 
@@ -95,19 +96,21 @@ class DraftEngine:
         ahead: int = 0,
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: they are equal.
-        lookahead None: its defaults. ahead: outcomes of each draft that `work_ahead` drafts for."""
+        lookahead None: its defaults. ahead: outcomes of each draft that `work_ahead` drafts for; none for
+        encoder-decoder models."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self.num_ahead_failures = 0
-        self._runner = ModelRunner(model, options.num_blocks * options.block_size)
+        self._runner = make_runner(model, options.num_blocks * options.block_size)
         self._guesser = Guesser(self._runner, vocab_map)
-        self._table = SequenceTable(self.pool, self._runner.kv)
-        self._max_positions = max_model_len(model.config.get_text_config())
+        self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
+        self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
         self._unfit: set[int] = set()  # sequences that the model cannot read
-        self._lookahead = LookaheadDrafter(
-            self._runner, lookahead or LookaheadOptions(), self._max_positions, vocab_map
-        )
-        self._max_outcomes = ahead
+        self._lookahead: LookaheadDrafter | None = None
+        self._max_outcomes = 0  # a decoder that takes a tree path by path would compute all of it in each forward
+        if isinstance(self._runner, ModelRunner):
+            self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
+            self._max_outcomes = ahead
         self._known: WeakKeyDictionary[Sequence, KnownGuesses] = WeakKeyDictionary()
         self._ahead: dict[int, _Ahead] = {}  # by sequence id
 
@@ -129,7 +132,7 @@ class DraftEngine:
         for item in items:
             seq_id = item.delta.seq_id
             self._ahead.pop(seq_id, None)
-            if not self._fits(item.delta):
+            if not self._fits(item):
                 unfit.append(seq_id)
                 continue
             sequence = self._table.find(item.delta, item.begin)
@@ -147,7 +150,8 @@ class DraftEngine:
         self._prefill(drafts)
         trees = [draft for draft in drafts if isinstance(draft, _Draft)]
         self._grow(trees)
-        self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
+        if self._lookahead is not None:
+            self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
         for draft in drafts:
             draft.sequence.publish()
         return DraftResult(
@@ -160,24 +164,32 @@ class DraftEngine:
             sum(draft.is_ready and draft.sequence.seq_id in hoped for draft in trees),
         )
 
-    def _fits(self, delta: SequenceDelta) -> bool:
+    def _fits(self, item: DraftItem) -> bool:
         """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
         every other round; in a forward it would take all the others of its batch with it."""
+        delta, begin = item.delta, self._table.begin_of(item)
         if delta.start == 0:
             self._unfit.discard(delta.seq_id)
         if delta.seq_id not in self._unfit:
             ids = delta.token_ids
             has_ids = not len(ids) or (ids.min() >= 0 and ids.max() < self._num_ids)
-            if has_ids and delta.start + len(ids) <= self._max_positions:
+            if has_ids and (begin is None or delta.start + len(ids) <= self._most_tokens(begin)):
                 return True
             self._unfit.add(delta.seq_id)
             self._table.forget(delta.seq_id)
         return False
 
+    def _most_tokens(self, begin: SequenceStart) -> int:
+        """Tokens of a sequence that the model has positions for."""
+        if self._max_side_len is None:
+            return self._max_len
+        # A decoder's first position is that of the token before the output.
+        return begin.num_prompt_tokens + self._max_side_len - 1 if begin.num_prompt_tokens <= self._max_side_len else 0
+
     def _take_in(self, sequence: Sequence, item: DraftItem, known: KnownGuesses | None) -> bool:
         """Apply the delta. False, and nothing changed, where there is no room."""
         delta = item.delta
-        if known is not None and _is_followed(sequence, item, known.width):
+        if known is not None and isinstance(self._runner, ModelRunner) and _is_followed(sequence, item, known.width):
             nodes = known.follow(tuple(delta.token_ids.tolist()))
             if nodes is not None:
                 sequence.follow(delta.token_ids, *nodes, self._runner.kv)
@@ -190,9 +202,9 @@ class DraftEngine:
         max_nodes = min(item.max_nodes, _MAX_NODES)
         max_depth = min(item.max_depth or max_nodes, max_nodes)
         # What is sent under rejection are draws from q with their probabilities, which phrases have not.
-        if item.method == "tree" or sequence.draws_from_probs:
+        if item.method == "tree" or sequence.draws_from_probs or self._lookahead is None:
             # The last guesses of a tree are not computed.
-            room = self._max_positions - sequence.length + 1
+            room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, TreeShape(max_nodes, min(max_depth, room), item.branch))
         self._lookahead.learn(sequence, len(item.delta.token_ids))
         return self._lookahead.start(sequence, max_nodes, max_depth)
@@ -275,7 +287,7 @@ class DraftEngine:
             known = None if sequence is None else self._known.get(sequence)
             num_nodes = 0 if known is None else len(known.nodes)
             tree = GrowingTree(min(item.max_nodes, _MAX_NODES), item.max_nodes, item.branch).max_computed
-            if item.method == "lookahead":
+            if item.method == "lookahead" and self._lookahead is not None:
                 tree = max(tree, min(item.max_nodes, _MAX_NODES) + self._lookahead.most_nodes)
             needed += self._blocks_for(sequence, num_nodes + len(item.delta.token_ids) + tree)
         if needed > self.pool.num_free:
@@ -290,13 +302,14 @@ class DraftEngine:
     def _finished(self, draft: _Draft | LookaheadDraft) -> TreeMessage:
         """What is sent. If that is a tree, its outcomes can be drafted for from now on."""
         if isinstance(draft, LookaheadDraft):
+            assert self._lookahead is not None
             return self._lookahead.finished(draft)
         sequence, known = draft.sequence, draft.growth.known
         tree = draft.growth.tree.finished()
         if sequence.draws_from_probs:
             return _with_probs(tree, known)
         if self._max_outcomes and len(tree):
-            room = self._max_positions - sequence.length
+            room = self._most_tokens(sequence.begin) - sequence.length
             plan = DraftAhead(tree, known, draft.shape, room, self._max_outcomes)
             self._ahead[sequence.seq_id] = _Ahead(sequence, known, plan)
             known.is_ahead = True
@@ -339,7 +352,8 @@ class DraftEngine:
         for sequence, known in self._known.items():
             if not known.is_consistent() or sequence.num_draft_nodes != len(known.nodes):
                 return f"sequence {sequence.seq_id}: its guesses and its draft nodes differ"
-        return self._table.check_integrity() or self._lookahead.pool.check_integrity()
+        error = self._table.check_integrity()
+        return error if error or self._lookahead is None else self._lookahead.pool.check_integrity()
 
 
 def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from actors.engine.batch import SequenceRows, pack
+from actors.engine.batch import SequenceRows
+from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.known_guesses import KnownGuesses, Path
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
@@ -42,7 +43,7 @@ class _Row:
 class Guesser:
     """The draft model and its way from logits to guesses."""
 
-    def __init__(self, runner: ModelRunner, vocab_map: torch.Tensor | None) -> None:
+    def __init__(self, runner: ModelRunner | EncoderDecoderRunner, vocab_map: torch.Tensor | None) -> None:
         """vocab_map: as the draft engine's."""
         self._runner = runner
         self._vocab_map = vocab_map
@@ -82,12 +83,15 @@ class Guesser:
         ]
 
     def _forward(self, parts: list[SequenceRows]) -> torch.Tensor:
-        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part without nodes and
+        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part that gets so far and
         behind the new nodes of the others."""
-        ends = np.cumsum([part.num_rows for part in parts])
-        wanted = [1 if part.count else part.num_rows for part in parts]
-        logit_rows = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])
-        return self._runner.forward(pack(parts), logit_rows)
+        return self._runner.run(parts, [_num_wanted(part) for part in parts])
+
+
+def _num_wanted(part: SequenceRows) -> int:
+    if not part.count:
+        return part.num_rows
+    return 1 if part.count == part.sequence.num_pending else 0
 
 
 def _rows_of(want: Want) -> SequenceRows:

@@ -20,17 +20,17 @@ import torch
 
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.growing_tree import GrowingTree
-from actors.engine.lookahead_window import LookaheadWindow
 from actors.engine.model_runner import ModelRunner
-from actors.engine.phrase_pool import PhrasePool
 from actors.engine.sequence import Sequence
-from actors.engine.token_trie import ROOT, TokenTrie
 from actors.errors import ModelError
+from actors.lookahead.limits import broken_limit
+from actors.lookahead.phrase_pool import PhrasePool
+from actors.lookahead.token_trie import ROOT, TokenTrie
+from actors.lookahead.window import LookaheadWindow
 from actors.messages import TreeMessage
 from actors.sampling.sampler import likeliest_tokens, rows_for
 
-MAX_WINDOW_SIZE, MAX_LOOKAHEAD_LEVEL, MAX_GUESS_SET_SIZE, MAX_SUFFIXES = 64, 16, 64, 16
-MAX_POOL_PHRASES = 1 << 20
+MAX_SUFFIXES = 16
 
 # Tokens of a delta that the pool learns from: a prompt longer than this costs the round no more time.
 _MAX_LEARNT = 1024
@@ -52,17 +52,12 @@ class LookaheadOptions:
     pool_phrases: int = 1 << 16  # in all, of half a kilobyte each
 
     def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("window_size", self.window_size, 1, MAX_WINDOW_SIZE),
-            ("lookahead_level", self.lookahead_level, 2, MAX_LOOKAHEAD_LEVEL),
-            ("num_suffixes", self.num_suffixes, 0, MAX_SUFFIXES),
-            ("pool_phrases", self.pool_phrases, 1, MAX_POOL_PHRASES),
-        ):
-            if not least <= value <= most:
-                raise ModelError(f"lookahead {name} is {value}; it must be from {least} to {most}")
-        if self.guess_set_size != -1 and not 1 <= self.guess_set_size <= MAX_GUESS_SET_SIZE:
-            limit = f"it must be from 1 to {MAX_GUESS_SET_SIZE}, or -1"
-            raise ModelError(f"lookahead guess_set_size is {self.guess_set_size}; {limit}")
+        broken = broken_limit(self.window_size, self.lookahead_level, self.guess_set_size, self.pool_phrases)
+        if broken is None and not 0 <= self.num_suffixes <= MAX_SUFFIXES:
+            broken = "num_suffixes", self.num_suffixes, f"it must be from 0 to {MAX_SUFFIXES}"
+        if broken is not None:
+            name, value, limit = broken
+            raise ModelError(f"lookahead {name} is {value}; {limit}")
 
     @property
     def num_guesses(self) -> int:

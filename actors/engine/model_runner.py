@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequences
+
 import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.engine.attention import ATTENTION_NAME, PaddedPlan
-from actors.engine.batch import PackedBatch
+from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.exact_attention import ExactPlan, RowContexts
 from actors.engine.kv_cache import KvCache
 from actors.engine.options import Exactness
 from actors.engine.packed_linear import MIN_ROWS, pack_linears
+from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 
 # Rows of every forward in bitwise mode: matrix products of one fixed shape give a row the same bits at any place in
@@ -20,6 +23,7 @@ ROW_TILE = 16
 # An element-wise operation is split among threads by elements, and where a share ends off a vector's border its last
 # elements are computed by other instructions. Two threads split a tile between rows.
 _EXACT_THREADS = 2
+_MOST_STEPPED_ROWS = 256  # beyond, a step more or less is no matter
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -58,6 +62,8 @@ def _check_layers(config: PretrainedConfig, exact: Exactness) -> None:
 class ModelRunner:
     """A model with its KV cache. Knows rows and slots, nothing of sequences' lives or sampling."""
 
+    sequence_type = Sequence
+
     def __init__(self, model: PreTrainedModel, num_slots: int, exact: Exactness = "default") -> None:
         self.device = next(model.parameters()).device
         if exact == "bitwise" and self.device.type != "cpu":
@@ -74,6 +80,19 @@ class ModelRunner:
     @property
     def model(self) -> PreTrainedModel:
         return self._model
+
+    @property
+    def row_steps(self) -> list[int]:
+        """Row counts that a forward is filled up to, as far as rounds of decoding go."""
+        if self._exact == "bitwise":
+            return list(range(ROW_TILE, _MOST_STEPPED_ROWS + 1, ROW_TILE))
+        return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
+
+    def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
+        """Compute all rows of the parts; logits [sum of wanted, vocab] of the last `wanted` rows of each."""
+        ends = np.cumsum([part.num_rows for part in parts])
+        rows = [np.arange(end - count, end) for end, count in zip(ends, wanted, strict=True)]
+        return self.forward(pack(parts), np.concatenate(rows))
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:

@@ -24,8 +24,9 @@ def distinct(items: Sequences[_Item]) -> list[_Item]:
 class SequenceTable:
     """Sequences by id, each with its blocks in one pool."""
 
-    def __init__(self, pool: BlockPool, kv: KvCache) -> None:
+    def __init__(self, pool: BlockPool, kv: KvCache, sequence_type: type[Sequence] = Sequence) -> None:
         self._pool = pool
+        self._sequence_type = sequence_type
         self._kv = kv
         self._sequences: dict[int, Sequence] = {}
 
@@ -34,6 +35,13 @@ class SequenceTable:
 
     def get(self, seq_id: int) -> Sequence | None:
         return self._sequences.get(seq_id)
+
+    def begin_of(self, item: VerifyItem | DraftItem) -> SequenceStart | None:
+        """What is known of the item's sequence besides its tokens; None for one that is not known."""
+        if item.delta.start == 0:
+            return item.begin
+        sequence = self._sequences.get(item.delta.seq_id)
+        return None if sequence is None else sequence.begin
 
     def find(self, delta: SequenceDelta, begin: SequenceStart | None) -> Sequence | None:
         """The sequence as it was before this delta, a fresh one for start == 0, or None if the delta is stale: the
@@ -47,7 +55,7 @@ class SequenceTable:
             self.forget(delta.seq_id)
             if begin is None or len(delta.token_ids) == 0:
                 return None
-            return Sequence(delta.seq_id, begin, self._pool)
+            return self._sequence_type(delta.seq_id, begin, self._pool)
         if sequence is None or sequence.length != delta.start or not (len(delta.token_ids) or sequence.num_pending):
             self.forget(delta.seq_id)
             return None

@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, depths_of
-from actors.engine.batch import SequenceRows, is_chain, pack
+from actors.engine.batch import SequenceRows, is_chain
 from actors.engine.beam_search import Beam, search_beams
 from actors.engine.block_pool import BlockPool
 from actors.engine.eagle_drafter import EagleDrafter, EagleOptions, HeadRows
-from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
+from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import (
@@ -77,14 +77,19 @@ class TargetEngine:
         self.options = options
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = ModelRunner(model, options.num_blocks * options.block_size, options.exact)
+        self._runner = make_runner(model, options.num_blocks * options.block_size, options.exact)
         self._samples = samples
         self._head: EagleDrafter | None = None
         self._head_has_failed = False
         if head is not None:
             num_slots = options.num_blocks * options.block_size
             self._head = EagleDrafter(model, head, num_slots, self._runner.device, head_options or EagleOptions())
-        self._table = SequenceTable(self.pool, self._runner.kv)
+        self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
+
+    @property
+    def row_steps(self) -> list[int]:
+        """Row counts that a forward is filled up to, ascending, as far as rounds of decoding go; or none."""
+        return list(self._runner.row_steps)
 
     @property
     def has_head(self) -> bool:
@@ -149,20 +154,19 @@ class TargetEngine:
         return SequenceRows(sequence, count, tree.token_ids[:kept], tree.parents[:kept])
 
     def _run_round(self, parts: Sequences[_Part], num_successors: int) -> _Outcome:
-        packed = pack([part.rows for part in parts])
         emitting = [part for part in parts if part.emits]
-        logit_rows = _logit_rows(emitting)
         if self._head is not None:
-            self._head.computed(packed.slots)
+            self._head.computed(np.concatenate([_slots(part.rows) for part in parts]))
             if any(part.item.head_nodes >= 0 for part in parts):
                 self._head.tap.open()
-        logits = self._runner.forward(packed, logit_rows)
+        wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
+        logits = self._runner.run([part.rows for part in parts], wanted)
         outcomes = self._accept(emitting, logits) if self._samples else {}
         outcome = _Outcome()
         if self._samples and emitting and num_successors:
             outcome.successors = _most_probable(logits, num_successors)
         if self._head is not None and self._samples:
-            self._draft(self._head, parts, outcomes, packed.num_rows, outcome)
+            self._draft(self._head, parts, outcomes, sum(part.rows.num_rows for part in parts), outcome)
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
@@ -304,13 +308,10 @@ def _most_probable(logits: torch.Tensor, count: int) -> Successors:
     )
 
 
-def _logit_rows(parts: Sequences[_Part]) -> np.ndarray:
-    """Packed rows whose logits are wanted: of each sequence its last known token and all its nodes. int64."""
-    ranges = [
-        np.arange(part.first_row + part.rows.count - 1, part.first_row + part.rows.count + len(part.rows.tree_tokens))
-        for part in parts
-    ]
-    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.int64)
+def _slots(rows: SequenceRows) -> np.ndarray:
+    """Where the keys and values of the rows go. int64."""
+    begin = rows.sequence.num_computed
+    return rows.sequence.slots(begin + rows.num_rows)[begin:]
 
 
 def _row_sampling(parts: Sequences[_Part]) -> RowSampling:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from actors.errors import ModelError
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info
+from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.staging import directory_lock, staged_directory
@@ -135,6 +135,7 @@ def build_drafter(
     recipe = recipe or DrafterRecipe()
     report = progress or (lambda stage, done, total: None)
     started = time.monotonic()
+    refuse_encoder(source, "a drafter built from its first layers")
     info = read_model_info(source)
     vocab_size = min(_VOCAB_SIZE, info.vocab_size) if recipe.vocab_size is None else recipe.vocab_size
     recipe = replace(recipe, vocab_size=vocab_size)

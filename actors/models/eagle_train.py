@@ -32,7 +32,7 @@ from actors.models.drafter_build import (
 )
 from actors.models.eagle_head import EagleHead
 from actors.models.eagle_recipe import HeadRecipe
-from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info
+from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
 from actors.models.target_writer import TargetWriter
@@ -83,6 +83,7 @@ def train_head(
     recipe = recipe or HeadRecipe()
     report = progress or (lambda stage, done, total: None)
     started = time.monotonic()
+    refuse_encoder(source, "an EAGLE head")
     info = read_model_info(source)
     vocab_size = min(_VOCAB_SIZE, info.vocab_size) if recipe.vocab_size is None else recipe.vocab_size
     _check(recipe, vocab_size, info.vocab_size)

@@ -33,6 +33,12 @@ class ModelInfo:
     hidden_size: int
     weights_fingerprint: str
     tokenizer_fingerprint: str
+    max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or output alone
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the prompt is read by an encoder and the output is a text of its own."""
+        return self.max_side_len is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ def choose_device(device: str) -> str:
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:
-    """The model's configuration. Raises ModelError unless it is a decoder-only model that `transformers` knows."""
+    """The model's configuration. Raises ModelError unless it is a language model that `transformers` knows, from text
+    to text: decoder-only, or with an encoder for the prompt."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -75,14 +82,54 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: config.json cannot be used: {_one_line(error)}") from None
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"model {source.spec!r}: {config.model_type} has an encoder; only decoder-only models are served"
-        )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        problem = _encoder_problem(config)
+        if problem is not None:
+            raise ModelError(f"model {source.spec!r}: {config.model_type} {problem}")
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"model {source.spec!r}: {config.model_type} is not a language model that transformers generates with"
         )
     return config
+
+
+def _encoder_problem(config: PretrainedConfig) -> str | None:
+    """Why an encoder-decoder model cannot be used, or None."""
+    from transformers import GenerationMixin
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        return "is not a language model that transformers generates with"
+    kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+    if kind.main_input_name != "input_ids" or kind.generate is not GenerationMixin.generate:
+        return "does not generate from text alone"
+    if config.model_type == "encoder-decoder" or hasattr(config, "src_vocab_size"):
+        return "has a vocabulary for each of its two sides; there must be one for both"
+    if hasattr(config, "expert_capacity"):
+        return "has experts of limited capacity, for which tokens compete; what one says would depend on its company"
+    if getattr(config, "attention_type", None) == "block_sparse":
+        return "attends at random places; set attention_type to original_full"
+    return None
+
+
+def refuse_encoder(source: ModelSource, what: str) -> None:
+    """Raises ModelError for an encoder-decoder model, which there is no `what` for."""
+    config = load_config(source)
+    if config.is_encoder_decoder:
+        raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
+
+
+def check_encoder_decoder(
+    source: ModelSource, exact: str, tensor_parallel: int, quantization: Quantization, has_head: bool
+) -> None:
+    """Raises ModelError for an encoder-decoder target with anything that only decoder-only ones have."""
+    if exact == "bitwise":
+        refuse_encoder(source, "exact 'bitwise'")
+    if tensor_parallel > 1:
+        refuse_encoder(source, f"tensor_parallel {tensor_parallel}")
+    if quantization != "none":
+        refuse_encoder(source, f"quantization {quantization!r}")
+    if has_head:
+        refuse_encoder(source, "an EAGLE head")
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
@@ -112,7 +159,7 @@ def load_model(
     the device in 8 or 4 bits, layer by layer. Raises ModelError.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from actors.models.quantization import QUANTIZATIONS, quantize_linears
 
@@ -123,19 +170,23 @@ def load_model(
     if quantization != "none" and tensor_parallel > 1:
         raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if quantization != "none":
+        refuse_encoder(source, f"quantization {quantization!r}")
     device = choose_device(device)
     options: dict[str, Any] = {
         "dtype": getattr(torch, dtype),
-        "attn_implementation": attn_implementation,
         "trust_remote_code": False,
     }
+    if not config.is_encoder_decoder:  # of these not all have every implementation
+        options["attn_implementation"] = attn_implementation
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
     elif device != "cpu" and quantization == "none":
         options["device_map"] = {"": device}  # straight onto the device, never whole in host memory
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(source.path, **options)
+            model = kind.from_pretrained(source.path, **options)
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
     model.eval()
@@ -223,27 +274,37 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
     """Everything that is known without loading weights. Raises ModelError."""
     config = load_config(source)
     text = config.get_text_config()
+    max_len, max_side_len = length_limits(config)
     return ModelInfo(
         name=served_name or source.name,
         vocab_size=int(text.vocab_size),
-        max_model_len=max_model_len(text),
+        max_model_len=max_len,
         eos_token_ids=_eos_token_ids(source, text),
         num_layers=int(text.num_hidden_layers),
         hidden_size=int(text.hidden_size),
         weights_fingerprint=source.weights_fingerprint(),
         tokenizer_fingerprint=source.tokenizer_fingerprint(),
+        max_side_len=max_side_len,
     )
 
 
+def length_limits(config: PretrainedConfig) -> tuple[int, int | None]:
+    """Tokens of prompt and output together and, of an encoder-decoder model, of either alone, else None."""
+    positions = max_model_len(config.get_text_config())
+    return (2 * positions, positions) if config.is_encoder_decoder else (positions, None)
+
+
 def max_model_len(config: PretrainedConfig) -> int:
-    """Positions the model was made for, in tokens, stretched where its rotary scaling says so.
+    """Positions the model was made for, in tokens, stretched where its rotary scaling says so. Of an encoder-decoder
+    model, those of its decoder.
 
     YaRN scales from its original length, linear scaling from the stated one. Llama 3 states the stretched length
     already, and so do models that scale some layer types only (Gemma 3). Dynamic scaling and LongRoPE change all
     positions once the longest row of a batch is beyond the original length; rows would depend on their company, so
     these models end there.
     """
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
+    names = ("max_position_embeddings", "seq_length", "max_decoder_position_embeddings")
+    limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
     if not limit:
         return _FALLBACK_MODEL_LEN
     rope = getattr(config, "rope_parameters", None)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 TinyKind = Literal["llama", "qwen3", "gemma3", "gpt2"]
 TINY_KINDS: tuple[TinyKind, ...] = get_args(TinyKind)
+TinyEncoderDecoderKind = Literal["t5", "bart", "mbart", "pegasus"]
+TINY_ENCODER_DECODER_KINDS: tuple[TinyEncoderDecoderKind, ...] = get_args(TinyEncoderDecoderKind)
 
 BYTE_VOCAB_SIZE = 259  # 256 bytes, end of turn, start of turn, padding
 END_OF_TURN, START_OF_TURN, PADDING = 256, 257, 258
@@ -64,14 +66,67 @@ def make_tiny_model(
     return model
 
 
+def make_tiny_encoder_decoder(
+    kind: TinyEncoderDecoderKind = "t5",
+    seed: int = 0,
+    vocab_size: int = 193,
+    layers: int = 2,
+    hidden_size: int = 64,
+    heads: int = 4,
+    max_positions: int = 256,
+    eos_token_id: int | None = None,
+    forced_bos_token_id: int | None = None,
+) -> PreTrainedModel:
+    """A random encoder and decoder of `layers` layers each, otherwise as `make_tiny_model`. The decoder begins with the
+    last id of the vocabulary; T5 has no limit of positions, Pegasus computes its own."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, BartConfig, MBartConfig, PegasusConfig, T5Config
+
+    config: PretrainedConfig
+    tokens: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": vocab_size - 1,
+        "decoder_start_token_id": vocab_size - 1,
+        "d_model": hidden_size,
+    }
+    if kind == "t5":
+        config = T5Config(**tokens, d_kv=hidden_size // heads, d_ff=2 * hidden_size, num_layers=layers, num_heads=heads)
+    else:
+        kinds: dict[str, type[PretrainedConfig]] = {"bart": BartConfig, "mbart": MBartConfig, "pegasus": PegasusConfig}
+        sides: dict[str, Any] = {}
+        for side in ("encoder", "decoder"):
+            sides |= {f"{side}_layers": layers, f"{side}_attention_heads": heads, f"{side}_ffn_dim": 2 * hidden_size}
+        config = kinds[kind](**tokens, **sides, max_position_embeddings=max_positions, forced_eos_token_id=None)
+    with quiet_transformers():
+        model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.requires_grad:  # positions that are computed have none
+                _randomise(name, parameter, generator, input_major=False)
+            if "out_proj.weight" in name:  # else what is attended to drowns the last token, and all tokens are the same
+                parameter.mul_(0.3)
+        head = model.get_output_embeddings()
+        # Of its own: what is tied to the embeddings would say again what it was told last.
+        spread = _LOGIT_SPREAD if kind == "t5" else _LOGIT_SPREAD / math.sqrt(hidden_size)  # T5 scales by itself
+        head.weight = torch.nn.Parameter(torch.randn(head.weight.shape, generator=generator) * spread)
+    model.generation_config.forced_bos_token_id = forced_bos_token_id
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
 def save_tiny_model(
     directory: Path,
-    kind: TinyKind = "llama",
+    kind: TinyKind | TinyEncoderDecoderKind = "llama",
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
     **shape: Any,
 ) -> Path:
-    """Write `make_tiny_model(kind, seed, **shape)` with a tokenizer as a model directory.
+    """Write `make_tiny_model(kind, seed, **shape)`, or `make_tiny_encoder_decoder`, with a tokenizer as a model
+    directory.
 
     tokenizer None: that of bytes, with a chat template. There are as many ids as the tokenizer has unless `vocab_size`
     says more; the tokenizer's end of sequence is the model's unless `eos_token_id` says otherwise.
@@ -81,7 +136,9 @@ def save_tiny_model(
     if shape["vocab_size"] < len(tokenizer):
         raise ValueError(f"vocab_size is {shape['vocab_size']}; the tokenizer needs at least {len(tokenizer)}")
     with quiet_transformers():
-        make_tiny_model(kind, seed, **shape).save_pretrained(directory)
+        make: Any = make_tiny_encoder_decoder if kind in TINY_ENCODER_DECODER_KINDS else make_tiny_model
+        model = make(kind, seed, **shape)
+        model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     return directory
 

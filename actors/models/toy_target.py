@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.messages import GenerationRequest, SequenceDelta, Verdict, VerifyBatch, VerifyItem, VerifyResult
+from actors.messages import (
+    GenerationRequest,
+    SequenceDelta,
+    Successors,
+    Verdict,
+    VerifyBatch,
+    VerifyItem,
+    VerifyResult,
+)
 
 _MASK = (1 << 64) - 1
 
@@ -120,9 +128,24 @@ class ToyTarget:
                 verdicts.append(verdict)
         rows = sum(verdict.rows for verdict in verdicts)
         elapsed_s = self._seconds(rows) if rows else 0.0
+        successors = self._successors(verdicts, batch.num_successors) if batch.num_successors else None
         return VerifyResult(
-            batch.round_id, verdicts, stale, starved, self.free_blocks, self.total_blocks, rows, elapsed_s
+            batch.round_id, verdicts, stale, starved, self.free_blocks, self.total_blocks, rows, elapsed_s, successors
         )
+
+    def _successors(self, verdicts: list[Verdict], count: int) -> Successors:
+        """What it says at every row of those that emit, for certain; the other successors are token 0."""
+        said: list[int] = []
+        for verdict in verdicts:
+            if verdict.next_token >= 0:
+                sequence = self._sequences[verdict.seq_id]
+                texts = [sequence.tokens]
+                for token, parent in zip(sequence.tree, sequence.parents, strict=True):
+                    texts.append([*texts[parent + 1], token])
+                said += map(self.next_token, texts)
+        token_ids, probs = np.zeros((len(said), count), np.int32), np.zeros((len(said), count), np.float32)
+        token_ids[:, 0], probs[:, 0] = said, 1.0
+        return Successors(token_ids.reshape(-1), probs.reshape(-1), count)
 
     def _check_item(self, item: VerifyItem) -> None:
         delta: SequenceDelta = item.delta

@@ -21,7 +21,8 @@ from cluster.bench.local import MethodResult, check_room, compare_answers, encod
 from cluster.bench.machine import describe_machine, describe_versions
 from cluster.bench.methods import EngineMethod, EngineSettings, create_engines
 from cluster.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
-from cluster.bench.speed import Answer, TimedBlock, measure_speed
+from cluster.bench.scores import Score, score_answers
+from cluster.bench.speed import Answer, TimedBlock, measure_speed, texts_by_prompt
 from cluster.config import paceline_home
 
 
@@ -39,7 +40,7 @@ class ComparePlan:
     max_new_tokens: int = 128  # of each turn
     temperature: float = 0.0
     seed: int = 0
-    gamma: int = 4
+    gammas: tuple[int, ...] = (4,)  # an engine with a draft model for each
     branch: int = 2
     max_draft_tokens: int = 16
     batch_size: int = 1
@@ -47,6 +48,7 @@ class ComparePlan:
     quantization: Quantization = "none"
     device: str = "auto"
     exact: Literal["default", "bitwise"] = "default"
+    is_scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class ComparedMethod(MethodResult):
     target_rows: int  # computed by the target, prompts included
     rows_per_token: float  # without prompts: those of the rounds that emitted tokens, by the tokens
     acceptance: Acceptance
+    gamma: int | None = None  # of its draft model; None: it has none
+    scores: tuple[Score, ...] = ()  # where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def run_compare(plan: ComparePlan, progress: Progress = silent) -> CompareReport
         exact=plan.exact,
         batch_size=plan.batch_size,
         max_draft_tokens=plan.max_draft_tokens,
-        gamma=plan.gamma,
+        gammas=plan.gammas,
         branch=plan.branch,
         eagle_head=plan.eagle_head,
         quantization=plan.quantization,
@@ -107,7 +111,8 @@ def run_compare(plan: ComparePlan, progress: Progress = silent) -> CompareReport
     config["model_name"] = info.name
     config["weights"] = info.weights_fingerprint
     reference = methods[0].name
-    compared = [_summarise(method, reference, blocks, counters[method.name].result()) for method in methods]
+    scored = rows if plan.is_scored else []
+    compared = [_summarise(method, reference, blocks, counters[method.name].result(), scored) for method in methods]
     return CompareReport(machine, describe_versions(), config, reference, compared, blocks)
 
 
@@ -149,7 +154,11 @@ def _room_for_turns(row: BenchPrompt, info: ModelInfo, tokenizer: Any, max_new_t
 
 
 def _summarise(
-    method: EngineMethod, reference: str, blocks: Sequence[TimedBlock], acceptance: Acceptance
+    method: EngineMethod,
+    reference: str,
+    blocks: Sequence[TimedBlock],
+    acceptance: Acceptance,
+    scored: Sequence[BenchPrompt],
 ) -> ComparedMethod:
     tasks = dict.fromkeys(block.task for block in blocks)
     answers = [answer for block in blocks if block.method == method.name for answer in block.answers]
@@ -164,6 +173,8 @@ def _summarise(
         target_rows=_total(answers, lambda answer: answer.target_rows or 0),
         rows_per_token=emitting_rows / num_tokens if num_tokens else 0.0,
         acceptance=acceptance,
+        gamma=method.gamma,
+        scores=score_answers(scored, texts_by_prompt(blocks, method.name)),
     )
 
 

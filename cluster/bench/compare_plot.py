@@ -42,7 +42,7 @@ def _draw_speed(axes: Axes, methods: Sequence[ComparedMethod], tasks: Sequence[s
         speeds = [*(method.tasks[task] for task in tasks), method.overall] if len(groups) > 1 else [method.overall]
         heights = [speed.ratio or 0.0 for speed in speeds]
         places = [group + (index - (len(methods) - 1) / 2) * width for group in range(len(groups))]
-        bars = axes.bar(places, heights, 0.92 * width, label=method.name, color=_colour(index))
+        bars = axes.bar(places, heights, 0.92 * width, label=method.name, color=method_colour(index))
         axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=1, rotation=90 if len(methods) > 3 else 0)
     axes.axhline(1.0, color="0.35", linewidth=1, linestyle="--", label="without drafts")
     axes.set_xticks(range(len(groups)), groups, rotation=20 if len(groups) > 4 else 0)
@@ -50,7 +50,7 @@ def _draw_speed(axes: Axes, methods: Sequence[ComparedMethod], tasks: Sequence[s
     axes.set_title("Speed", fontsize=10)
     axes.margins(y=0.12)
     axes.set_xlim(-0.6, len(groups) - 0.4)
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_positions(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
@@ -62,7 +62,7 @@ def _draw_positions(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
             [one.share for one in shown],
             marker="o",
             markersize=4,
-            color=_colour(index),
+            color=method_colour(index),
         )
     axes.set_ylim(0.0, 1.05)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -70,14 +70,16 @@ def _draw_positions(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
     axes.set_xlabel("draft position")
     axes.set_ylabel("accepted, of rounds that verified it")
     axes.set_title("Acceptance by position", fontsize=10)
-    _tidy(axes)
+    tidy(axes)
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """Only what helps to read values."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
 
 
-def _colour(index: int) -> str:
+def method_colour(index: int) -> str:
+    """Of a set of drafters, by its place among those that are compared."""
     return _COLOURS[index % len(_COLOURS)]

@@ -24,6 +24,7 @@ from actors.models.loader import (
     load_model,
     load_tokenizer,
     read_model_info,
+    refuse_encoder,
     silence_unmapped_tokens,
 )
 from actors.models.quantization import Quantization
@@ -126,6 +127,7 @@ def run_local(
     for dtype in plan.dtypes:
         reference_model = assistant = None
         if plan.baselines:
+            refuse_encoder(source, "--baselines")
             reference_model = load_model(source, dtype, choose_device(plan.device))
             assistant = _load_assistant(plan, source, dtype, progress)
         for batch_size in plan.batch_sizes:
@@ -173,6 +175,7 @@ def _load_assistant(plan: LocalPlan, source: ModelSource, dtype: str, progress: 
     draft_source = resolve_draft_model(plan.draft_model, source, paceline_home(), progress)
     if draft_source is None or has_own_vocabulary(draft_source, source):
         return None
+    refuse_encoder(draft_source, "--baselines")
     model = load_model(draft_source, dtype, choose_device(plan.device))
     silence_unmapped_tokens(model, draft_source)
     return model
@@ -306,6 +309,10 @@ def check_room(token_ids: dict[str, list[int]], info: ModelInfo, max_new_tokens:
     for name, tokens in token_ids.items():
         if len(tokens) + max_new_tokens > info.max_model_len:
             limit = f"with {max_new_tokens} new ones the model has room for {info.max_model_len}"
+            raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", limit)
+        side = info.max_side_len
+        if side is not None and max(len(tokens), max_new_tokens) > side:
+            limit = f"with {max_new_tokens} new ones: the model takes and writes at most {side}"
             raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", limit)
         if not tokens or max(tokens) >= info.vocab_size:
             raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", f"needs 1 or more below {info.vocab_size}")

@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters
+from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters, needs_draft_model
 from actors.models.quantization import Quantization
+from actors.models.quiet import quiet_transformers
 from cluster.bench.speed import Answer
 from cluster.local import LocalEngine, OnRound
 
@@ -53,7 +54,8 @@ class GenerateMethod:
         forwards = _ForwardCounter(self._model)
         input_ids = torch.tensor([list(prompt)], device=self._model.device)
         try:
-            with torch.inference_mode():
+            # Its assisted decoding warns of how it calls itself.
+            with torch.inference_mode(), quiet_transformers():
                 output = self._model.generate(
                     input_ids,
                     attention_mask=torch.ones_like(input_ids),
@@ -77,8 +79,10 @@ class EngineMethod:
     `on_round`, where it is set, hears of every round from then on.
     """
 
-    def __init__(self, name: str, engine: LocalEngine, temperature: float = 0.0) -> None:
+    def __init__(self, name: str, engine: LocalEngine, temperature: float = 0.0, gamma: int | None = None) -> None:
+        """gamma: that of its draft model; None: it has none."""
         self.name = name
+        self.gamma = gamma
         self.drafter_names = tuple(engine.drafter_names)
         self.on_round: OnRound | None = None
         self._engine = engine
@@ -122,7 +126,7 @@ class EngineSettings:
     exact: Literal["default", "bitwise"]
     batch_size: int
     max_draft_tokens: int
-    gamma: int = 4
+    gammas: tuple[int, ...] = (4,)  # an engine with a draft model for each
     branch: int = 2
     eagle_head: str = NONE  # of those that draft
     quantization: Quantization = "none"
@@ -133,31 +137,42 @@ class EngineSettings:
 def create_engines(
     settings: EngineSettings, drafters: Sequence[tuple[str, ...]], longest: int, prefix: str = ""
 ) -> list[EngineMethod]:
-    """An engine that does not draft, and one for each other set of drafters, named after it behind `prefix`.
+    """An engine that does not draft, and one for each other set of drafters, named after it behind `prefix`; where a
+    set has a draft model, one for each gamma.
 
     All are fresh: none has seen a prompt that is about to be measured, nor shares a cache with another. longest: tokens
     of the longest prompt with its answer. Raises ModelError or InvalidRequest.
     """
     methods = []
     for names in ((NONE,), *(names for names in drafters if names != (NONE,))):
-        engine = LocalEngine(
-            settings.model,
-            draft_model=NONE if names == (NONE,) else settings.draft_model,
-            eagle_head=NONE if names == (NONE,) else settings.eagle_head,
-            drafters=names,
-            corpora=settings.corpora if RETRIEVAL in expand_drafters(names) else (),
-            gamma=settings.gamma,
-            branch=settings.branch,
-            batch_size=settings.batch_size,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            device=settings.device,
-            exact=settings.exact,
-            max_draft_tokens=settings.max_draft_tokens,
-            kv_cache_tokens=2 * settings.batch_size * (longest + settings.max_draft_tokens + 64),
-        )
-        methods.append(EngineMethod(f"{prefix}{','.join(names)}", engine, settings.temperature))
+        label = f"{prefix}{','.join(names)}"
+        for gamma in settings.gammas:
+            engine = _create_engine(settings, names, gamma, longest)
+            if not needs_draft_model(engine.drafter_names):
+                methods.append(EngineMethod(label, engine, settings.temperature))
+                break  # it would be the same with any other
+            name = f"{label} gamma {gamma}" if len(settings.gammas) > 1 else label
+            methods.append(EngineMethod(name, engine, settings.temperature, gamma))
     return methods
+
+
+def _create_engine(settings: EngineSettings, names: tuple[str, ...], gamma: int, longest: int) -> LocalEngine:
+    return LocalEngine(
+        settings.model,
+        draft_model=NONE if names == (NONE,) else settings.draft_model,
+        eagle_head=NONE if names == (NONE,) else settings.eagle_head,
+        drafters=names,
+        corpora=settings.corpora if RETRIEVAL in expand_drafters(names) else (),
+        gamma=gamma,
+        branch=settings.branch,
+        batch_size=settings.batch_size,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        device=settings.device,
+        exact=settings.exact,
+        max_draft_tokens=settings.max_draft_tokens,
+        kv_cache_tokens=2 * settings.batch_size * (longest + settings.max_draft_tokens + 64),
+    )
 
 
 def logit_gap(model: PreTrainedModel, token_ids: Sequence[int]) -> float:

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from actors.errors import InvalidRequest
+from cluster.request_limits import is_text
 
 SPEC_BENCH_FILE = "question.jsonl"
 NO_TASK = "prompts"  # the task of rows that name none
@@ -34,6 +35,8 @@ class BenchPrompt:
     later_turns: tuple[str, ...] = ()  # what the user says next, each after the answer to what came before
     category: str = ""  # as the file calls the task; empty where it names none
     prediction: str = ""  # what the first answer will probably be
+    benchmark: str = ""  # the task of the one of `BENCHMARKS` whose row it is
+    reference: str = ""  # what the first answer is scored against
 
     @property
     def num_turns(self) -> int:
@@ -50,8 +53,8 @@ def read_spec_bench(directory: Path) -> list[BenchPrompt]:
 
 def read_prompts(file: Path) -> list[BenchPrompt]:
     """Rows with exactly one of `prompt` (text that a user says), `turns` (several, one after the other), `messages` or
-    `prompt_token_ids`, or with the fields of one of `BENCHMARKS`; `task` or `category`, `id` or `question_id`, and a
-    `prediction` of the (first) answer may be there, other keys are ignored.
+    `prompt_token_ids`, or with the fields of one of `BENCHMARKS`; `task` or `category`, `id` or `question_id`, a
+    `prediction` of the (first) answer and a `reference` to score it against may be there, other keys are ignored.
 
     Raises InvalidRequest that names file, line and field.
     """
@@ -67,11 +70,12 @@ class Benchmark:
     fields: tuple[str, ...]  # a row that has all of them is one of its rows
     question: Callable[[Row], str]  # what the user says; raises InvalidRequest
     id_field: str = "id"
+    reference: Callable[[Row], Any] = lambda row: row.get("reference")  # what else than text comes out is none
 
 
 def _text(row: Row, field: str) -> str:
     value = row.get(field)
-    if not _is_text(value) or not value.strip():
+    if not is_text(value) or not value.strip():
         raise InvalidRequest(field, _shown(value), "it must be a text that is not empty")
     return value
 
@@ -79,7 +83,7 @@ def _text(row: Row, field: str) -> str:
 def _programming_task(field: str) -> Callable[[Row], str]:
     def question(row: Row) -> str:
         tests = row["test_list"]
-        if not _is_list_of(tests, str) or not all(map(_is_text, tests)):
+        if not _is_list_of(tests, str) or not all(map(is_text, tests)):
             raise InvalidRequest("test_list", _shown(tests), "it must hold texts, at least one")
         lines = "\n".join(tests)
         return f"Write Python code for this task: {_text(row, field)}\nIt must pass these tests:\n{lines}"
@@ -89,14 +93,14 @@ def _programming_task(field: str) -> Callable[[Row], str]:
 
 def _translation(row: Row) -> str:
     pair = row["translation"]
-    if not isinstance(pair, dict) or not _is_text(pair.get("de")) or not pair["de"].strip():
+    if not isinstance(pair, dict) or not is_text(pair.get("de")) or not pair["de"].strip():
         raise InvalidRequest("translation", _shown(pair), "it must hold a German text under de")
     return f"Translate German to English: {pair['de']}"
 
 
 def _instruction(row: Row) -> str:
     given = row.get("input") or ""
-    if not _is_text(given, may_be_empty=True):
+    if not is_text(given, may_be_empty=True):
         raise InvalidRequest("input", _shown(given), "it must be a text")
     instruction = _text(row, "instruction")
     return f"{instruction}\n\n{given}" if given.strip() else instruction
@@ -107,11 +111,22 @@ BENCHMARKS = (
     Benchmark("MBPP", "mbpp", ("text", "test_list"), _programming_task("text"), "task_id"),
     Benchmark("sanitized MBPP", "mbpp", ("prompt", "test_list"), _programming_task("prompt"), "task_id"),
     Benchmark("HumanEval", "humaneval", ("task_id", "prompt"), lambda row: _text(row, "prompt"), "task_id"),
-    Benchmark("CNN/DM", "cnn_dm", ("article",), lambda row: f"Summarize this article: {_text(row, 'article')}"),
-    Benchmark("WMT16", "wmt16", ("translation",), _translation),
+    Benchmark(
+        "CNN/DM",
+        "cnn_dm",
+        ("article",),
+        lambda row: f"Summarize this article: {_text(row, 'article')}",
+        reference=lambda row: row.get("highlights"),
+    ),
+    Benchmark("WMT16", "wmt16", ("translation",), _translation, reference=lambda row: row["translation"].get("en")),
     Benchmark("Alpaca", "alpaca", ("instruction",), _instruction),
-    Benchmark("GSM8K", "gsm8k", ("question",), lambda row: _text(row, "question")),
+    Benchmark(
+        "GSM8K", "gsm8k", ("question",), lambda row: _text(row, "question"), reference=lambda row: row.get("answer")
+    ),
 )
+
+
+CODE_BENCHMARKS = ("humaneval", "mbpp")  # whose answers are programs
 
 
 def prompt_of(row: Row, number: int) -> BenchPrompt:
@@ -130,11 +145,14 @@ def prompt_of(row: Row, number: int) -> BenchPrompt:
     task = "mt_bench" if is_mt_bench else category or (benchmark.task if benchmark else NO_TASK)
     prediction = row.get("prediction") or ""
     for field, value in (("id", name), ("task", category), ("prediction", prediction)):
-        if not _is_text(value, may_be_empty=True):
+        if not is_text(value, may_be_empty=True):
             raise InvalidRequest(field, _shown(value), "it must be a text")
     prompt = BenchPrompt(name, task, category=category, prediction=prediction)
     if benchmark is not None:
-        return replace(prompt, messages=_user_says(benchmark.question(row)))
+        messages = _user_says(benchmark.question(row))
+        reference = _reference(benchmark.reference(row))
+        return replace(prompt, messages=messages, benchmark=benchmark.task, reference=reference)
+    prompt = replace(prompt, reference=_reference(row.get("reference")))
     key, value = own[0], row[own[0]]
     if key == "prompt_token_ids":
         if not _is_list_of(value, int) or any(type(token) is not int or token < 0 for token in value):
@@ -146,7 +164,7 @@ def prompt_of(row: Row, number: int) -> BenchPrompt:
         messages = tuple({"role": message["role"], "content": message["content"]} for message in value)
         return replace(prompt, messages=messages)
     turns = value if key == "turns" else [value]
-    if not _is_list_of(turns, str) or not all(map(_is_text, turns)):
+    if not _is_list_of(turns, str) or not all(map(is_text, turns)):
         raise InvalidRequest(key, _shown(value), "it must hold a text")
     return replace(prompt, messages=_user_says(turns[0]), later_turns=tuple(turns[1:]))
 
@@ -225,6 +243,12 @@ def _read_row(where: str, number: int, line: str) -> BenchPrompt:
         raise InvalidRequest(f"{where} {error.field}", error.value, error.limit) from None
 
 
+def _reference(value: Any) -> str:
+    """Where it is a list, as in Spec-Bench, it has one for each turn."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if is_text(first) else ""
+
+
 def _user_says(text: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": text},)
 
@@ -240,16 +264,5 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(part, kind) for part in value)
 
 
-def _is_text(value: Any, *, may_be_empty: bool = False) -> TypeGuard[str]:
-    """Half a surrogate pair, which JSON can spell, is none: no tokenizer takes it."""
-    if not isinstance(value, str) or not (value or may_be_empty):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _is_message(message: dict[str, Any]) -> bool:
-    return _is_text(message.get("role")) and _is_text(message.get("content"), may_be_empty=True)
+    return is_text(message.get("role")) and is_text(message.get("content"), may_be_empty=True)

@@ -142,6 +142,14 @@ def answers_by_prompt(blocks: Sequence[TimedBlock], method: str) -> dict[str, tu
     }
 
 
+def texts_by_prompt(blocks: Sequence[TimedBlock], method: str) -> dict[str, str]:
+    return {
+        prompt: answer.text
+        for block in _blocks_of(blocks, method, None)
+        for prompt, answer in zip(block.prompts, block.answers, strict=True)
+    }
+
+
 def _blocks_of(blocks: Sequence[TimedBlock], method: str, task: str | None) -> list[TimedBlock]:
     return [block for block in blocks if block.method == method and task in (None, block.task)]
 

@@ -17,6 +17,7 @@ _STYLES = (
     (TARGET, "default"),
     ("draft_model", "green"),
     ("eagle", "bright_green"),
+    ("lookahead", "dark_orange"),
     ("ouroboros", "dark_orange"),
     ("prompt_lookup", "cyan"),
     ("suffix", "magenta"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,6 +21,7 @@ from cluster.cli.bench import (
     save_json,
 )
 from cluster.cli.engine import (
+    MAX_GAMMA,
     BranchOption,
     CorpusOption,
     DeviceOption,
@@ -27,7 +30,6 @@ from cluster.cli.engine import (
     EagleHeadOption,
     Exact,
     ExactOption,
-    GammaOption,
     ModelOption,
     Quantization,
     QuantizationOption,
@@ -37,6 +39,9 @@ from cluster.cli.engine import (
 from cluster.cli.generate import check_sampling_options
 from cluster.cli.progress import progress_bars
 
+if TYPE_CHECKING:
+    from cluster.bench.prompts import BenchPrompt
+
 _PLOT_SUFFIXES = (".png", ".svg")
 
 
@@ -44,7 +49,13 @@ def compare(
     prompts: PromptsOption = None,
     spec_bench: SpecBenchOption = None,
     answers: Path = typer.Option(
-        None, metavar="DIR", help="With --spec-bench: write its answer files there, one for every set of drafters."
+        None,
+        metavar="DIR",
+        help="Write files for the benchmarks' own scripts there, for every set of drafters: with --spec-bench its "
+        "answer files, else the samples of HumanEval and MBPP.",
+    ),
+    score: bool = typer.Option(
+        False, help="Score answers against references: numbers of maths, ROUGE of summaries, BLEU of translations."
     ),
     drafter: list[str] = typer.Option(
         ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
@@ -57,7 +68,9 @@ def compare(
     max_new_tokens: int = typer.Option(128, help="Of an answer, at least 1."),
     temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
     seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
-    gamma: GammaOption = 4,
+    gamma: str = typer.Option(
+        "4", help="Tokens ahead that the draft model guesses a round; several, such as 2,4,8, are compared."
+    ),
     branch: BranchOption = 2,
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
     batch_size: int = typer.Option(1, min=1, max=1024),
@@ -68,17 +81,27 @@ def compare(
     threads: ThreadsOption = None,
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
     plot: Path = typer.Option(None, help="Draw speed and acceptance by position: a .png or .svg file."),
+    learning_plot: Path = typer.Option(
+        None, help="Draw tokens per round against requests answered before, from a cold start: a .png or .svg file."
+    ),
 ) -> None:
     """Compare sets of drafters with each other and with decoding without drafts, interleaved on the same prompts."""
     check_sampling_options({"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
     sets = _drafter_sets(drafter)
     _check_corpora(corpus, sets)
+    gammas = _gammas(gamma)
     rows = read_bench_prompts(prompts, spec_bench)
-    _check_answers(answers, spec_bench)
+    if score:
+        from cluster.bench.scores import check_scoring
+
+        check_scoring(rows, "--score")
+    _check_answers(answers, spec_bench, rows)
     check_writable("--json", json_file)
-    _check_plot(plot)
+    _check_plot("--plot", plot)
+    _check_plot("--learning-plot", learning_plot)
     import torch
 
+    from cluster.bench.code_samples import write_samples
     from cluster.bench.compare import ComparePlan, run_compare
     from cluster.bench.compare_report import print_plan, print_report
     from cluster.bench.spec_bench_answers import write_answers
@@ -96,7 +119,7 @@ def compare(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
-        gamma=gamma,
+        gammas=gammas,
         branch=branch,
         max_draft_tokens=max_draft_tokens,
         batch_size=batch_size,
@@ -104,6 +127,7 @@ def compare(
         quantization=quantization.value,
         device=device,
         exact=exact.value,
+        is_scored=score,
     )
     print_plan(plan, sys.stdout)
     with progress_bars() as progress:
@@ -112,11 +136,16 @@ def compare(
     if json_file is not None:
         save_json(json_file, report.as_json())
     if answers is not None:
-        write_answers(report, rows, answers)
+        write = write_answers if spec_bench is not None else write_samples
+        write(report, rows, answers)
     if plot is not None:
         from cluster.bench.compare_plot import draw_comparison
 
         draw_comparison(report, plot)
+    if learning_plot is not None:
+        from cluster.bench.learning_plot import draw_compared_learning
+
+        draw_compared_learning(report, learning_plot)
 
 
 def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
@@ -131,6 +160,14 @@ def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(sets))
 
 
+def _gammas(text: str) -> tuple[int, ...]:
+    """Distinct values, as they were written. Raises InvalidRequest."""
+    parts = split_names(text)
+    if not parts or not all(part.isdecimal() and 1 <= int(part) <= MAX_GAMMA for part in parts):
+        raise InvalidRequest("--gamma", text, f"it must hold integers from 1 to {MAX_GAMMA}, comma-separated")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> None:
     for directory in corpora:
         if not directory.is_dir():
@@ -139,22 +176,24 @@ def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> No
             raise InvalidRequest("--corpus", str(directory), f"a --drafter must include {RETRIEVAL} to use it")
 
 
-def _check_answers(answers: Path | None, spec_bench: Path | None) -> None:
+def _check_answers(answers: Path | None, spec_bench: Path | None, rows: Sequence[BenchPrompt]) -> None:
     if answers is None:
         return
-    if spec_bench is None:
-        raise InvalidRequest("--answers", str(answers), "give --spec-bench too, whose questions are answered")
+    from cluster.bench.prompts import CODE_BENCHMARKS
+
+    if spec_bench is None and not any(row.benchmark in CODE_BENCHMARKS for row in rows):
+        raise InvalidRequest("--answers", str(answers), "give --spec-bench too, or rows of HumanEval or MBPP")
     if not answers.is_dir() and (answers.exists() or not answers.parent.is_dir()):
         raise InvalidRequest("--answers", str(answers), "it must be a directory, or a new one in one that exists")
     if not os.access(answers if answers.exists() else answers.parent, os.W_OK):
         raise InvalidRequest("--answers", str(answers), "it cannot be written")
 
 
-def _check_plot(plot: Path | None) -> None:
+def _check_plot(option: str, plot: Path | None) -> None:
     if plot is None:
         return
     if plot.suffix.lower() not in _PLOT_SUFFIXES:
-        raise InvalidRequest("--plot", str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
-    check_writable("--plot", plot)
+        raise InvalidRequest(option, str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
+    check_writable(option, plot)
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidRequest("--plot", str(plot), "it needs matplotlib; install Paceline with the extra [plot]")
+        raise InvalidRequest(option, str(plot), "it needs matplotlib; install Paceline with the extra [plot]")

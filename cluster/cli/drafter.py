@@ -155,8 +155,12 @@ def train(
 
                 directory = out if out is not None else default_head_dir(home, source)
                 head = train_head(source, directory, replace(_HEAD, **given), questions, device, progress, steps)
-                depths = ", ".join(f"{share:.1%}" for share in head.acceptance)
-                figures = f"by depth {depths}: {head.tokens_per_round:.2f} tokens a round, {head.seconds:.0f} s"
+                shares = head.acceptance
+                depths = ", ".join(f"{depth}: {share:.1%}" for depth, share in enumerate(shares, 1))
+                figures = (
+                    f"by depth, of guesses with a right text before them: {depths}; "
+                    f"{head.tokens_per_round:.2f} tokens a round in chains of {len(shares)}, {head.seconds:.0f} s"
+                )
             else:
                 directory = out if out is not None else default_drafter_dir(home, source)
                 recipe = replace(TRAINING_RECIPE, **given)

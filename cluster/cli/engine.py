@@ -40,7 +40,10 @@ class AcceptanceRule(StrEnum):
 
 ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF file or Hugging Face id.")]
 DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
-GammaOption = Annotated[int, typer.Option(min=1, max=64, help="Tokens ahead that the draft model guesses a round.")]
+MAX_GAMMA = 64
+GammaOption = Annotated[
+    int, typer.Option(min=1, max=MAX_GAMMA, help="Tokens ahead that the draft model guesses a round.")
+]
 BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Guesses for each of them; 1: a chain, else a tree.")]
 EagleHeadOption = Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")]
 EagleDepthOption = Annotated[int, typer.Option(min=1, max=32, help="Levels that the head drafts far.")]

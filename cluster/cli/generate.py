@@ -36,7 +36,7 @@ from cluster.cli.engine import (
     ThreadsOption,
     local_engine,
 )
-from cluster.request_limits import check_local_fields
+from cluster.request_limits import check_local_fields, is_text
 
 if TYPE_CHECKING:
     from cluster.local import BeamSearchResult, Generation
@@ -48,7 +48,7 @@ def generate(
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
     drafter: str = typer.Option(
-        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, suffix."
+        "auto", help="Names, comma-separated: none, auto, draft_model, ouroboros, eagle, lookahead, suffix."
     ),
     corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
     drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)
@@ -168,8 +168,9 @@ def _prompts(prompt: str | None, file: Path | None, prediction: str) -> tuple[li
     """Prompts and, for each, what its answer will probably be or an empty text."""
     if (prompt is None) == (file is None):
         raise InvalidRequest("--prompt", prompt, "give either --prompt or --prompts-file")
-    if file is None:
-        return [prompt], [prediction]
+    if prompt is not None:
+        return [_utf8("--prompt", prompt)], [_utf8("--prediction", prediction)]
+    assert file is not None
     if prediction:
         raise InvalidRequest("--prediction", prediction[:60], "with --prompts-file each row has its own")
     try:
@@ -180,6 +181,14 @@ def _prompts(prompt: str | None, file: Path | None, prediction: str) -> tuple[li
     if not rows:
         raise InvalidRequest("--prompts-file", str(file), "it must have at least one row")
     return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def _utf8(option: str, given: str) -> str:
+    """Python keeps the bytes of a command line that it cannot decode as lone surrogates."""
+    try:
+        return given.encode("utf-8", "surrogateescape").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(option, given[:60], f"it must be UTF-8: {error.reason}") from None
 
 
 def _read_row(file: Path, number: int, line: str) -> tuple[Any, str]:
@@ -193,7 +202,7 @@ def _read_row(file: Path, number: int, line: str) -> tuple[Any, str]:
         raise InvalidRequest(where, line[:60], "a row needs exactly one of prompt, messages, prompt_token_ids")
     value = row[keys[0]]
     if keys[0] == "prompt":
-        valid = isinstance(value, str) and value != ""
+        valid = is_text(value)
     elif keys[0] == "messages":
         valid = isinstance(value, list) and bool(value) and all(_is_message(message) for message in value)
     else:
@@ -202,12 +211,14 @@ def _read_row(file: Path, number: int, line: str) -> tuple[Any, str]:
         kinds = {"prompt": "a text", "messages": "messages with role and content", "prompt_token_ids": "integers"}
         raise InvalidRequest(f"{where} {keys[0]}", str(value)[:60], f"it must hold {kinds[keys[0]]}, at least one")
     prediction = row.get("prediction") or ""
-    if not isinstance(prediction, str):
+    if not is_text(prediction, may_be_empty=True):
         raise InvalidRequest(f"{where} prediction", str(prediction)[:60], "it must be a text")
     return value, prediction
 
 
 def _is_message(message: object) -> bool:
     return (
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        isinstance(message, dict)
+        and is_text(message.get("role"), may_be_empty=True)
+        and is_text(message.get("content"), may_be_empty=True)
     )

@@ -57,3 +57,4 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds
     drafters: tuple[str, ...] = ()  # names of those that run, without auto and none
+    max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or answer alone

@@ -59,6 +59,8 @@ class Gateway:
                 yield chunk
         finally:
             await chunks.aclose()
+        if grpc_context.code():  # it failed; see `grpc_registration` for why there is one more message
+            yield inference_pb2.GenerateChunk()
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, grpc_context: RayServegRPCContext

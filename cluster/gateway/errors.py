@@ -31,6 +31,11 @@ class RouterLost(Unavailable):
     """The router died or left during a call; the call can be continued elsewhere."""
 
 
+def grpc_retry_metadata(retry_after_s: float) -> tuple[str, str]:
+    """When to try again, under gRPC's own key: clients with a retry policy go by it."""
+    return "grpc-retry-pushback-ms", str(math.ceil(1000 * retry_after_s))
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
     """How an error is told to a client."""
@@ -56,6 +61,9 @@ class ErrorStatus:
             headers["x-should-retry"] = "true" if self.retry_helps else "false"
         return headers
 
+    def trailing_metadata(self) -> list[tuple[str, str]]:
+        return [] if self.retry_after_s is None else [grpc_retry_metadata(self.retry_after_s)]
+
 
 # First match wins, so subclasses come before their parents.
 _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | None], ...] = (
@@ -67,7 +75,7 @@ _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | 
     (Unavailable, 503, grpc.StatusCode.UNAVAILABLE, "service_unavailable_error", "unavailable", None),
     (LinkError, 503, grpc.StatusCode.UNAVAILABLE, "service_unavailable_error", "unavailable", None),
 )
-_UNAVAILABLE_RETRY_AFTER_S = 1.0
+UNAVAILABLE_RETRY_AFTER_S = 1.0
 
 
 def unwrap(error: BaseException) -> BaseException:
@@ -87,7 +95,7 @@ def status_of(error: BaseException) -> ErrorStatus:
         if isinstance(error, Overloaded):
             retry_after_s = error.retry_after_s
         elif http == 503:
-            retry_after_s = _UNAVAILABLE_RETRY_AFTER_S
+            retry_after_s = UNAVAILABLE_RETRY_AFTER_S
         param = None
         if isinstance(error, InvalidRequest):
             param = error.field

@@ -1,4 +1,4 @@
-"""Registers our gRPC services with Serve's proxies, and mends three things that Serve's proxy (Ray 2.60) leaves out.
+"""Registers our gRPC services with Serve's proxies, and mends five things that Serve's proxy (Ray 2.60) leaves out.
 
 - It listens on every interface, whatever the HTTP host is. So its options carry a host, which takes the place of the
   wildcard in the process where they arrive.
@@ -6,6 +6,9 @@
   request's own `timeout_s`, where the gateway and the router see it.
 - A stream that is cancelled while a message is being written is forgotten, and its replica generates to the end. So
   the proxy's handler runs in a task of its own, which is cancelled when the writing ends, however it ends.
+- Only a message takes a replica's context to the proxy, so a stream that fails would lose its trailing metadata. So it
+  ends with an empty message (`Gateway.GenerateStream`), which is dropped here.
+- The proxy's own refusals (no replica, no room) do not say when to try again. So they get the time of ours.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
+import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from ray.serve._private import default_impl
 from ray.serve.config import gRPCOptions
 
+from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S, grpc_retry_metadata
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
 SERVICER_FUNCTIONS = (
@@ -77,7 +82,9 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
 
         async def unary(request: Any, context: Any) -> Any:
             _note_deadline(request, context)
-            return await handler(request, context)
+            answer = await handler(request, context)
+            _note_retry_time(context)
+            return answer
 
         return unary
     if streaming_type == "unary_stream":
@@ -87,11 +94,12 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
             # Not bounded, so that the task only ever waits where a cancellation reaches the replica. An answer's
             # length bounds it, and Ray's own stream behind it holds as much.
             messages: asyncio.Queue[Any] = asyncio.Queue()
-            task = asyncio.create_task(_pump(handler(request, context), messages))
+            task = asyncio.create_task(_pump(handler(request, context), context, messages))
             try:
                 while (message := await messages.get()) is not _END:
                     await context.write(message)
                 await task  # its error, if it had one
+                _note_retry_time(context)
             finally:
                 # The task uses the context to its end, and the context does not outlive this coroutine.
                 task.cancel()
@@ -101,10 +109,11 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
     return handler
 
 
-async def _pump(source: AsyncGenerator[Any, None], messages: asyncio.Queue[Any]) -> None:
+async def _pump(source: AsyncGenerator[Any, None], context: Any, messages: asyncio.Queue[Any]) -> None:
     try:
         async for message in source:
-            messages.put_nowait(message)
+            if not context.code():  # else it came with that message, which is empty
+                messages.put_nowait(message)
     finally:
         messages.put_nowait(_END)
 
@@ -115,3 +124,12 @@ def _note_deadline(request: Any, context: Any) -> None:
         return
     if not request.HasField("timeout_s") or remaining_s < request.timeout_s:
         request.timeout_s = max(_MIN_TIMEOUT_S, remaining_s)
+
+
+def _note_retry_time(context: Any) -> None:
+    """Leaves a time that is there already: the replica knows more."""
+    metadata = tuple(context.trailing_metadata() or ())
+    retry = grpc_retry_metadata(UNAVAILABLE_RETRY_AFTER_S)
+    known = any(key == retry[0] for key, _ in metadata)
+    if context.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE) and not known:
+        context.set_trailing_metadata((*metadata, retry))

@@ -1,14 +1,13 @@
 """The gRPC face: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
 
 Requests become the same validated bodies as over HTTP. The context may be Serve's or grpcio's own; only code, details
-and trailing metadata are set on it. A unary call then returns, as the answer is dropped; a stream raises, as Serve
-takes over the context with a message only. Of a stream that raises, it passes on code and details alone.
+and trailing metadata are set on it. The call then returns: what a unary call answers is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -28,9 +27,10 @@ from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.schema import chat_call, completion_call, parse_chat, parse_completion
 from cluster.gateway.service import GenerationService, Piece, PreparedCall
 
+logger = logging.getLogger(__name__)
+
 SERVICE_NAME = "paceline.v1.Inference"
 _HEALTH_PERIOD_S = 1.0
-_RETRY_KEY = "grpc-retry-pushback-ms"  # gRPC's own: clients with a retry policy go by it
 _MAX_WATCH_S = 60.0
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
@@ -96,7 +96,6 @@ class InferenceServicer:
                     sequence_number += 1
         except Exception as error:
             _tell(error, context)
-            raise
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -210,7 +209,8 @@ def _ending(piece: Piece, prepared: PreparedCall) -> dict[str, Any]:
 
 def _tell(error: Exception, context: Context) -> None:
     status = status_of(error)
+    if status.grpc is grpc.StatusCode.INTERNAL:  # the client is not told more
+        logger.error("a gRPC call failed", exc_info=error)
     context.set_code(status.grpc)
     context.set_details(status.message)
-    if status.retry_after_s is not None:
-        context.set_trailing_metadata([(_RETRY_KEY, str(math.ceil(1000 * status.retry_after_s)))])
+    context.set_trailing_metadata(status.trailing_metadata())

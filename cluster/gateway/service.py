@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -189,13 +189,15 @@ class GenerationService:
             max_model_len,
             call.prompt_field,
             call.max_tokens_field,
+            self.model.max_side_len,
         )
 
     async def _answer(self, prepared: PreparedCall, choice: int) -> AsyncGenerator[Piece, None]:
         """One answer's pieces, counted in the metrics."""
         metrics = self.metrics
         request = prepared.requests[choice]
-        text = _AnswerText(self._codec, prepared.call.stop, request)
+        context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
+        text = _AnswerText(self._codec, prepared.call.stop, request, context)
         gauge = metrics.requests_waiting
         gauge.inc()
         metrics.prompt_tokens.inc(len(request.prompt_token_ids))
@@ -277,8 +279,11 @@ def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationSt
 class _AnswerText:
     """Text of one answer: detokenised, cut at stop strings and stop tokens."""
 
-    def __init__(self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest) -> None:
-        self._detokenizer = Detokenizer(codec.decode, [int(token) for token in request.prompt_token_ids[-4:]])
+    def __init__(
+        self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest, context: Sequence[int]
+    ) -> None:
+        """context: the last tokens before the answer's text."""
+        self._detokenizer = Detokenizer(codec.decode, context)
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops)
         self._stop_token_ids = frozenset(request.stop_token_ids)

@@ -45,6 +45,7 @@ from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_wait import DraftWait
 from cluster.router.drafting import Drafting
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
+from cluster.router.required_rows import check_required_rows
 from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RouterEvent
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.router.sequence import Sequence
@@ -69,8 +70,9 @@ class RouterCore:
 
     `drafters` are the CPU drafters by name; "draft_model" and, where it is configured, "ouroboros" are the sources that
     `set_draft_workers` serves. `gamma` is the depth of the trees asked of them, `branch` the guesses of "draft_model"
-    for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any. has_head: the
-    target drafts, too, as the source "eagle".
+    for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any, and `row_steps`
+    the row counts that it is filled up to. has_head: the target drafts, too, as the source "eagle". Raises
+    InvalidRequest for drafters that require more rows than a round may have.
     """
 
     def __init__(
@@ -85,10 +87,12 @@ class RouterCore:
         *,
         branch: int = 1,
         profile: Iterable[tuple[int, float]] = (),
+        row_steps: Iterable[int] = (),
         has_head: bool = False,
     ) -> None:
+        check_required_rows(drafters.values(), speculation.max_rows)
         self.counters = RouterCounters()
-        self.step_times = StepTimeCurve(profile)
+        self.step_times = StepTimeCurve(profile, row_steps)
         self._config = config
         self._speculation = speculation
         self._vocab_size = vocab_size
@@ -119,6 +123,7 @@ class RouterCore:
             self.counters,
             self._drafting.head,
             head_wait,
+            self._drafting.most_required,
         )
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, to be freed

@@ -120,6 +120,7 @@ class Router:
             self._draft.gamma,
             branch=self._draft.branch,
             profile=info.step_times,
+            row_steps=info.row_steps,
             has_head=info.has_head,
         )
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,7 +28,8 @@ from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 
 _FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
-_LAST_EXPLORE_ROUNDS = 512  # the same where drafts never pay
+_LAST_EXPLORE_ROUNDS = 128  # the same after a while
+_IDLE_EXPLORE_ROUNDS = 512  # and where drafts never pay
 _HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
 
 
@@ -47,8 +50,10 @@ class DraftChoice:
         counters: RouterCounters,
         head: int | None = None,
         head_wait: DraftWait | None = None,
+        most_required: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """max_rows: draft nodes of all sequences in a round."""
+        """max_rows: draft nodes of all sequences in a round, the required ones included; most_required: nodes that a
+        source requires of a sequence, by its index, if it does."""
         self._step_times = step_times
         self._names = list(names)
         # Source indices of the draft workers; a sequence has drafts of one of them only.
@@ -56,6 +61,7 @@ class DraftChoice:
         self._calibration = SourceCalibration(len(names))
         self._chain_calibration = Calibration(1)  # of the draft model under rejection
         self._max_rows = max_rows
+        self._most_required = most_required
         self._vocab_size = vocab_size
         self._draft_wait = draft_wait
         self._counters = counters
@@ -87,8 +93,29 @@ class DraftChoice:
             verify_s = self._step_times.times_of_drafts(round.num_rows, round.num_running, wanted + 1)
             most = most_nodes_that_can_pay(float(round.num_running), self._draft_wait.overhead_s, verify_s)
             round.row_budget = min(wanted, most)
+        if self._most_required and round.row_budget:
+            num_required = self._grant_required(round)
+            round.row_budget = min(round.row_budget, self._max_rows - num_required)
         for entry in round.entries:
             entry.max_nodes = min(entry.max_nodes, round.row_budget)
+
+    def _grant_required(self, round: Round) -> int:
+        """Let drafters require rows of as many sequences as there is room for; returns how many rows, at most.
+
+        They may take half of a round's rows, or as many as one sequence needs: rows that find guesses are worth nothing
+        without rows that verify them. Where that is not enough for all, sequences take turns.
+        """
+        first = round.round_id % len(round.entries)
+        granted = 0
+        for entry in round.entries[first:] + round.entries[:first]:
+            if not entry.max_nodes or not entry.is_coupled:
+                continue
+            wanted = sum(self._most_required.get(drafter, 0) for drafter in entry.sequence.drafters)
+            if granted and granted + wanted > self._max_rows // 2:
+                continue
+            entry.max_required = wanted
+            granted += wanted
+        return granted
 
     def choose(self, round: Round) -> None:
         """Merge the proposals of every sequence and keep the nodes that pay."""
@@ -241,19 +268,17 @@ class DraftChoice:
             for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
-        room = min(len(merged), max(0, round.row_budget - chain_rows))
+        num_required = int(np.count_nonzero(merged.required))
+        room = min(len(merged) - num_required, max(0, round.row_budget - chain_rows))
         expected_tokens = round.num_running + chain_tokens
-        verify_s = self._step_times.times_of_drafts(
-            round.num_rows + chain_rows, round.num_running + chain_rows, room + 1
-        )
+        taken = chain_rows + num_required  # whatever is chosen
+        verify_s = self._step_times.times_of_drafts(round.num_rows + taken, round.num_running + taken, room + 1)
         forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
         if round.explores:
-            taken = round.num_rows + chain_rows
-            if len(forest):
-                self._explore_rounds = _FIRST_EXPLORE_ROUNDS
-            else:
-                self._explore_rounds = min(_LAST_EXPLORE_ROUNDS, self._explore_rounds * 2)
-            beyond = self._step_times.next_unsure_rows(taken + len(forest)) - taken
+            most = _LAST_EXPLORE_ROUNDS if len(forest) > num_required else _IDLE_EXPLORE_ROUNDS
+            self._explore_rounds = min(most, self._explore_rounds * 2)
+            rows = round.num_rows + chain_rows + len(forest)
+            beyond = self._step_times.next_unsure_rows(rows) - (round.num_rows + taken)
             forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
         round.forest, round.node_index = forest, node_index
         start = forest.start.tolist()

@@ -31,6 +31,11 @@ class _Load:
         self.tokens, self.gained = other.tokens * share, other.gained * share
         self.wait_s, self.verify_s = other.wait_s * share, other.verify_s * share
 
+    @property
+    def has_paid(self) -> bool:
+        plain_s = max(self.verify_s, 1e-9)
+        return self.tokens * plain_s >= (self.tokens - self.gained) * (plain_s + self.wait_s)
+
     def scale(self, factor: float) -> None:
         self.rounds *= factor
         self.tokens *= factor
@@ -72,8 +77,7 @@ class DraftWait:
         if load.burst > 0:
             load.burst -= 1
             return True
-        plain_s = max(load.verify_s, 1e-9)
-        if load.tokens * plain_s >= (load.tokens - load.gained) * (plain_s + load.wait_s):
+        if load.has_paid:
             load.pause = _FIRST_PAUSE
             load.since = 0
             return True
@@ -85,6 +89,11 @@ class DraftWait:
             load.scale(0.25)  # old evidence must not outvote the new try
             return True
         return False
+
+    def seems_to_pay(self, num_emitting: int) -> bool:
+        """Whether it has paid so far, or is not known; no try is due for this."""
+        load = self._load(num_emitting)
+        return load.rounds < _FIRST_ROUNDS or load.has_paid
 
     def observe(
         self, num_emitting: int, asked: bool, tokens: int, gained: int, outside_s: float, verify_s: float

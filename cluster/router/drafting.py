@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, VerifiedRows
+from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, RequiringDrafter, VerifiedRows
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
 from cluster.router.counters import RouterCounters
@@ -70,6 +70,12 @@ class Drafting:
         self._learners = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, LearningDrafter)
         }
+        # Nodes that CPU drafters require of a sequence, by their source indices.
+        self.most_required = {
+            i: drafter.most_required
+            for i, drafter in enumerate(self._drafters)
+            if isinstance(drafter, RequiringDrafter)
+        }
         self._workers = DraftWorkers()
         self._reported: set[str] = set()  # drafters whose failure has been logged
 
@@ -115,7 +121,7 @@ class Drafting:
                     items.setdefault(worker_id, []).append(item)
                 round.asked_draft_model = True
                 round.awaited_workers = tuple(items)
-            if round.asked_draft_model or not asking:
+            if round.asked_draft_model or (not asking and self._draft_wait.seems_to_pay(round.num_running)):
                 self._send_prompts_ahead(round, items)
         is_idle = not round.entries
         round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
@@ -246,6 +252,7 @@ class Drafting:
 
     def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
         contexts = []
+        most_required = self.most_required.get(index, 0)
         for entry in entries:
             sequence = entry.sequence
             contexts.append(
@@ -258,6 +265,8 @@ class Drafting:
                     sequence.begin.sampling,
                     sequence.begin.namespace,
                     sequence.request.prediction_token_ids,
+                    most_required if entry.max_required else 0,
+                    sequence.num_left - 1,
                 )
             )
         try:
@@ -271,7 +280,7 @@ class Drafting:
             return
         for entry, tree in zip(entries, trees, strict=True):
             entry.sequence.drafter_known[index] = entry.num_tokens
-            self._take_tree(entry, index, tree, entry.max_nodes)
+            self._take_tree(entry, index, tree, entry.max_nodes, most_required if entry.max_required else 0)
 
     def _drafter_failed(self, index: int) -> None:
         name = self.names[index]
@@ -289,11 +298,13 @@ class Drafting:
         except Exception:
             self._drafter_failed(index)
 
-    def _take_tree(self, entry: RoundEntry, source: int, tree: DraftTree, max_nodes: int) -> None:
+    def _take_tree(
+        self, entry: RoundEntry, source: int, tree: DraftTree, max_nodes: int, max_required: int = 0
+    ) -> None:
         """Keep a proposal if its arrays can be read; what they say is checked when trees are merged."""
         if not isinstance(tree, DraftTree):
             self._counters.invalid_trees[self.names[source]] += 1
-        elif has_tree_shape(tree, max_nodes):
+        elif has_tree_shape(tree, max_nodes, max_required):
             if len(tree):
                 entry.proposals.append((source, tree))
         else:

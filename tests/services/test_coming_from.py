@@ -33,11 +33,13 @@ HERE = [cells[1] for cells in re.findall(r"^\| (.*?) \| (.*?) ?\|", PAGE, re.MUL
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """The directories that the page speaks of: target, draft, head and corpus."""
+    """The directories that the page speaks of."""
     root = tmp_path_factory.mktemp("coming-from")
     shape = {"hidden_size": 48, "heads": 4, "kv_heads": 2, "max_positions": 256}
     target = save_tiny_model(root / "target", "llama", 5, layers=3, **shape)
     save_tiny_model(root / "draft", "llama", 5, layers=1, **shape)
+    save_tiny_model(root / "translator", "t5", 5)
+    save_tiny_model(root / "small-translator", "t5", 5, layers=1)
     config = load_config(ModelSource("target", "target", target))
     save_eagle_head(root / "head", config, tiny_eagle_tensors(config, "eagle3", 9))
     notes = root / "notes.md"

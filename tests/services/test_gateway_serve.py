@@ -441,11 +441,22 @@ def test_many_cancelled_grpc_streams_leave_nothing_behind(stub, router):
     router.wait_running(0, 2.0)
 
 
-def test_the_retry_time_of_a_full_router_is_in_the_trailing_metadata_too(stub, router):
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_what_may_be_tried_again_says_when_in_the_trailing_metadata(stub, router, method):
+    def retry_time(**fields):
+        call = stub.Generate.future if method == "Generate" else stub.GenerateStream
+        answer = call(ask(**fields))
+        with pytest.raises(grpc.RpcError) as caught:
+            answer.result() if method == "Generate" else list(answer)
+        return dict(caught.value.trailing_metadata()).get("grpc-retry-pushback-ms")
+
     router.set(max_running=0)
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Generate(ask())
-    assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "2500"
+    assert retry_time() == "2500"
+    router.set(failures=[(0, Unavailable("draining"))])
+    assert retry_time() == "1000"
+    router.set(failures=[(6, LinkError("broken"))])  # after chunks
+    assert retry_time(max_tokens=30) == "1000"
+    assert retry_time(temperature=3) is None
 
 
 def test_health_follows_the_router(channel, router):

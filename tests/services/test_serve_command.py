@@ -57,19 +57,30 @@ def wait_for_line(server: subprocess.Popen[str], start: str) -> list[psutil.Proc
     return psutil.Process(server.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("line", "number", "to_the_group"),
-    [("http ", signal.SIGINT, False), ("ready", signal.SIGTERM, True)],
-    ids=["Ctrl-C while the model is loaded", "SIGTERM to the process group of a ready server"],
-)
-def test_nothing_is_left_of_a_server_that_was_told_to_stop(model_dir, line, number, to_the_group):
+def assert_ends(server: subprocess.Popen[str], started: list[psutil.Process]) -> None:
+    assert server.wait(timeout=90) == 0
+    _, left = psutil.wait_procs(started, timeout=15)
+    assert not left
+
+
+def test_nothing_is_left_of_a_server_that_gets_ctrl_c_while_the_model_is_loaded(model_dir):
     with serving(model_dir) as server:
-        started = wait_for_line(server, line)
+        started = wait_for_line(server, "http ")
         assert started
-        (os.killpg if to_the_group else os.kill)(server.pid, number)
-        assert server.wait(timeout=90) == 0
-        _, left = psutil.wait_procs(started, timeout=15)
-        assert not left
+        os.kill(server.pid, signal.SIGINT)
+        assert_ends(server, started)
+
+
+def test_a_server_on_loopback_listens_nowhere_else_and_nothing_is_left_after_sigterm_to_its_group(model_dir):
+    with serving(model_dir) as server:
+        started = wait_for_line(server, "ready")
+        listeners = {process.name(): addresses for process in started if (addresses := listening(process))}
+        # Serve binds one port of each replica to all interfaces, whatever is configured; Ray's token guards it.
+        open_to_all = {name for name, addresses in listeners.items() if not all(map(is_loopback, addresses))}
+        assert all(name.startswith("ray::ServeReplica") for name in open_to_all), listeners
+        assert {"gcs_server", "raylet"} <= set(listeners)
+        os.killpg(server.pid, signal.SIGTERM)
+        assert_ends(server, started)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 6.0])
@@ -87,18 +98,6 @@ def test_ctrl_c_during_the_start_is_no_traceback_and_leaves_nothing_behind(model
         assert not left
         with pytest.raises(ProcessLookupError):
             os.killpg(server.pid, 0)
-
-
-def test_a_server_on_loopback_listens_nowhere_else(model_dir):
-    with serving(model_dir) as server:
-        started = wait_for_line(server, "ready")
-        listeners = {process.name(): addresses for process in started if (addresses := listening(process))}
-        # Serve binds one port of each replica to all interfaces, whatever is configured; Ray's token guards it.
-        open_to_all = {name for name, addresses in listeners.items() if not all(map(is_loopback, addresses))}
-        assert all(name.startswith("ray::ServeReplica") for name in open_to_all), listeners
-        assert {"gcs_server", "raylet"} <= set(listeners)
-        os.kill(server.pid, signal.SIGTERM)
-        server.communicate(timeout=90)
 
 
 def listening(process: psutil.Process) -> list[str]:

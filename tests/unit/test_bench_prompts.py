@@ -44,14 +44,14 @@ def test_every_form_of_row_is_read(tmp_path):
         {"turns": ["first", "second"], "category": "coding", "question_id": 7},
         {"messages": history, "task": "chat", "id": "x"},
         {"prompt_token_ids": [3, 0, 5], "expected": "ignored"},
-        {"prompt": "say it again", "prediction": "it again"},
+        {"prompt": "say it again", "prediction": "it again", "reference": "it again"},
     )
     assert read_prompts(file) == [
         BenchPrompt("1", "prompts", said("one\u2028line")),
         BenchPrompt("7", "mt_bench", said("first"), later_turns=("second",), category="coding"),
         BenchPrompt("x", "chat", tuple(history), category="chat"),
         BenchPrompt("5", "prompts", token_ids=(3, 0, 5)),
-        BenchPrompt("6", "prompts", said("say it again"), prediction="it again"),
+        BenchPrompt("6", "prompts", said("say it again"), prediction="it again", reference="it again"),
     ]
 
 
@@ -129,11 +129,20 @@ BENCHMARK_PROMPTS = {
     "wmt16": [("1", "Translate German to English: Guten Tag."), ("2", "Translate German to English: Danke.")],
     "alpaca": [("1", "Name a colour."), ("2", "Sort these.\n\n3, 1, 2")],
 }
+BENCHMARK_REFERENCES = {
+    "gsm8k": ("5 - 2 = 3\n#### 3", "#### 0"),
+    "cnn_dm": ("Rain.", "Snow."),
+    "wmt16": ("Good day.", "Thank you."),
+}
 
 
 @pytest.mark.parametrize("task", BENCHMARK_ROWS)
 def test_rows_of_a_published_benchmark_are_asked_as_its_task(tmp_path, task):
-    wanted = [BenchPrompt(name, task, said(text)) for name, text in BENCHMARK_PROMPTS[task]]
+    references = BENCHMARK_REFERENCES.get(task, ("", ""))
+    wanted = [
+        BenchPrompt(name, task, said(text), benchmark=task, reference=reference)
+        for (name, text), reference in zip(BENCHMARK_PROMPTS[task], references, strict=True)
+    ]
     assert read_prompts(write(tmp_path, *BENCHMARK_ROWS[task])) == wanted
     (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows.jsonl").read_bytes())  # as some editors
     assert read_prompts(tmp_path / "rows.jsonl") == wanted
@@ -151,7 +160,16 @@ def test_what_a_row_says_itself_comes_before_what_a_benchmark_would_make_of_it()
     asked = prompt_of({"turns": ["first"], "task_id": 4, "question": "x"}, 3)
     assert asked == BenchPrompt("3", "prompts", said("first"))
     asked = prompt_of({"question": "x", "task": "mine", "id": 9, "prediction": "y"}, 3)
-    assert asked == BenchPrompt("9", "mine", said("x"), category="mine", prediction="y")
+    assert asked == BenchPrompt("9", "mine", said("x"), category="mine", prediction="y", benchmark="gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [("a", "a"), (["a", "b"], "a"), ([["a"]], ""), ([], ""), ("", ""), (3, ""), (None, ""), ("\ud800", "")],
+)
+def test_a_reference_is_that_of_the_first_turn_and_anything_but_text_is_none(reference, found):
+    assert prompt_of({"turns": ["first", "second"], "reference": reference}, 1).reference == found
+    assert prompt_of({"question": "first", "answer": reference}, 1).reference == found
 
 
 @pytest.mark.parametrize(

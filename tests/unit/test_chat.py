@@ -127,6 +127,7 @@ def test_families_of_drafters_have_colours_of_their_own():
         "prediction",
     ]
     assert len({style_of(name) for name in [*names, "target"]}) == len(names) + 1
+    assert style_of("lookahead") == style_of("ouroboros")
     assert style_of("some_other") == style_of("some_other") != style_of("target")
     assert legend(["suffix", "target"]).plain == "tokens by target suffix"
 

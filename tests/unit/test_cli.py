@@ -187,14 +187,23 @@ def test_a_wrong_option_of_a_drafter_says_what_there_is(refuse, tiny_model_dir, 
     assert expected in refuse("generate", "--prompt", "x", *model, "--drafter-option", setting)
 
 
-def test_options_of_drafters_take_effect(run, tiny_model_dir):
+def test_options_of_drafters_reach_the_drafters_of_the_engine(run, tiny_model_dir):
+    """What a drafter proposes is for it alone to say; whether that is verified depends on what a row costs here."""
     arguments = ["generate", "--prompt", "abcabcabcabcabcabc", "--model", str(tiny_model_dir), "--draft-model", "none"]
-    arguments += ["--drafter", "suffix", "--max-new-tokens", "12", "--json", "--ignore-eos"]
-    plain, never = (
-        json.loads(run(*arguments, *more)[1]) for more in ([], ["--drafter-option", "suffix.len_threshold=500"])
-    )
-    assert never["draft_tokens"] == 0
-    assert never["token_ids"] == plain["token_ids"]
+    arguments += ["--drafter", "suffix", "--max-new-tokens", "12", "--json", "--trace", "--ignore-eos"]
+
+    def generated(*options):
+        _, out, err = run(*arguments, *options)
+        proposed = [line.split("proposed ")[1].split(" |")[0] for line in err.splitlines()]
+        return json.loads(out)["token_ids"], [int(text.removeprefix("suffix ")) for text in proposed]
+
+    plain, proposed = generated()
+    assert max(proposed) > 1
+    short, proposed = generated("--drafter-option", "suffix.n_predicts=1", "--drafter-option", "suffix.top_k=1")
+    assert max(proposed) == 1
+    unmatched, proposed = generated("--drafter-option", "suffix.len_threshold=500")
+    assert set(proposed) == {0}
+    assert plain == short == unmatched
 
 
 def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
@@ -212,6 +221,9 @@ def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
         ('{"prompt": "x", "prompt_token_ids": [1]}', "a row needs exactly one of"),
         ('{"prompt": ""}', "it must hold a text, at least one"),
         ('{"prompt": ["x"]}', "it must hold a text"),
+        ('{"prompt": "half a pair: \\ud800"}', "it must hold a text"),
+        ('{"prompt": "x", "prediction": "\\ud800"}', "prediction is '\\ud800'; it must be a text"),
+        ('{"messages": [{"role": "user", "content": "\\udfff"}]}', "it must hold messages with role and content"),
         ('{"messages": []}', "it must hold messages with role and content, at least one"),
         ('{"messages": [{"role": "user"}]}', "it must hold messages with role and content"),
         ('{"prompt_token_ids": [1, true]}', "it must hold integers"),
@@ -233,6 +245,20 @@ def test_a_prompts_file_that_is_absent_empty_or_no_text_is_named(refuse, tmp_pat
     assert "it cannot be read" in refuse("generate", "--prompts-file", tmp_path / "none.jsonl")
     assert "it cannot be read" in refuse("generate", "--prompts-file", binary)
     assert "it must have at least one row" in refuse("generate", "--prompts-file", empty)
+
+
+@pytest.mark.parametrize("options", [("--prompt", "caf\udce9"), ("--prompt", "x", "--prediction", "caf\udce9")])
+def test_bytes_of_an_option_that_are_not_utf8_are_refused_before_a_model_is_looked_for(refuse, options):
+    line = refuse("generate", "--model", "/no/such/model", *options)
+    assert line == rf"{options[-2]} is 'caf\udce9'; it must be UTF-8: unexpected end of data"
+
+
+def test_a_command_line_that_is_not_utf8_is_no_traceback():
+    """In a process of its own, as the interpreter reads its bytes."""
+    command = [Path(sys.executable).with_name("paceline"), "generate", "--prompt", b"caf\xe9 noir"]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"paceline: --prompt is 'caf\\udce9 noir'; it must be UTF-8: invalid continuation byte\n"
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, tmp_path):
@@ -320,6 +346,10 @@ def prompts_file(tmp_path):
         (["--json", "/absent/out.json"], "--json is '/absent/out.json'; its directory must exist"),
         (["--plot", "/absent/out.png"], "--plot is '/absent/out.png'; its directory must exist"),
         (["--plot", "out.pdf"], "--plot is 'out.pdf'; its name must end in .png or .svg"),
+        (["--learning-plot", "out.pdf"], "--learning-plot is 'out.pdf'; its name must end in .png or .svg"),
+        (["--score"], "--score is True; no row has a reference and one of the tasks gsm8k"),
+        (["--gamma", "2,65"], "--gamma is '2,65'; it must hold integers from 1 to 64, comma-separated"),
+        (["--gamma", ","], "--gamma is ','; it must hold integers"),
         (["--corpus", "/absent"], "--corpus is '/absent'; there is no such directory"),
         (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; a --drafter must include retrieval to use it"),
         (["--temperature", "3"], "--temperature is 3.0; it should be less than or equal to 2"),

@@ -121,23 +121,39 @@ def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyo
     assert (refusal.status_code, refusal.retry_after_s) == (429, 1.0)
 
 
+def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
+    target = save_tiny_model(tmp_path / "target", "t5", layers=1)
+    planned = plan(target, "auto", ["auto"])
+    assert (planned.draft, planned.builds_drafter) == (None, False)  # no draft model can be made out of it
+    assert plan(target, target, ["auto"]).draft.path == target
+    assert (planned.info.max_side_len, planned.info.max_model_len) == (2048, 4096)
+    with pytest.raises(ModelError, match="drafter 'ouroboros' needs a model without"):
+        plan(target, target, ["ouroboros"])
+    for settings in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int4"}):
+        config = {"target": {"model": str(target), "device": "cpu", **settings}}
+        with pytest.raises(ModelError, match=r"t5 has an encoder; .* needs a model without"):
+            plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"suffix": {"length": 3}}, r"speculation\.drafter_options\.suffix\.length is 3; there is no such option"),
         ({"suffix": {"top_k": 0}}, r"top_k is 0; it must be in 1 to"),
         ({"prediction": {"floor": 0.1}}, r"drafters must include prediction"),
+        ({"lookahead": {"window_size": 65}}, r"window_size is 65; it must be from 1 to 64"),
+        ({"lookahead": {"window_size": 20}}, r"speculation\.max_rows is 64; it must be at least 80 "),
     ],
 )
 def test_options_of_drafters_are_looked_at_before_anything_is_started(model, options, message):
     config = {
         "target": {"model": str(model), "device": "cpu"},
-        "speculation": {"drafters": ["suffix"], "drafter_options": options},
+        "speculation": {"drafters": ["suffix", "lookahead"], "drafter_options": options},
     }
     with pytest.raises(InvalidRequest, match=message):
         plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
     config["speculation"]["drafter_options"] = {"suffix": {"len_threshold": 3, "alpha": 2.0, "by_frequency": True}}
-    assert plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent")).drafters == ("suffix",)
+    assert plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent")).drafters == ("suffix", "lookahead")
 
 
 def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):

@@ -295,3 +295,52 @@ def test_turns_that_the_model_may_have_no_room_for_are_refused_before_anything_i
     result = CliRunner().invoke(app, ["compare", *map(str, options)])
     assert "prompt long is '" in str(result.exception)
     assert "with 1020 new ones the model has room for 1024" in str(result.exception)
+
+
+def test_every_gamma_has_a_row_of_its_own_and_drafters_without_a_draft_model_have_one(directory, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "one two one two"}\n')
+    saved = tmp_path / "out.json"
+    options = ["--prompts", rows, "--model", directory, "--draft-model", directory, "--gamma", "1,3,1"]
+    options += ["--drafter", "suffix", "--drafter", "suffix,draft_model", "--max-new-tokens", 12, "--json", saved]
+    result = CliRunner().invoke(app, ["compare", *map(str, options)], catch_exceptions=False)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "gamma 1,3, batch 1" in result.stdout
+    report = json.loads(saved.read_text())
+    assert [(method["name"], method["gamma"]) for method in report["methods"]] == [
+        ("none", None),
+        ("suffix", None),
+        ("suffix,draft_model gamma 1", 1),
+        ("suffix,draft_model gamma 3", 3),
+    ]
+    assert all(method["equality"]["differences"] == [] for method in report["methods"][1:])
+    assert report["config"]["gammas"] == [1, 3]
+
+
+def test_answers_are_scored_alike_for_all_drafters_and_programs_are_written_for_their_harness(directory, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    benchmark_rows = [
+        {"question": "one two one two", "answer": "#### 3"},
+        {"article": "It rained.", "highlights": "Rain."},
+        {"translation": {"de": "Guten Tag.", "en": "Good day."}},
+        {"task_id": "HumanEval/0", "prompt": "def f():\n"},
+        {"task_id": 601, "text": "Add.", "test_list": ["assert add(1, 2) == 3"]},
+    ]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in benchmark_rows))
+    saved, answers = tmp_path / "out.json", tmp_path / "answers"
+    options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--drafter", "suffix"]
+    options += ["--max-new-tokens", 12, "--score", "--answers", answers, "--json", saved]
+    result = CliRunner().invoke(app, ["compare", *map(str, options)], catch_exceptions=False)
+    assert (result.exit_code, result.stderr) == (0, "")
+    report = json.loads(saved.read_text())
+    none, suffix = (method["scores"] for method in report["methods"])
+    assert none == suffix
+    metrics = ["exact match", "ROUGE-1", "ROUGE-2", "ROUGE-L", "BLEU", "chrF"]
+    assert [(score["metric"], score["num_answers"]) for score in none] == [(metric, 1) for metric in metrics]
+    assert all(f"{score['task']}: {score['metric']}" in result.stdout for score in none)
+    written = {file.name: json.loads(file.read_text()) for file in answers.iterdir()}
+    assert {name: (row["task_id"], sorted(row)) for name, row in written.items()} == {
+        f"{method}-{benchmark}.jsonl": (task_id, ["completion", "task_id"])
+        for method in ("none", "suffix")
+        for benchmark, task_id in (("humaneval", "HumanEval/0"), ("mbpp", 601))
+    }

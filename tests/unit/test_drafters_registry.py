@@ -20,6 +20,7 @@ from actors.errors import InvalidRequest, ModelError
 
 # What requests and configurations may name, and `auto` stands for: every one is part of the interface.
 CPU_DRAFTERS = (
+    "lookahead",
     "ngram_table",
     "prediction",
     "prompt_lookup",
@@ -121,6 +122,7 @@ def test_auto_stands_for_what_completes_each_other_and_the_draft_model() -> None
     assert expand_drafters(("auto",), has_draft_model=False) == wanted
     assert expand_drafters(("auto",), has_head=True) == (*wanted, "eagle", "draft_model")
     assert set(wanted) <= set(CPU_DRAFTER_NAMES)
+    assert not {"lookahead", "ouroboros"} & {*wanted}  # their rows rarely pay: for those who name them
 
 
 def test_names_keep_their_order_and_appear_once() -> None:

@@ -97,6 +97,14 @@ def test_a_prompt_sent_ahead_of_its_first_guess_is_computed_ahead(length):
     assert engine.check_integrity() is None
 
 
+def test_the_row_steps_are_those_that_forwards_are_filled_up_to():
+    model = make_tiny_model()
+    steps = ModelRunner(model, 64).row_steps
+    for rows in range(1, 257):
+        assert row_tier(rows) == next(step for step in steps if step >= rows)
+    assert ModelRunner(model, 64, "bitwise").row_steps[:3] == [ROW_TILE, 2 * ROW_TILE, 3 * ROW_TILE]
+
+
 def test_a_sequence_that_a_batch_names_twice_is_computed_once(next_token):
     engine = target()
     result = verify(engine, item(1, 0, PROMPT), item(1, 0, PROMPT[::-1].copy()), item(2, 0, PROMPT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import openai
@@ -482,6 +483,15 @@ async def test_a_prompt_longer_than_the_model_is_refused_before_any_work(client,
     assert error_of(await chat(client, messages=long_chat), 400)["param"] == "messages"
     assert router.requests == []
     assert (await complete(client, prompt=[5] * 255)).json()["usage"]["completion_tokens"] == 1
+
+
+async def test_of_an_encoder_decoder_model_prompt_and_answer_have_a_limit_each(client, service, router):
+    service.model = replace(MODEL, max_side_len=100)
+    assert error_of(await complete(client, prompt=[5] * 101), 400)["param"] == "prompt"
+    error = error_of(await complete(client, prompt=[5] * 50, max_tokens=101), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert router.requests == []
+    assert (await complete(client, prompt=[5] * 100, max_tokens=100)).status_code == 200
 
 
 @pytest.mark.parametrize("learns", ["from a probe", "by itself"])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.draft_tree import depths_of
-from actors.engine.lookahead_window import LookaheadWindow
-from actors.engine.token_trie import ROOT, TokenTrie
+from actors.lookahead.token_trie import ROOT, TokenTrie
+from actors.lookahead.window import LookaheadWindow
 
 VOCAB = 97
 TEXT = np.arange(10, 30, dtype=np.int32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.phrase_pool import PhrasePool
+from actors.lookahead.phrase_pool import PhrasePool
 
 Entry = tuple[str, int, tuple[int, ...]]
 

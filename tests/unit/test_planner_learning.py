@@ -214,3 +214,37 @@ def test_a_new_load_is_first_taken_to_be_like_the_nearest_known_one():
     run(good, 50, gain=2, wait_s=0.01, num_emitting=4)
     run(good, 50, gain=0, wait_s=0.1, num_emitting=64)
     assert run(good, 20, gain=2, wait_s=0.01, num_emitting=8) == 20
+
+
+def test_time_rises_in_the_steps_that_a_forward_is_filled_up_to():
+    curve = StepTimeCurve([(1, 0.036), (8, 0.042), (16, 0.06), (32, 0.09)], row_steps=[4, 8, 12, 16, 32])
+    for seconds, rows in ((0.038, (1, 2, 4)), (0.045, (5, 8)), (0.066, (13,))):
+        for count in rows:
+            for _ in range(20):
+                curve.observe(count, seconds)
+    times = curve.times(1, 40)
+    for first, last in ((1, 4), (5, 8), (9, 12), (13, 16), (17, 32)):
+        assert len(set(times[first - 1 : last].tolist())) == 1, (first, last)
+    assert times[:20:4] == pytest.approx([0.038, 0.045, (0.045 + 0.066) / 2, 0.066, times[31]])
+    assert (np.diff(times[31:]) > 0).all()  # beyond the last step every row counts
+    assert curve.times_of_drafts(3, 3, 3) == pytest.approx([0.038, 0.038, 0.045])
+    assert curve.next_unsure_rows(5) == 12  # 8 rows cost what 5 do
+    assert curve.next_unsure_rows(16) == 32
+
+
+@pytest.mark.parametrize("steps", [[0, 4], [4, 4], [8, 4]])
+def test_row_steps_that_do_not_ascend_are_refused(steps):
+    with pytest.raises(ValueError, match="row_steps"):
+        StepTimeCurve(row_steps=steps)
+
+
+def test_prompts_go_ahead_to_draft_models_as_long_as_waiting_for_them_has_not_been_in_vain():
+    wait = DraftWait()
+    assert wait.seems_to_pay(1)
+    for _ in range(20):
+        wait.observe(1, True, tokens=1, gained=0, outside_s=0.02, verify_s=0.03)
+    assert not wait.seems_to_pay(1)
+    assert not wait.seems_to_pay(2)  # a load that is new is taken to be like the nearest
+    tries = sum(wait.pays(1) for _ in range(64))
+    assert tries == 1
+    assert not wait.seems_to_pay(1) or wait.pays(1)  # asking is no try

@@ -144,6 +144,21 @@ def test_namespaces_are_taught_apart():
         assert not set(seen.tolist()) & ({4, 5, 6} if namespace == "a" else {1, 2, 3})
 
 
+def test_every_row_of_a_round_knows_the_row_of_its_parent_among_those_of_its_namespace():
+    pupil = Pupil([21, 22, 23], [-1, 0, 0])
+    core = core_with(pupil)
+    for name, namespace in (("one", "a"), ("two", "b"), ("three", "a")):
+        core.add(request([1, 2, 3], namespace, name), 0.0)
+    round_of(core, 30, [], numbered)
+    told = {rows.namespace: rows for rows in pupil.taught if len(rows.parents)}
+    assert told["a"].parents.tolist() == [-1, 0, 1, 1, -1, 4, 5, 5]
+    assert told["b"].parents.tolist() == [-1, 0, 1, 1]
+    assert told["a"].sequences.tolist() == [
+        one for one in dict.fromkeys(told["a"].sequences.tolist()) for _ in range(4)
+    ]
+    assert all(rows.namespace in told for rows in prompts_taught(pupil))  # whose rows have no parents
+
+
 def prompts_taught(pupil: Pupil) -> list[VerifiedRows]:
     return [rows for rows in pupil.taught if (rows.probs[:, 0] == 1.0).all()]
 

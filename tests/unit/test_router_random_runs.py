@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
+from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import DeadlineExceeded, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
@@ -99,6 +100,44 @@ class OddDrafter:
         return sum(map(len, self.seen.values()))
 
 
+class OddRequirer(OddDrafter):
+    """Has rows computed, or breaks one of the rules for that, and checks what it is told of them."""
+
+    most_required = 4
+    num_successors = 2
+
+    def tree(self, way, context):
+        assert context.max_required in (0, self.most_required)
+        tokens, parents, required = [], [], []
+        count = context.max_required + (self.random.random() < 0.1)
+        for node in range(count + self.random.randint(0, context.max_nodes)):
+            parents.append(self.random.randrange(-1, node) if node else -1)
+            tokens.append(node % self.target.vocab_size)  # distinct siblings
+            required.append(node < count)
+            if required[-1] and self.random.random() < 0.02:
+                required[parents[-1]] = False
+        confidence = np.zeros(len(tokens), np.float32)
+        return DraftTree(
+            np.array(tokens, np.int32), np.array(parents, np.int32), confidence, required=np.array(required, np.bool_)
+        )
+
+    def learn(self, rows):
+        if len(rows.parents):
+            assert len(rows.parents) == len(rows.contexts) == len(rows.sequences)
+            for row, parent in enumerate(rows.parents.tolist()):
+                assert parent < row
+                if parent >= 0:
+                    assert rows.sequences[parent] == rows.sequences[row]
+                    assert rows.contexts[parent, 1:].tolist() == rows.contexts[row, :-1].tolist()
+
+
+def drafter_of(way, index, target, seed):
+    name = f"{way}{index}"
+    if way == "lookahead":
+        return LookaheadDrafter(window_size=3, lookahead_level=3, keep_phrases=False)
+    return (OddRequirer if way == "requires" else OddDrafter)(name, way, target, seed)
+
+
 class OddDraftWorker:
     """A draft worker that keeps the protocol's books, and is sometimes late, wrong or forgetful."""
 
@@ -160,7 +199,8 @@ class Life:
             vocab_size=13, max_model_len=60, block_size=4, total_blocks=total_blocks, eos_token_id=EOS, mean_length=25,
             seed=seed, num_cached_tokens=self.rng.choice([0, 0, 3]),
         )  # fmt: skip
-        self.drafters = {f"{way}{i}": OddDrafter(f"{way}{i}", way, self.target, seed + i) for i, way in enumerate(ways)}
+        self.drafters = {f"{way}{i}": drafter_of(way, i, self.target, seed + i) for i, way in enumerate(ways)}
+        self.most_required = sum(getattr(drafter, "most_required", 0) for drafter in self.drafters.values())
         self.config = RouterConfig(max_running=max_running, max_waiting=6, max_prefill_rows=max_prefill_rows)
         speculation = SpeculationConfig(max_draft_tokens=7, max_rows=20)
         self.core = RouterCore(self.config, speculation, self.drafters, 13, 60, 4, 3)
@@ -279,7 +319,7 @@ class Life:
             return
         batch = decode_message(encode_message(core.assemble(round, results)))
         assert sum(len(item.token_ids) for item in batch.items) <= 20
-        assert all(len(item.token_ids) <= 7 for item in batch.items)
+        assert all(len(item.token_ids) <= 7 + self.most_required for item in batch.items)
         result = self.target.verify(batch)
         self.disturb()
         if rng.random() < self.faults / 2:
@@ -374,7 +414,7 @@ def test_output_is_the_targets_own_whatever_one_drafter_does(way):
 
 @given(
     seed=st.integers(0, 2**32),
-    ways=st.lists(st.sampled_from((*OddDrafter.WAYS, "any")), max_size=3),
+    ways=st.lists(st.sampled_from((*OddDrafter.WAYS, "any", "lookahead", "requires")), max_size=3),
     max_running=st.integers(1, 5),
     max_prefill_rows=st.sampled_from([1, 3, 16, 100]),
     total_blocks=st.sampled_from([17, 20, 30, 400]),
@@ -391,6 +431,17 @@ def test_output_is_the_targets_own_under_any_mix_of_faults(
         workers=workers, faults=faults,
     )  # fmt: skip
     life.run(12, 4000)
+
+
+@pytest.mark.parametrize("way", ["lookahead", "requires"])
+def test_rows_that_are_required_change_no_output_and_take_turns(way):
+    life = Life(5, [way, "right"], max_running=5)
+    life.run(30, 1500)
+    counters = life.core.counters
+    assert counters.drafter_errors.total() == 0
+    assert (counters.invalid_trees.total() > 0) == (way == "requires")
+    assert counters.accepted_tokens["right1"] > 0
+    assert counters.drafted_tokens[f"{way}0"] > 50
 
 
 def test_scarce_blocks_preempt_the_youngest_and_everyone_still_finishes():

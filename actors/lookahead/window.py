@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.engine.phrase_pool import Phrase
-from actors.engine.token_trie import TokenTrie
+from actors.lookahead.phrase_pool import Phrase
+from actors.lookahead.token_trie import TokenTrie
 
 
 class LookaheadWindow:

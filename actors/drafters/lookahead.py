@@ -1,0 +1,206 @@
+"""Lookahead decoding (Fu et al. 2024, arXiv:2402.02057): the target itself finds phrases beside the text it writes.
+
+In every round the target computes, behind the last token, a window of guesses far ahead, which its own answers make
+better, and phrases that the window has found earlier, which may come true. So no draft model is needed; the price are
+the window's rows, which hardly ever come true themselves and are therefore required, not proposed.
+
+Window and pool are those that `ouroboros` runs on a draft model. The window takes the target's likeliest token at each
+row, at any temperature; what is emitted is for the verification to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
+from actors.lookahead.limits import broken_limit
+from actors.lookahead.phrase_pool import Phrase, PhrasePool
+from actors.lookahead.token_trie import ROOT, TokenTrie
+from actors.lookahead.window import LookaheadWindow
+
+# Committed tokens that the pool learns from at a time: a prompt longer than this costs the round no more time.
+_MAX_LEARNT = 1024
+# What is taken to come true of a phrase's first token, and of each further one, until it is known better.
+_FIRST_SHARE, _NEXT_SHARE = 0.2, 0.5
+_SHARE_WEIGHT = 0.02  # of an observation in a running share
+_PHRASE_BYTES, _TOKEN_BYTES = 360, 40  # measured: of a phrase, and of each of its tokens
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Window rows that the target was asked to compute, as a tree behind the last token."""
+
+    last_token: int
+    trie: TokenTrie
+    ends: list[int]  # nodes at which the window's columns end
+
+
+@dataclass(slots=True)
+class _State:
+    """What is kept for a sequence."""
+
+    pool: PhrasePool
+    scope: str  # of the pool
+    window: LookaheadWindow
+    tried: list[Phrase] = field(default_factory=list)  # proposed behind the last token, the newest first
+    asked: _Asked | None = None
+
+
+class LookaheadDrafter:
+    """Phrases of a pool as drafts, and the rows of the window that finds them as required nodes."""
+
+    name = "lookahead"
+    num_successors = 1  # the window follows the likeliest token
+
+    def __init__(
+        self,
+        *,
+        window_size: int = 5,
+        lookahead_level: int = 5,
+        guess_set_size: int = 5,
+        keep_phrases: bool = True,
+        pool_phrases: int = 1 << 16,
+    ) -> None:
+        """window_size: columns of the window, W; lookahead_level: N, phrases have N - 1 tokens; guess_set_size: phrases
+        kept for a token, and tried in a round, G, or -1: as many as the pool holds, of which W are tried; keep_phrases:
+        from one request of a namespace to the next, else each begins with a pool of its own; pool_phrases: in a pool,
+        of half a kilobyte each.
+
+        Raises ValueError for values out of range.
+        """
+        broken = broken_limit(window_size, lookahead_level, guess_set_size, pool_phrases)
+        if broken is not None:
+            name, value, limit = broken
+            raise ValueError(f"{name} is {value}; {limit}")
+        self.most_required = LookaheadWindow.most_nodes(window_size, lookahead_level)
+        self._width, self._level = window_size, lookahead_level
+        self._phrase_length = lookahead_level - 1
+        self._per_token = guess_set_size
+        self._num_guesses = window_size if guess_set_size == -1 else guess_set_size
+        self._pool_phrases = pool_phrases
+        self._kept = self._new_pool() if keep_phrases else None
+        self._states: dict[int, _State] = {}
+        # By place among the phrases tried: how often each token comes true where those before it have.
+        first = [_FIRST_SHARE, *[_NEXT_SHARE] * (self._phrase_length - 1)]
+        self._shares = np.tile(np.array(first), (self._num_guesses, 1))
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        chances = self._shares.cumprod(axis=1).tolist()
+        return [self._propose_one(context, chances) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """See which phrases came true: whether they were verified or not, the text has been written."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.seq_id)
+            if state is None or not state.tried:
+                continue
+            emitted = outcome.emitted.tolist()
+            for shares, phrase in zip(self._shares, state.tried, strict=False):
+                for depth, (guess, token) in enumerate(zip(phrase, emitted, strict=False)):
+                    shares[depth] += _SHARE_WEIGHT * ((guess == token) - shares[depth])
+                    if guess != token:
+                        break
+            state.tried = []
+
+    def learn(self, rows: VerifiedRows) -> None:
+        """Move the windows on whose rows have been computed; the others stay as they are."""
+        if not len(rows.parents):  # of a prompt
+            return
+        for seq_id in dict.fromkeys(rows.sequences.tolist()):
+            state = self._states.get(seq_id)
+            if state is not None and state.asked is not None:
+                self._advance(state, state.asked, rows, np.flatnonzero(rows.sequences == seq_id))
+                state.asked = None
+
+    def forget(self, seq_id: int) -> None:
+        self._states.pop(seq_id, None)
+
+    def memory_bytes(self) -> int:
+        """Of the phrases, which take nearly all, as measured for some."""
+        pools = [self._kept] if self._kept is not None else [state.pool for state in self._states.values()]
+        return sum(map(len, pools)) * (_PHRASE_BYTES + _TOKEN_BYTES * self._phrase_length)
+
+    def _new_pool(self) -> PhrasePool:
+        return PhrasePool(self._phrase_length, self._per_token, self._pool_phrases)
+
+    def _propose_one(self, context: DraftContext, chances: list[list[float]]) -> DraftTree:
+        state = self._states.get(context.seq_id)
+        if state is None or not context.start:
+            state = self._states[context.seq_id] = self._new_state(context)
+        begin = max(context.start, len(context.tokens) - _MAX_LEARNT) - self._phrase_length
+        state.pool.insert_runs(state.scope, context.tokens[max(0, begin) :].tolist())
+        last_token = int(context.tokens[-1])
+        state.tried = state.pool.newest(state.scope, last_token, self._num_guesses)
+        trie, confidence = _likeliest(state.tried, chances, context.max_nodes)
+        num_guesses = len(trie)
+        state.asked = None
+        if self.most_required <= context.max_required and state.window.depth <= context.max_depth:
+            state.asked = _Asked(last_token, trie, state.window.add_to(trie, ROOT))
+        required = _with_ancestors(trie, state.asked.ends) if state.asked is not None else None
+        confidence += [0.0] * (len(trie) - num_guesses)
+        return DraftTree(*trie.arrays(), np.array(confidence, np.float32), required=required)
+
+    def _new_state(self, context: DraftContext) -> _State:
+        prompt = context.tokens[: max(1, context.num_prompt_tokens)]
+        window = LookaheadWindow(self._width, self._level, prompt, context.sampling.seed)
+        if self._kept is None:
+            return _State(self._new_pool(), "", window)
+        return _State(self._kept, context.namespace, window)
+
+    def _advance(self, state: _State, asked: _Asked, rows: VerifiedRows, own: np.ndarray) -> None:
+        """own: indices of the sequence's rows."""
+        parents, tokens = rows.parents[own].tolist(), rows.contexts[own, -1].tolist()
+        row_of = dict(zip(zip(parents, tokens, strict=True), own.tolist(), strict=True))
+        root = row_of.get((-1, asked.last_token))
+        if root is None:
+            return
+        node_rows: dict[int, int] = {ROOT: root}
+        for node, (parent, token) in enumerate(zip(asked.trie.parents, asked.trie.tokens, strict=True)):
+            row = row_of.get((node_rows[parent], token)) if parent in node_rows else None
+            if row is not None:
+                node_rows[node] = row
+        if any(node not in node_rows for node in asked.ends):
+            return
+        behind = rows.token_ids[[node_rows[node] for node in asked.ends], 0].tolist()
+        for token, phrase in state.window.advance(asked.last_token, behind):
+            state.pool.insert(state.scope, token, phrase)
+
+
+create_drafter = LookaheadDrafter
+
+
+def _likeliest(phrases: list[Phrase], chances: list[list[float]], count: int) -> tuple[TokenTrie, list[float]]:
+    """The likeliest `count` nodes of the phrases, equal beginnings once, and how likely they are.
+
+    chances: of each phrase, that it comes true as far as each of its tokens.
+    """
+    trie = TokenTrie()
+    likely: list[float] = []
+    for phrase, chance in zip(phrases, chances, strict=False):
+        for node, share in zip(trie.add(ROOT, phrase), chance, strict=True):
+            if node == len(likely):
+                likely.append(share)
+            else:
+                likely[node] = max(likely[node], share)
+    if len(trie) <= count:
+        return trie, likely
+    # Stable, and no child is likelier than its parent: so parents stay.
+    kept = sorted(sorted(range(len(trie)), key=lambda node: -likely[node])[:count])
+    fewer, place = TokenTrie(), {ROOT: ROOT}
+    for node in kept:
+        (place[node],) = fewer.add(place[trie.parents[node]], [trie.tokens[node]])
+    return fewer, [likely[node] for node in kept]
+
+
+def _with_ancestors(trie: TokenTrie, nodes: list[int]) -> np.ndarray:
+    """bool [nodes of the trie]: those, and all above them."""
+    wanted = [False] * len(trie)
+    for node in nodes:
+        while node != ROOT and not wanted[node]:
+            wanted[node] = True
+            node = trie.parents[node]
+    return np.array(wanted, np.bool_)

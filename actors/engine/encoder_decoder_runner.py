@@ -1,0 +1,252 @@
+"""Runs an encoder-decoder model of transformers (T5, BART, ...): the prompt through the encoder, the rest through the
+decoder.
+
+Any architecture works whose decoder goes on from an `EncoderDecoderCache`. Such decoders know no position ids and no
+mask for trees. A draft tree is therefore computed as what it stands for: a batch of its paths from the root, behind one
+and the same text. A chain is one path and costs nothing extra. Sequences are computed one after the other, so the
+logits of one do not depend on its company.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from actors.draft_tree import depths_of
+from actors.engine.batch import SequenceRows
+from actors.engine.kv_cache import KvCache
+from actors.engine.packed_linear import pack_linears
+from actors.engine.sequence import Sequence
+from actors.errors import ModelError
+from actors.models.decoder_start import DecoderStart
+
+# Keys and values that the paths of a tree may take in one forward, in tokens: each has a copy of the text before it.
+_MAX_COPIED_TOKENS = 16384
+# Largest share of the spread of a row's logits by which one way of computing it may differ from another.
+_TOLERANCE = 0.05
+
+
+class EncoderDecoderSequence(Sequence):
+    """A sequence whose first `begin.num_prompt_tokens` tokens are the encoder's and whose others are the decoder's.
+
+    Its keys and values are in `memory`. The pool's blocks only count them, a prompt token, too, for the decoder's keys
+    and values of the encoder's output. Nothing is shared: each of them depends on the whole prompt.
+    """
+
+    memory: Memory | None = None
+
+    def reuse_prefix(self) -> None:
+        """There are no prefixes to share."""
+
+    def publish(self) -> None:
+        """Nor is there anything to offer."""
+
+    def _keep(self, path: list[int], kv: KvCache) -> None:
+        if self.num_computed == self.length:
+            self.num_computed += len(path)
+
+    def free(self) -> None:
+        super().free()
+        self.memory = None
+
+
+@dataclass(slots=True)
+class _Branches:
+    """What the paths of a tree have brought: nothing of it is in the cache yet."""
+
+    paths: list[list[int]]  # the last cached token's successors on each path
+    layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each, [paths, heads, longest path, head_dim]
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is kept of a sequence: the encoder's output, and the decoder's keys and values."""
+
+    encoded: torch.Tensor  # [1, prompt, hidden]
+    cache: EncoderDecoderCache
+    cached: list[int] = field(default_factory=list)  # the decoder's tokens whose keys and values are in the cache
+    branches: _Branches | None = None
+
+    def rewind(self, token_ids: Sequences[int]) -> None:
+        """Keep the keys and values of the longest common beginning of `token_ids` and what has been computed."""
+        branches, self.branches = self.branches, None
+        same = _common(self.cached, token_ids)
+        if same < len(self.cached):
+            self.cache.crop(same - len(self.cached))
+            del self.cached[same:]
+        elif branches is not None:
+            rest = token_ids[same:]
+            shared = [_common(path, rest) for path in branches.paths]
+            best = int(np.argmax(shared))
+            for layer, (keys, values) in zip(self.cache.self_attention_cache.layers, branches.layers, strict=True):
+                length = shared[best]
+                layer.update(keys[best : best + 1, :, :length], values[best : best + 1, :, :length])
+            self.cached += rest[: shared[best]]
+
+    def copies(self, count: int) -> EncoderDecoderCache:
+        """The cache for so many continuations of the same text at once; the original stays as it is."""
+        return EncoderDecoderCache(
+            _repeated(self.cache.self_attention_cache, count), _repeated(self.cache.cross_attention_cache, count)
+        )
+
+
+class EncoderDecoderRunner:
+    """An encoder-decoder model; answers as `ModelRunner` does."""
+
+    sequence_type = EncoderDecoderSequence
+    row_steps: tuple[int, ...] = ()  # every row has its price
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises ModelError for a model that does not say how its decoder begins, or whose decoder gives other logits
+        for several tokens at once than for one after the other."""
+        pack_linears(model)
+        self.model = model.eval()
+        self.device = next(model.parameters()).device
+        self.kv = KvCache(0, self.device)  # of no slots: keys and values are kept with their sequences
+        self._start = DecoderStart.of(model)
+        self._check_decoder()
+
+    @torch.inference_mode()
+    def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
+        """As `ModelRunner.run`. Of a prompt that is not complete yet nothing is computed: an encoder reads all of it
+        at once."""
+        logits = [self._logits(part) for part, rows in zip(parts, wanted, strict=True) if rows]
+        return torch.cat(logits) if logits else torch.empty(0, 0, device=self.device)
+
+    def _logits(self, part: SequenceRows) -> torch.Tensor:
+        """[rows, vocab], behind the last known token, unless its logits are known (count 0), and each new node."""
+        sequence = part.sequence
+        assert isinstance(sequence, EncoderDecoderSequence)
+        prompt, output = np.split(sequence.tokens, [max(1, sequence.begin.num_prompt_tokens)])
+        if sequence.memory is None:
+            sequence.memory = self._encode(prompt)
+        known = [self._start.token_id, *output.tolist()]
+        paths = _paths(part)
+        if len(paths) == 1:
+            logits = self._follow(sequence.memory, known, paths[0], part)
+        else:
+            logits = self._branch(sequence.memory, known, paths, part)
+        return self._start.constrain(logits, is_first=part.count > 0 and len(output) == 0)
+
+    def _encode(self, prompt: np.ndarray) -> Memory:
+        token_ids = torch.from_numpy(prompt.astype(np.int64)).to(self.device)[None]
+        output = self.model.get_encoder()(
+            input_ids=token_ids, attention_mask=torch.ones_like(token_ids), return_dict=True
+        )
+        return Memory(output.last_hidden_state, EncoderDecoderCache(DynamicCache(), DynamicCache()))
+
+    def _follow(self, memory: Memory, known: list[int], path: list[int], part: SequenceRows) -> torch.Tensor:
+        """Logits of a chain, whose keys and values stay in the cache."""
+        token_ids = known + part.tree_tokens[path].tolist()
+        num_wanted = sum(node >= part.first_node for node in path) + (part.count > 0)
+        memory.rewind(token_ids[: len(token_ids) - num_wanted])
+        logits = self._decode(memory, memory.cache, [token_ids[len(memory.cached) :]])
+        memory.cached = token_ids
+        return logits[0, -num_wanted:]
+
+    def _branch(self, memory: Memory, known: list[int], paths: list[list[int]], part: SequenceRows) -> torch.Tensor:
+        """Logits of a tree with several leaves. Its keys and values are kept beside the cache: what is accepted of
+        them gets into it when the next tokens show."""
+        memory.rewind(known[:-1])
+        if len(known) == 1:  # so that the keys and values of the encoder's output are there for all paths
+            self._decode(memory, memory.cache, [known])
+            memory.cache.crop(-1)
+        elif len(memory.cached) < len(known) - 1:
+            self._decode(memory, memory.cache, [known[len(memory.cached) : -1]])
+            memory.cached = known[:-1]
+        width = 1 + max(map(len, paths))
+        tokens = [[known[-1], *part.tree_tokens[path].tolist()] for path in paths]
+        rows: list[torch.Tensor] = []
+        layers: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        step = max(1, _MAX_COPIED_TOKENS // (len(known) + width))
+        for first in range(0, len(paths), step):
+            # Causal: what fills up a path is behind all that counts.
+            batch = [path + [path[0]] * (width - len(path)) for path in tokens[first : first + step]]
+            cache = memory.copies(len(batch))
+            rows.append(self._decode(memory, cache, batch))
+            new = slice(len(memory.cached), None)
+            layers.append([
+                (layer.keys[:, :, new].clone(), layer.values[:, :, new].clone())
+                for layer in cache.self_attention_cache.layers
+            ])  # fmt: skip
+        memory.branches = _Branches(tokens, [
+            (torch.cat([keys for keys, _ in group]), torch.cat([values for _, values in group]))
+            for group in zip(*layers, strict=True)
+        ])  # fmt: skip
+        logits = torch.cat(rows)
+        depths = depths_of(part.tree_parents)
+        where = {node: (row, int(depths[node])) for row, path in enumerate(paths) for node in path}
+        chosen = [(0, 0)] if part.count else []
+        chosen += [where[node] for node in range(part.first_node, len(part.tree_tokens))]
+        return torch.stack([logits[place] for place in chosen])
+
+    def _decode(self, memory: Memory, cache: EncoderDecoderCache, token_ids: list[list[int]]) -> torch.Tensor:
+        """Logits [paths, tokens, vocab] of tokens behind the cached ones, which get into the cache too."""
+        count = len(token_ids)
+        encoded = memory.encoded.expand(count, -1, -1)
+        output = self.model(
+            attention_mask=torch.ones(encoded.shape[:2], dtype=torch.int64, device=self.device),
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            decoder_input_ids=torch.tensor(token_ids, device=self.device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits: torch.Tensor = output.logits
+        return logits
+
+    @torch.inference_mode()
+    def _check_decoder(self) -> None:
+        start, vocab_size = self._start.token_id, int(self.model.get_output_embeddings().out_features)
+        token_ids = [start, *(token % vocab_size for token in (5, 7, 11))]
+        prompt = np.asarray(token_ids[1:], dtype=np.int32)
+        name = type(self.model).__name__
+        try:
+            memory = self._encode(prompt)
+            at_once = self._decode(memory, memory.cache, [token_ids])[0]
+            memory.cached = list(token_ids)
+            memory.rewind(token_ids[:2])
+            behind = self._decode(memory, memory.copies(2), [token_ids[2:]] * 2)[1]
+            memory = self._encode(prompt)
+            alone = torch.cat([self._decode(memory, memory.cache, [[token]])[0] for token in token_ids])
+        except Exception as error:
+            raise ModelError(f"{name} does not decode several tokens at once: {error}") from error
+        spread = alone.max() - alone.min()
+        for logits, wanted in ((at_once, alone), (behind, alone[2:])):
+            if not (logits - wanted).abs().max() <= _TOLERANCE * spread:  # NaN, too
+                raise ModelError(f"{name} gives other logits for several tokens at once than for one after the other")
+
+
+def _paths(part: SequenceRows) -> list[list[int]]:
+    """The nodes from the root to each leaf that is new; one empty path where there are no nodes."""
+    parents = part.tree_parents.tolist()
+    leaves = [node for node in range(part.first_node, len(parents)) if node not in parents]
+    return [list(_ancestors(leaf, parents))[::-1] for leaf in leaves] or [[]]
+
+
+def _ancestors(node: int, parents: list[int]) -> Iterator[int]:
+    while node >= 0:
+        yield node
+        node = parents[node]
+
+
+def _common(first: Sequences[int], second: Sequences[int]) -> int:
+    """Length of the longest common beginning."""
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _repeated(cache: DynamicCache, count: int) -> DynamicCache:
+    repeated = DynamicCache()
+    for layer in cache.layers:
+        twin = copy.copy(layer)
+        if layer.is_initialized:
+            twin.keys, twin.values = (part.expand(count, -1, -1, -1) for part in (layer.keys, layer.values))
+        repeated.layers.append(twin)
+    return repeated

@@ -1,0 +1,51 @@
+"""Sample files for the harnesses of HumanEval (Chen et al. 2021, arXiv:2107.03374) and MBPP (Austin et al. 2021,
+arXiv:2108.07732). Code that a model wrote is never run here: the harnesses do that, in a sandbox of your choice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.bench.compare import CompareReport
+from cluster.bench.prompts import CODE_BENCHMARKS, BenchPrompt
+from cluster.bench.speed import texts_by_prompt
+
+_BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)(?:\n```|```|\Z)", re.DOTALL | re.IGNORECASE)
+_ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")  # what Chen et al. stop a completion at
+
+
+def write_samples(report: CompareReport, prompts: Sequence[BenchPrompt], directory: Path) -> list[Path]:
+    """`<method>-<benchmark>.jsonl` for every method and code benchmark: `task_id` and `completion` of every row that
+    was answered, in order of the prompts; files that are there are replaced. Raises OSError."""
+    directory.mkdir(exist_ok=True)
+    files = []
+    for method in report.methods:
+        texts = texts_by_prompt(report.blocks, method.name)
+        for benchmark in CODE_BENCHMARKS:
+            rows = [
+                {"task_id": task_id(prompt), "completion": code_of(texts[prompt.name])}
+                for prompt in prompts
+                if prompt.benchmark == benchmark and prompt.name in texts
+            ]
+            if rows:
+                file = directory / f"{method.name}-{benchmark}.jsonl"
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+                files.append(file)
+    return files
+
+
+def task_id(prompt: BenchPrompt) -> str | int:
+    """As the benchmark writes it: MBPP has numbers."""
+    return int(prompt.name) if prompt.benchmark == "mbpp" and prompt.name.isdecimal() else prompt.name
+
+
+def code_of(answer: str) -> str:
+    """What of an answer is code: its first block between ``` where it has one (a whole function there replaces the
+    prompt's), else its beginning up to where something new is started at the margin."""
+    block = _BLOCK.search(answer)
+    if block:
+        return block[1] + "\n"
+    ends = [at for at in map(answer.find, _ENDS) if at >= 0]
+    return answer[: min(ends)] if ends else answer

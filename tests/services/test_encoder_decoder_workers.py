@@ -1,0 +1,54 @@
+"""An encoder-decoder model behind the links of a target worker and of a draft worker."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.draft_worker import DraftSettings, DraftWorker
+from actors.links.client import AsyncLink
+from actors.links.keys import LinkKeys
+from actors.messages import (
+    DraftBatch,
+    DraftItem,
+    Hello,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    VerifyBatch,
+    VerifyItem,
+)
+from actors.models.source import ModelSource
+from actors.models.toy import save_tiny_model
+from actors.target_worker import TargetSettings, TargetWorker
+
+
+async def test_what_one_worker_drafts_the_other_one_accepts(tmp_path):
+    source = ModelSource("bart", "bart", save_tiny_model(tmp_path, "bart", 5, layers=1, max_positions=100))
+    keys = LinkKeys.generate()
+    target = TargetWorker(
+        TargetSettings(source, "float32", "cpu", 1, 1, 1024, 0.2, 16, True, "default", None), 0, incarnation=1
+    )
+    target.load(None)
+    target.start("127.0.0.1")
+    draft = DraftWorker(DraftSettings(source, "float32", "cpu", 1, 1024, 16, target=source), 1, "127.0.0.1")
+    links = []
+    try:
+        for worker in (target, draft):
+            worker.server.allow([keys.public])
+            links.append(AsyncLink(worker.server.address, keys))
+        to_target, to_draft = links
+        info = await to_target.call(Hello(), 20.0)
+        assert (info.max_model_len, info.vocab_size) == (200, 259)
+        prompt = np.array([72, 101, 108, 108, 111], np.int32)
+        begin = SequenceStart(SamplingParams(seed=1, temperature=0.0), len(prompt))
+        delta = SequenceDelta(1, 0, prompt)
+        (tree,) = (await to_draft.call(DraftBatch(1, [DraftItem(delta, 4, begin)]), 20.0)).trees
+        item = VerifyItem(delta, len(prompt), tree.token_ids, tree.parents, begin=begin)
+        (verdict,) = (await to_target.call(VerifyBatch(1, [item]), 20.0)).verdicts
+        assert len(tree.token_ids) > 0
+        assert verdict.path.tolist() == list(range(len(tree.token_ids)))
+    finally:
+        for link in links:
+            link.close()
+        draft.stop()
+        target.stop()

@@ -1,0 +1,215 @@
+"""Rows that drafters require, through the router: who gets them, what they cost, and lookahead decoding with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.drafters.contract import RequiringDrafter
+from actors.drafters.lookahead import LookaheadDrafter
+from actors.errors import InvalidRequest
+from actors.messages import GenerationRequest, SamplingParams, TokenChunk, VerifyBatch
+from actors.models.toy_target import ToyTarget
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+from cluster.router.trace import trace_round
+
+VOCAB = 89
+WINDOW = 19  # rows of the default window
+
+
+class Wheel(ToyTarget):
+    """Says every token once before it says one again."""
+
+    def next_token(self, tokens):
+        return (tokens[-1] + 38) % self.vocab_size
+
+
+def core_with(drafter: LookaheadDrafter, profile: tuple[tuple[int, float], ...] = (), **speculation) -> RouterCore:
+    config = SpeculationConfig(drafters=("lookahead",), **speculation)
+    return RouterCore(RouterConfig(), config, {"lookahead": drafter}, VOCAB, 256, 4, 4, profile=profile)
+
+
+def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields) -> GenerationRequest:
+    fields = {"max_new_tokens": 80, "sampling": SamplingParams(seed=1, temperature=0.0)} | fields
+    return GenerationRequest(request_id=name, prompt_token_ids=np.array(prompt, np.int32), **fields)
+
+
+def serve(core: RouterCore, target: ToyTarget) -> tuple[dict[str, list[int]], list[VerifyBatch]]:
+    """Tokens of every request, and what was sent to the target."""
+    text: dict[str, list[int]] = {}
+    batches = []
+    for index in range(2000):
+        round, events = core.plan_round(index * 0.1)
+        if round is not None:
+            core.draft_locally(round)
+            batches.append(core.assemble(round, {}))
+            result = target.verify(batches[-1])
+            events += core.commit(round, result, index * 0.1 + result.elapsed_s)
+        for event in events:
+            assert isinstance(event, TokenChunk)
+            text.setdefault(event.request_id, []).extend(event.token_ids)
+        if not core.has_work:
+            return text, [batch for batch in batches if batch.items]
+    raise AssertionError("the router does not come to an end")
+
+
+def nodes(batch: VerifyBatch) -> list[int]:
+    return [len(item.token_ids) for item in batch.items]
+
+
+def flat(rows: int) -> float:
+    return 0.01 + 1e-6 * rows
+
+
+def steep(rows: int) -> float:
+    return 0.01 * rows
+
+
+def test_lookahead_writes_the_targets_text_in_fewer_rounds():
+    target = Wheel(VOCAB, seconds=flat)
+    core = core_with(LookaheadDrafter())
+    one = request(prompt=(4, 9, 40, 62, 77, 23, 1))  # what windows are drawn from
+    core.add(one, 0.0)
+    text, batches = serve(core, target)
+    assert text["r"] == target.complete(one)[0]
+    assert len(batches) < 60
+    assert core.counters.accepted_tokens["lookahead"] == 80 - len(batches)
+    assert core.counters.draft_tokens == sum(map(sum, map(nodes, batches))) == core.counters.rows - len(batches) - 6
+    assert core.counters.invalid_trees.total() == core.counters.drafter_errors.total() == 0
+
+
+@pytest.mark.parametrize("max_rows", [20, 64, 100])
+def test_no_round_has_more_rows_than_allowed_and_windows_take_turns(max_rows):
+    drafter = LookaheadDrafter()
+    assert (drafter.most_required, isinstance(drafter, RequiringDrafter)) == (WINDOW, True)
+    target = Wheel(VOCAB, seconds=flat)
+    core = core_with(drafter, max_rows=max_rows, max_draft_tokens=3)
+    requests = [request(f"r{index}", (index + 1, 7)) for index in range(6)]
+    for one in requests:
+        core.add(one, 0.0)
+    text, batches = serve(core, target)
+    assert text == {one.request_id: target.complete(one)[0] for one in requests}
+    assert all(sum(nodes(batch)) <= max_rows for batch in batches)
+    assert all(count <= WINDOW + 3 for batch in batches for count in nodes(batch))
+    with_window = [[item.delta.seq_id for item in batch.items if len(item.token_ids) > 3] for batch in batches[1:13]]
+    assert max(map(len, with_window)) == max(1, max_rows // 2 // WINDOW)
+    turns = [sum(seq_id in round for round in with_window) for seq_id in {seq for one in with_window for seq in one}]
+    assert len(turns) == 6
+    assert max(turns) - min(turns) <= 1
+
+
+def test_a_round_in_which_no_draft_could_pay_computes_no_window():
+    def seconds(rows: int) -> float:
+        return 0.01 * rows**2
+
+    target = Wheel(VOCAB, seconds=seconds)
+    core = core_with(LookaheadDrafter(), tuple((rows, seconds(rows)) for rows in (1, 8, 16, 32)))
+    for index in range(8):
+        core.add(request(f"r{index}", (index + 1,)), 0.0)
+    _, batches = serve(core, target)
+    full = [batch for batch in batches if len(batch.items) == 8][8:]
+    assert sum(any(nodes(batch)) for batch in full) < len(full) / 4  # now and then it is tried
+
+
+def test_what_is_required_is_no_reason_to_verify_less():
+    """Beside a window a further row costs a smaller share of the round."""
+    target = Wheel(VOCAB, seconds=steep)
+    core = core_with(LookaheadDrafter())
+    core.add(request(), 0.0)
+    text, batches = serve(core, target)
+    assert text["r"] == target.complete(request())[0]
+    assert all(count in (0, *range(5, 64)) for batch in batches for count in nodes(batch))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_draft_tokens": 0},
+        {"drafters": ()},
+        {"sampling": SamplingParams(seed=1, temperature=0.0, acceptance="rejection")},
+        {"max_new_tokens": 1},
+    ],
+)
+def test_a_request_without_drafts_has_no_window(fields):
+    target = Wheel(VOCAB, seconds=flat)
+    core = core_with(LookaheadDrafter())
+    core.add(request(**fields), 0.0)
+    text, batches = serve(core, target)
+    assert text["r"] == target.complete(request(**fields))[0]
+    assert not any(map(sum, map(nodes, batches)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 20])
+def test_pitfall_12_the_window_makes_no_token_too_many_and_stays_within_the_models_positions(count):
+    target = Wheel(VOCAB, max_model_len=256, seconds=flat)  # refuses a node beyond its positions
+    core = core_with(LookaheadDrafter())
+    one = request(prompt=(tuple(range(80)) * 4)[: 256 - count], max_new_tokens=count)
+    core.add(one, 0.0)
+    text, _ = serve(core, target)
+    assert text["r"] == target.complete(one)[0]
+    assert len(text["r"]) == count
+
+
+def test_pitfall_1_a_stop_token_in_the_window_ends_the_answer_there_and_does_not_stop_the_window():
+    target = Wheel(VOCAB, seconds=flat)
+    whole = target.complete(request())[0]
+    for stop in (whole[0], whole[1], whole[30], whole[79]):
+        core = core_with(LookaheadDrafter())
+        core.add(request(prompt=(stop, 1, 2, 3), stop_token_ids=(stop,)), 0.0)  # windows are drawn from the prompt
+        text, batches = serve(core, target)
+        assert text["r"] == whole[: whole.index(stop)]
+        sizes = [count for batch in batches[:3] for count in nodes(batch)]
+        assert all(sizes)  # the base row holds stop tokens, and is computed
+
+
+def test_pitfall_2_a_phrase_that_is_right_to_its_end_yields_the_targets_next_token_too():
+    target = Wheel(VOCAB, seconds=flat)
+    core = core_with(LookaheadDrafter())
+    prompt = target.complete(request(max_new_tokens=VOCAB))[0]  # the text goes on as it began
+    core.add(request(prompt=tuple(prompt), max_new_tokens=60), 0.0)
+    text, batches = serve(core, target)
+    assert text["r"] == target.complete(request(prompt=tuple(prompt), max_new_tokens=60))[0]
+    assert len(batches) <= 60 / 5 + 3  # four tokens of a phrase and the target's own
+
+
+def test_pitfall_15_what_was_accepted_is_counted_once_and_by_its_source():
+    target = Wheel(VOCAB, seconds=flat)
+    core = core_with(LookaheadDrafter())
+    core.add(request(), 0.0)
+    chunks = []
+    for index in range(200):
+        round, events = core.plan_round(index * 0.1)
+        if round is not None:
+            core.draft_locally(round)
+            events += core.commit(round, target.verify(core.assemble(round, {})), index * 0.1 + 0.01)
+        chunks += [event for event in events if isinstance(event, TokenChunk)]
+    sources = [source for chunk in chunks for source in chunk.sources]
+    assert sources.count("lookahead") == core.counters.accepted_tokens["lookahead"] > 10
+    assert sources.count("target") + sources.count("lookahead") == 80
+    assert chunks[-1].stats.accepted_tokens == {"lookahead": sources.count("lookahead")}
+    assert core.counters.drafted_tokens["lookahead"] == core.counters.draft_tokens
+
+
+def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected():
+    for prompt, num_guesses in (((1, 2, 3), 0), ((1, 2, 3, 4, 5, 1), 4)):  # a phrase of four tokens behind the last one
+        target = Wheel(VOCAB, seconds=flat)
+        core = core_with(LookaheadDrafter())
+        core.add(request(prompt=prompt), 0.0)
+        round, _ = core.plan_round(0.0)
+        assert round is not None
+        core.draft_locally(round)
+        result = target.verify(core.assemble(round, {}))
+        forest = round.forest
+        assert forest is not None
+        trace = trace_round(round, result, core.commit(round, result, 0.1), core.source_names, 0.0, 0.1)
+        assert trace.verified == {"lookahead": len(forest)}
+        assert np.count_nonzero(forest.sources) == num_guesses < forest.required.sum()
+        assert len(trace.rejected) == num_guesses
+        assert trace.depths == (((4, 0),) if num_guesses else ())
+
+
+def test_a_window_that_no_round_has_room_for_is_refused_with_the_limit():
+    with pytest.raises(InvalidRequest, match=r"^speculation\.max_rows is 64; it must be at least 120 "):
+        core_with(LookaheadDrafter(window_size=20, lookahead_level=7))
+    core_with(LookaheadDrafter(window_size=20, lookahead_level=7), max_rows=120)
