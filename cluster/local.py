@@ -228,6 +228,7 @@ class LocalEngine:
             eagle_head=eagle_head if EAGLE in names else None,
             eagle_options=EagleOptions(eagle_depth, eagle_top_k),
         )
+        # It drafts nothing ahead: while the target verifies, this process does nothing else.
         self._draft: DraftEngine | RetokenizedDraftEngine | None = None
         if needs_draft_model(names) and draft_source is not None:
             self._draft = build_draft_engine(
