@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from actors.errors import PacelineError
@@ -9,6 +10,8 @@ from actors.errors import PacelineError
 
 def main() -> None:
     """Entry point: what a user did wrong is one line on stderr and exit status 2, never a traceback."""
+    # Where colorama is installed, numba would colour its errors with it, and that writes an escape code at the exit.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     try:
         from cluster.cli.app import app
 

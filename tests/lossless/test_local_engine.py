@@ -187,9 +187,9 @@ def test_lookahead_on_the_target_finds_phrases_and_changes_no_token(model_dirs, 
 
 def test_a_request_under_rejection_has_no_window(model_dirs):
     local = engine(model_dirs["llama"], ("lookahead", "draft_model"), 8, acceptance="rejection")
-    for prompt, generation in zip(PROMPTS, local.generate(PROMPTS, max_new_tokens=NEW_TOKENS), strict=True):
-        assert generation.token_ids == transformers_greedy(model_dirs["llama"][0], prompt)
-        assert "lookahead" not in generation.accepted_tokens
+    generations = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
+    assert [generation.token_ids for generation in generations] == transformers_greedy(model_dirs["llama"][0])
+    assert all("lookahead" not in generation.accepted_tokens for generation in generations)
     assert local.core.counters.drafted_tokens["lookahead"] == 0
 
 
