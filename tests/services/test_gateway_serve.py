@@ -389,7 +389,9 @@ def test_an_error_after_chunks_ends_the_stream_with_its_status(stub, router):
             texts.append(chunk.text)
 
     assert failure(read) == (grpc.StatusCode.UNAVAILABLE, "broken")
-    assert len(texts) == 2
+    assert len(texts) in (1, 2)  # Serve's proxy may leave out a chunk that an error follows at once
+    router.set()
+    assert stub.Generate(ask(max_tokens=6)).text.startswith("".join(texts))
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
