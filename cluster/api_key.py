@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from actors.errors import InvalidRequest
-
-ApiKeyOption = Annotated[
-    str | None,
-    typer.Option(envvar="PACELINE_API_KEY", help="Of `paceline tenant add`, if the server wants one.", metavar="KEY"),
-]
 
 
 def bearer_headers(api_key: str | None) -> dict[str, str]:

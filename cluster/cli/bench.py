@@ -14,7 +14,7 @@ import typer
 
 from actors.errors import InvalidRequest
 from actors.models.loader import DTYPES
-from cluster.api_key import ApiKeyOption
+from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.engine import (
     BranchOption,
     DeviceOption,

@@ -8,7 +8,6 @@ from pathlib import Path
 import typer
 
 from actors.errors import InvalidRequest
-from cluster.api_key import ApiKeyOption
 from cluster.chat.backend import Backend
 from cluster.chat.commands import COMMANDS
 from cluster.chat.conversation import Conversation
@@ -16,6 +15,7 @@ from cluster.chat.lines import is_interactive, read_lines, without_surrogates
 from cluster.chat.session import ChatSession
 from cluster.chat.settings import ChatSettings, checked
 from cluster.chat.view import View, make_console
+from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.engine import (
     AcceptanceOption,
     AcceptanceRule,

@@ -61,7 +61,7 @@ def add(
     config: ConfigOption = None,
     settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
 ) -> None:
-    """Add a tenant and print its API key, once: only a digest is kept. Running gateways know it within a second or two."""
+    """Add a tenant and print its API key, once: only a digest is kept. Running gateways know it in a second."""
     fields = _fields(requests_per_second, tokens_per_minute, max_concurrent, cache_bytes, policy, group)
     _show_key(_administration(config, settings).add(name, fields), as_json)
 

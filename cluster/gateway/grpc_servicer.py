@@ -1,7 +1,8 @@
 """The gRPC face: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
 
-A key comes in the metadata `authorization`; health needs none. Requests become the same validated bodies as over HTTP. The context may be Serve's or grpcio's own; only code, details
-and trailing metadata are set on it. The call then returns: what a unary call answers is dropped.
+API keys come in the metadata `authorization`; health needs none. Requests become the same validated bodies as over
+HTTP. The context may be Serve's or grpcio's own; only code, details and trailing metadata are set on it. The call then
+returns: what a unary call answers is dropped.
 """
 
 from __future__ import annotations

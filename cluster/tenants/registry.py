@@ -12,7 +12,6 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from cluster.errors import ConfigError
 from cluster.request_limits import field_path
 
-FORMAT = 1
 MAX_LIVE_KEYS = 8  # of a tenant
 
 Policy = Literal["isolated", "group", "promoted", "shared"]
@@ -67,7 +66,7 @@ class StoredTenant(_Record):
 
 
 class Registry(_Record):
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     # Makes namespaces out of tenants' ids, so that neither can be told from the other.
     server_key: _Hex32 = Field(default_factory=lambda: secrets.token_hex(32))
     tenants: tuple[StoredTenant, ...] = ()

@@ -23,7 +23,7 @@ class TokenBucket:
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `take` of this amount is in order; 0: now. An amount above the capacity waits for a full one."""
+        """Seconds until `take` of this amount is in order; 0: now. More than the capacity waits for a full bucket."""
         return max(0.0, min(amount, self.capacity) - self.level(now)) / self.rate
 
     def take(self, amount: float, now: float) -> None:
