@@ -42,8 +42,6 @@ def serve(
     loaded = load_config(config or default_config(), settings)
     _require_free_ports(loaded.gateway)
     _, warning = tenant_access(loaded, paceline_home())
-    if warning is not None:
-        typer.echo(f"warning: {warning}", err=True)
     if address is not None:
         _require_listener(address)
     else:
@@ -53,6 +51,8 @@ def serve(
 
     with progress_bars() as progress:
         plan = plan_cluster(loaded, paceline_home(), progress)
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
     stop = threading.Event()
     _stop_on_signals(stop)
     builder = _start_building_drafter(loaded) if plan.builds_drafter else None
