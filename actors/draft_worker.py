@@ -33,6 +33,7 @@ class DraftSettings:
     block_size: int
     quantization: Quantization = "none"
     lookahead: LookaheadOptions | None = None  # None: its defaults
+    ahead: int = 0  # outcomes of each draft that the worker drafts for while the target verifies it
     target: ModelSource | None = None  # for its tokenizer, should the draft model have another; None: it has not
 
 
@@ -50,12 +51,14 @@ class DraftWorker:
             quantization=settings.quantization,
             lookahead=settings.lookahead,
             target=settings.target,
+            ahead=settings.ahead,
         )
         _warm_up(engine)
         pool = engine.pool
         self.server = LinkServer(LinkKeys.generate(), [], host)
         info = WorkerInfo("draft", incarnation, 0, pool.num_blocks * pool.block_size, pool.block_size, pool.num_blocks)
-        self._loop = WorkerLoop(engine, self.server, info)  # type: ignore[arg-type]
+        work_ahead = engine.work_ahead if isinstance(engine, DraftEngine) else None
+        self._loop = WorkerLoop(engine, self.server, info, work_ahead=work_ahead)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, name="draft worker", daemon=True)
         self._thread.start()
 

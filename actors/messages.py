@@ -146,6 +146,8 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     trees: list[TreeMessage]
     stale_seq_ids: list[int] = []
     elapsed_s: float = 0.0
+    num_ahead: int = 0  # sequences for which the worker drafts ahead, where it could have had this draft ready
+    num_ready: int = 0  # those among them whose draft was there, all of it
 
 
 class VerifyItem(msgspec.Struct, frozen=True, array_like=True):

@@ -63,14 +63,18 @@ class WorkerLoop:
         server: LinkServer,
         info: WorkerInfo,
         on_idle: Callable[[], None] | None = None,
+        work_ahead: Callable[[], bool] | None = None,
     ) -> None:
-        """on_idle is called between polls while nothing arrives; what it raises ends the loop."""
+        """on_idle is called between polls while nothing arrives. work_ahead is called after answers while nothing has
+        arrived, until it returns False: it should be quick, since whatever arrives meanwhile waits for it. What either
+        of them raises ends the loop."""
         self.num_batches = 0  # the worker's progress, for health checks
         self.num_failures = 0
         self._engine = engine
         self._server = server
         self._info = info
         self._on_idle = on_idle
+        self._work_ahead = work_ahead
         self._idle = IdleSequences()
         self._batch_type = VerifyBatch if info.role == "target" else DraftBatch
         self._busy_since: float | None = None
@@ -86,13 +90,17 @@ class WorkerLoop:
         self._stopped.set()
 
     def run(self) -> None:
+        has_more = False  # work ahead
         while not self._stopped.is_set():
-            received = self._server.recv(_POLL_S)
+            received = self._server.recv(0.0 if has_more else _POLL_S)
             if received is not None:
                 peer, message = received
                 answer = self._answer(message)
                 if answer is not None:
                     self._send(peer, answer)
+                has_more = self._work_ahead is not None
+            elif has_more and self._work_ahead is not None:
+                has_more = self._work_ahead()
             elif self._on_idle is not None:
                 self._on_idle()
             forgotten = self._idle.due(time.monotonic())

@@ -82,6 +82,9 @@ class DraftConfig(_Section):
     gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens ahead a round
     # Guesses for each of them, 1: a chain. A third brings few tokens more a round, and no more a second.
     branch: Annotated[int, Field(ge=1, le=8)] = 2
+    # Outcomes of each draft that workers draft for while the target verifies it; 0: none. None: 8 on a GPU, none on
+    # CPUs, where it would slow a target on the same machine down.
+    ahead: Annotated[int, Field(ge=0, le=64)] | None = None
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import jinja2
 import numpy as np
+from pydantic import ValidationError
 
 from actors.drafters.registry import (
     AUTO,
@@ -53,7 +54,7 @@ from actors.models.quantization import Quantization
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.text_codec import TextCodec
-from cluster.request_limits import check_local_fields, check_token_ids, num_new_tokens
+from cluster.request_limits import check_local_fields, check_token_ids, first_problem, num_new_tokens
 from cluster.router.core import RouterCore
 from cluster.router.required_rows import least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
@@ -216,6 +217,7 @@ class LocalEngine:
         )
         if max_rows is None:
             max_rows = max(SpeculationConfig().max_rows, least_max_rows(local.values()) + max_draft_tokens)
+        router_config, speculation = _router_options(names, batch_size, max_draft_tokens, max_rows)
         self._target = build_target_engine(
             source,
             dtype,
@@ -226,6 +228,7 @@ class LocalEngine:
             eagle_head=eagle_head if EAGLE in names else None,
             eagle_options=EagleOptions(eagle_depth, eagle_top_k),
         )
+        # It drafts nothing ahead: while the target verifies, this process does nothing else.
         self._draft: DraftEngine | RetokenizedDraftEngine | None = None
         if needs_draft_model(names) and draft_source is not None:
             self._draft = build_draft_engine(
@@ -242,8 +245,8 @@ class LocalEngine:
         options = self._target.options
         self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
         self.core = RouterCore(
-            RouterConfig(max_running=batch_size, max_waiting=batch_size),
-            SpeculationConfig(drafters=tuple(names) or ("none",), max_draft_tokens=max_draft_tokens, max_rows=max_rows),
+            router_config,
+            speculation,
             local,
             self._target.vocab_size,
             self.max_model_len,
@@ -598,3 +601,17 @@ class LocalEngine:
             seconds,
             len(running.token_ids) / seconds if seconds > 0 else 0.0,
         )
+
+
+def _router_options(
+    names: Sequence[str], batch_size: int, max_draft_tokens: int, max_rows: int
+) -> tuple[RouterConfig, SpeculationConfig]:
+    """Raises InvalidRequest that names the engine's own argument."""
+    try:
+        return RouterConfig(max_running=batch_size, max_waiting=batch_size), SpeculationConfig(
+            drafters=tuple(names) or ("none",), max_draft_tokens=max_draft_tokens, max_rows=max_rows
+        )
+    except ValidationError as error:
+        problem = first_problem(error)
+        field = "batch_size" if problem.field == "max_running" else problem.field
+        raise InvalidRequest(field, problem.value, problem.limit) from None

@@ -127,6 +127,14 @@ class RouterMetrics:
             "paceline_stale_sequences": ("Sequences the target had lost", counters.stale_sequences),
             "paceline_abandoned_rounds": ("Rounds without an answer of the target", counters.abandoned_rounds),
             "paceline_targets_lost": ("Target groups that were lost", counters.targets_lost),
+            "paceline_drafts_ahead_ready": (
+                "Drafts that a worker drafting ahead had ready when it was asked",
+                counters.ready_drafts,
+            ),
+            "paceline_drafts_ahead_missed": (
+                "Drafts that a worker drafting ahead had not, or not all of, when it was asked",
+                counters.missed_drafts,
+            ),
             "paceline_late_drafts": ("Answers of draft workers that came too late", counters.late_drafts),
             "paceline_stale_drafts": ("Sequences a draft worker had lost", counters.stale_drafts),
         }

@@ -45,6 +45,8 @@ APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
 TARGET_ID = "target"
 
+_OUTCOMES_AHEAD = 8  # of a draft, where a GPU drafts
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
@@ -66,6 +68,14 @@ class ClusterPlan:
         ranks = self.config.target.tensor_parallel
         drafts = 0.5 * self.config.draft.workers if self.draft is not None else 0.0
         return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
+
+    @property
+    def draft_ahead(self) -> int:
+        """Outcomes of each draft that draft workers draft for before they are asked."""
+        ahead = self.config.draft.ahead
+        if ahead is None:
+            return 0 if self.draft_device == "cpu" else _OUTCOMES_AHEAD
+        return ahead
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -169,6 +179,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             block_size=config.draft.block_size,
             quantization=config.draft.quantization,
             lookahead=LookaheadOptions(**config.draft.lookahead.model_dump()),
+            ahead=plan.draft_ahead,
             target=plan.target,
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))

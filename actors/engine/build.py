@@ -98,11 +98,13 @@ def build_draft_engine(
     quantization: Quantization = "none",
     lookahead: LookaheadOptions | None = None,
     target: ModelSource | None = None,
+    ahead: int = 0,
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Load a draft model, reduced vocabulary or not, with its own cache.
 
     target: the model it drafts for; where their vocabularies differ, drafts go by way of the text. None: the
-    vocabularies are the same. Raises ModelError.
+    vocabularies are the same. ahead: outcomes of each draft to draft for before they are asked for, which needs
+    somebody to call `work_ahead`, and equal vocabularies. Raises ModelError.
     """
     texts = None
     if target is not None and has_own_vocabulary(source, target):
@@ -113,7 +115,7 @@ def build_draft_engine(
     bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
     tokens = kv_cache_tokens or _tokens_that_fit(config, draft.model, kv_cache_fraction, bytes_per_token)
     options = EngineOptions(max(1, tokens // block_size), block_size)
-    engine = DraftEngine(draft.model, options, draft.token_ids, lookahead)
+    engine = DraftEngine(draft.model, options, draft.token_ids, lookahead, ahead if texts is None else 0)
     if texts is None:
         return engine
     logger.info("draft model %s has a vocabulary of its own: its drafts go by way of the text", source.spec)

@@ -33,7 +33,7 @@ class GrowingTree:
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._confidence: list[float] = []
-        self._computed: list[int] = []  # nodes with KV, in the order of their slots
+        self._computed: set[int] = set()
         self._num_steps = 0
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class GrowingTree:
     def begin_step(self, nodes: Sequences[int]) -> None:
         """The step that computes `nodes`, as `expandable` gave them, has been made."""
         self._num_steps += 1
-        self._computed += [node for node in nodes if node != ROOT]
+        self._computed.update(nodes)
 
     def add(self, parent: int, token: int, share: float) -> None:
         """A guess below a node. share: its probability where the parent is right."""
@@ -74,11 +74,6 @@ class GrowingTree:
             tokens.append(self._tokens[node])
             node = self._parents[node]
         return np.asarray(tokens[::-1], dtype=np.int32)
-
-    def computed(self, more: Sequences[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and parents, int32, of the computed nodes and of `more` behind them, in the order of their slots."""
-        nodes = [*self._computed, *(node for node in more if node != ROOT)]
-        return self._part(nodes)
 
     def finished(self) -> DraftTree:
         """The best max_nodes nodes, most probable first."""

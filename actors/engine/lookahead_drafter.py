@@ -127,6 +127,11 @@ class LookaheadDrafter:
         self._num_scopes = 0
         self._suffix_shares = [_FIRST_SHARE, *[_NEXT_SHARE] * (options.phrase_length - 1)]
 
+    @property
+    def most_nodes(self) -> int:
+        """Nodes that a forward computes beside those of the draft."""
+        return self._options.most_nodes
+
     def learn(self, sequence: Sequence, num_new: int) -> None:
         """Take note of a sequence's last `num_new` committed tokens, its prompt at first."""
         state = self._states.get(sequence)

@@ -42,6 +42,16 @@ class Sequence:
         return self._length - self.num_computed
 
     @property
+    def num_draft_nodes(self) -> int:
+        """Draft nodes with KV."""
+        return len(self._tree_tokens)
+
+    @property
+    def draws_from_probs(self) -> bool:
+        """Whether drafts are draws from a distribution that goes with them, as the rejection rule wants them."""
+        return self.sampling.params.acceptance == "rejection"
+
+    @property
     def tokens(self) -> np.ndarray:
         """All known tokens, int32 [length]; a view."""
         return self._buffer[: self._length]
@@ -100,6 +110,30 @@ class Sequence:
             target = self._slots[[self._length + index for _, index in moved]]
             kv.move(source, target)
         self.num_computed += len(path)
+
+    def follow(self, token_ids: np.ndarray, path: list[int], behind: list[int], kv: KvCache) -> None:
+        """Take in new committed tokens, int32 [n], that are all draft nodes, `path`, and keep the KV of the nodes
+        `behind` the last of them, in ascending order: from now on they are the draft nodes."""
+        assert self.num_pending == 0, "draft nodes without the tokens before them"
+        nodes = np.asarray([*path, *behind])
+        moved = np.flatnonzero(nodes != np.arange(len(nodes)))
+        if len(moved):
+            own = self._slots[self._length :]
+            kv.move(own[nodes[moved]], own[moved])
+        index = {node: place for place, node in enumerate(behind)} | {path[-1]: -1}
+        self._tree_tokens = self._tree_tokens[behind]
+        self._tree_parents = np.asarray([index[node] for node in self._tree_parents[behind].tolist()], dtype=np.int32)
+        self.num_computed += len(path)
+        self.extend(token_ids)
+
+    def cut_tree(self, count: int) -> None:
+        """Give up draft nodes beyond the first `count`, and blocks with room for no more than them."""
+        self._tree_tokens, self._tree_parents = self._tree_tokens[:count], self._tree_parents[:count]
+        kept = -(-(self._length + count) // self._pool.block_size)
+        if kept < len(self.blocks):
+            self._pool.release(self.blocks[kept:])
+            del self.blocks[kept:]
+            self._map_slots()
 
     def reserve(self, count: int) -> bool:
         """Have blocks for at least `count` logical slots; False (and nothing taken) if there are not enough."""

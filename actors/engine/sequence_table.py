@@ -33,6 +33,9 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def get(self, seq_id: int) -> Sequence | None:
+        return self._sequences.get(seq_id)
+
     def begin_of(self, item: VerifyItem | DraftItem) -> SequenceStart | None:
         """What is known of the item's sequence besides its tokens; None for one that is not known."""
         if item.delta.start == 0:

@@ -14,8 +14,12 @@ from decimal import Decimal
 from actors.errors import InvalidRequest
 from cluster.bench.prompts import BenchPrompt
 
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_ANSWER_MARKS = ("the answer is", "####")
+# A minus behind a digit or letter is a dash, as in 10-12.
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)\.\d+)")
+_ANSWER_MARKS = (
+    re.compile(rf"the answer is(?:.*?)({_NUMBER.pattern})", re.DOTALL),
+    re.compile(rf"####[ \t]*\$?({_NUMBER.pattern})"),  # else it is a heading of Markdown
+)
 
 Pairs = Sequence[tuple[str, str]]  # answer, reference
 
@@ -43,7 +47,8 @@ def score_answers(prompts: Sequence[BenchPrompt], answers: Mapping[str, str]) ->
 
 
 def can_be_scored(prompt: BenchPrompt) -> bool:
-    return bool(prompt.reference) and _kind_of(prompt) in _METRICS
+    metric = _METRICS.get(_kind_of(prompt))
+    return metric is not None and metric.is_reference(prompt.reference)
 
 
 def check_scoring(prompts: Sequence[BenchPrompt], option: str) -> None:
@@ -60,12 +65,11 @@ def check_scoring(prompts: Sequence[BenchPrompt], option: str) -> None:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that an answer ends with: the first one after "the answer is" or "####", else the last one."""
+    """The number that an answer ends with: the first after "the answer is", or that at "####", else the last one."""
     lowered = text.lower()
     for mark in _ANSWER_MARKS:
-        found = _NUMBER.findall(lowered.partition(mark)[2])
-        if found:
-            return _value_of(found[0])
+        if marked := mark.search(lowered):
+            return _value_of(marked[1])
     found = _NUMBER.findall(lowered)
     return _value_of(found[-1]) if found else None
 
@@ -106,9 +110,10 @@ def _translation_scores(pairs: Pairs) -> dict[str, float]:
 class _Metric:
     measure: Callable[[Pairs], dict[str, float]]  # of one pair or more; values 0 to 1
     package: str = ""  # that it needs beside Paceline's own
+    is_reference: Callable[[str], bool] = lambda text: bool(text.strip())
 
 
-_NUMBERS = _Metric(_exact_match)
+_NUMBERS = _Metric(_exact_match, is_reference=lambda text: final_number(text) is not None)
 _SUMMARIES = _Metric(_rouge, "rouge_score")
 _TRANSLATIONS = _Metric(_translation_scores, "sacrebleu")
 _METRICS = {

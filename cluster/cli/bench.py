@@ -225,10 +225,16 @@ def check_writable(option: str, file: Path | None) -> None:
     """Before an hour is spent on what cannot be saved. Raises InvalidRequest."""
     if file is None:
         return
-    if file.is_dir() or not file.parent.is_dir():
-        raise InvalidRequest(option, str(file), "its directory must exist and it must be a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise InvalidRequest(option, str(file), "it cannot be written")
+    try:
+        if file.is_dir() or not file.parent.is_dir():
+            raise InvalidRequest(option, str(file), "its directory must exist and it must be a file")
+        if not file.exists():
+            file.touch()  # permissions do not tell all
+            file.unlink()
+        elif not os.access(file, os.W_OK):
+            raise InvalidRequest(option, str(file), "it cannot be written")
+    except OSError as error:
+        raise InvalidRequest(option, str(file), f"it cannot be written: {error.strerror}") from None
 
 
 def save_json(file: Path, data: dict[str, Any]) -> None:

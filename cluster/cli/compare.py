@@ -92,13 +92,16 @@ def compare(
     gammas = _gammas(gamma)
     rows = read_bench_prompts(prompts, spec_bench)
     if score:
+        from cluster.bench.prompts import pick_rows
         from cluster.bench.scores import check_scoring
 
-        check_scoring(rows, "--score")
+        check_scoring(pick_rows(rows, rows_per_task)[0], "--score")
     _check_answers(answers, spec_bench, rows)
     check_writable("--json", json_file)
     _check_plot("--plot", plot)
     _check_plot("--learning-plot", learning_plot)
+    if plot is not None and learning_plot is not None and plot.resolve() == learning_plot.resolve():
+        raise InvalidRequest("--learning-plot", str(learning_plot), "it must be another file than that of --plot")
     import torch
 
     from cluster.bench.code_samples import write_samples
@@ -163,9 +166,14 @@ def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
 def _gammas(text: str) -> tuple[int, ...]:
     """Distinct values, as they were written. Raises InvalidRequest."""
     parts = split_names(text)
-    if not parts or not all(part.isdecimal() and 1 <= int(part) <= MAX_GAMMA for part in parts):
+    if not parts or not all(_is_gamma(part) for part in parts):
         raise InvalidRequest("--gamma", text, f"it must hold integers from 1 to {MAX_GAMMA}, comma-separated")
     return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _is_gamma(text: str) -> bool:
+    # Python reads no number of thousands of digits.
+    return text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= MAX_GAMMA
 
 
 def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> None:

@@ -26,6 +26,8 @@ class RouterCounters:
     invalid_trees: Counter[str] = field(default_factory=Counter)
     drafter_errors: Counter[str] = field(default_factory=Counter)
     invalid_head_drafts: int = 0  # rounds whose trees of the head did not belong to its sequences
+    ready_drafts: int = 0  # drafts of sequences that a worker drafted ahead for, and had ready
+    missed_drafts: int = 0  # and had not ready
     late_drafts: int = 0  # awaited answers of draft workers that did not come
     invalid_draft_results: int = 0  # of another round, or malformed as a whole
     stale_drafts: int = 0  # sequences a draft worker had lost

@@ -320,6 +320,8 @@ class Drafting:
             self._counters.invalid_draft_results += 1
             return
         self._workers.answered(worker_id)
+        self._counters.ready_drafts += result.num_ready
+        self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:
             sequence = self._sequences.get(seq_id)
             if sequence is None or sequence.draft_worker != worker_id:

@@ -64,7 +64,6 @@ class ProposedNodes:
     curve: np.ndarray  # int32 [m]: of its source in its context
     confidence: np.ndarray  # float32 [m]
     node: np.ndarray  # int32 [m]: index in the forest, -1 where it is not in it
-    required: np.ndarray  # bool [m]
     is_valid: np.ndarray  # bool [proposals]: whether the tree was what `DraftTree` promises
 
 
@@ -105,8 +104,8 @@ def merge_trees(
     that have several. For a node that the others do not propose is worth less than its source's average, and one that
     they do is worth more. Stop tokens and whatever follows them are left out: the target emits a stop token by itself
     and nothing after it is ever shown. A required node stays though it is one, for the sake of what the target says
-    there; but not deeper than max_depth, where there may be no position to compute it at. One with confidence 0 or of a
-    stop token is no guess: its source counts for nothing in the node's probability.
+    there; but not deeper than max_depth, where there may be no position to compute it at. One with confidence 0, of a
+    stop token or behind one is no guess: its source counts for nothing in the node's probability.
     A tree that breaks its invariants is left out whole and marked in `ProposedNodes.is_valid`.
     Trees must have passed `has_tree_shape`.
     """
@@ -144,7 +143,7 @@ def merge_trees(
     )
     forest = Forest(start, token_ids, parents, probability, claim, best_source, sources, merged)
     curve_of = np.repeat(tree_curve, np.diff(tree_start))
-    return forest, ProposedNodes(source_of, curve_of, confidence, node, required, is_valid)
+    return forest, ProposedNodes(source_of, curve_of, confidence, node, is_valid)
 
 
 def choose_nodes(
@@ -233,7 +232,6 @@ def tally_nodes(
         proposed.curve,
         proposed.confidence,
         proposed.node,
-        proposed.required,
         node_index,
         was_verified,
         was_accepted,
@@ -274,7 +272,6 @@ _NOTHING_PROPOSED = ProposedNodes(
     np.empty(0, np.int32),
     np.empty(0, np.float32),
     np.empty(0, np.int32),
-    np.empty(0, np.bool_),
     np.empty(0, np.bool_),
 )
 
@@ -354,6 +351,7 @@ def _merge(  # type: ignore[no-untyped-def]
     node_of = np.full(total, -1, np.int32)
     source_of = np.empty(total, np.int32)
     own = np.zeros(total, np.float64)
+    is_over = np.zeros(total, np.bool_)  # with this node the text has ended
     out_token = np.empty(total, np.int32)
     out_parent = np.empty(total, np.int32)
     out_p = np.empty(total, np.float64)
@@ -389,15 +387,15 @@ def _merge(  # type: ignore[no-untyped-def]
                     continue
                 level = depth[owner] + 1
                 bound = own[begin + parents[i]]
+                is_over[i] = is_over[begin + parents[i]]
             if level > max_depth[sequence]:
                 continue
-            is_stop = False
             for j in range(stop_start[sequence], stop_start[sequence + 1]):
                 if stop_tokens[j] == tokens[i]:
-                    is_stop = True
-            if is_stop and not required[i]:
+                    is_over[i] = True
+            if is_over[i] and not required[i]:
                 continue
-            is_guess = not is_stop and (not required[i] or confidence[i] > 0.0)
+            is_guess = not is_over[i] and (not required[i] or confidence[i] > 0.0)
             p = min(bound, max(0.0, _interpolate(confidence[i], knots, levels[tree_curve[t]]))) if is_guess else 0.0
             own[i] = p
             child = first_child[owner] if owner >= 0 else root_child[sequence]
@@ -532,7 +530,6 @@ def _tally(  # type: ignore[no-untyped-def]
     curve_of,
     confidence,
     node,
-    required,
     node_index,
     was_verified,
     was_accepted,
@@ -560,12 +557,12 @@ def _tally(  # type: ignore[no-untyped-def]
                 curve = _agreement_curve(sources[m], len(agreement_trials) - 1)
                 _observe(claim[m], was_accepted[m], knots, agreement_trials[curve], agreement_hits[curve])
     for i in range(len(source)):
-        if node[i] < 0 or (required[i] and confidence[i] == 0.0):
-            continue
-        m = node_index[node[i]]
+        m = node_index[node[i]] if node[i] >= 0 else -1
         if m < 0 or not was_verified[m]:
             continue
         origin = source[i]
+        if not sources[m] >> origin & 1:  # it was no guess
+            continue
         verified[sequence_of[m], origin] += 1
         accepted[sequence_of[m], origin] += was_accepted[m]
         expected[sequence_of[m], origin] += _interpolate(confidence[i], knots, levels[origin])

@@ -43,7 +43,7 @@ WAYS = [
     ("prompt_lookup",),
     ("suffix", "ngram_table"),
     ("draft_model",),
-    ("draft_model", "suffix", "prompt_lookup", "soft_ngram", "token_recycling"),
+    ("draft_model", "lookahead", "suffix", "prompt_lookup", "soft_ngram", "token_recycling"),
 ]
 SAMPLED = {"temperature": 0.9, "top_k": 60, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 11}
 

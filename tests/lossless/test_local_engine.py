@@ -35,8 +35,10 @@ HEADS: dict[str, tuple[str, dict]] = {
 
 # Every drafter that has a name is tested here, because it is found by its name.
 DRAFTERS = [(name,) for name in DRAFTER_NAMES if name != "none"]
+ALL = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto"))
 BRANCHES = (1, 2, 4)  # of the draft model's trees
 WAYS = [pytest.param(names, {}, id="+".join(names)) for names in DRAFTERS]
+WAYS.append(pytest.param(ALL, {}, id="all together"))
 WAYS += [pytest.param(("draft_model",), {"branch": branch}, id=f"branch {branch}") for branch in (1, 4)]  # else 2
 
 
@@ -278,6 +280,9 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
         engine(model_dirs["llama"], ("oracle",))
     with pytest.raises(ModelError, match="nowhere"):
         LocalEngine("/nowhere/at/all")
+    for field, value in (("max_rows", 0), ("max_draft_tokens", -1), ("max_draft_tokens", 257), ("batch_size", 0)):
+        with pytest.raises(InvalidRequest, match=f"^{field} is {value}; it should be "):
+            LocalEngine(str(model_dirs["llama"][0]), draft_model="none", **{field: value})
 
 
 def test_a_right_prediction_saves_rounds_and_a_wrong_one_costs_no_token(model_dirs, drafts_pay):

@@ -45,3 +45,30 @@ async def test_a_worker_speaks_the_targets_tokens_whatever_its_model_speaks(tmp_
     same = save_tiny_model(tmp_path / "same", layers=1, hidden_size=16)
     plain = ModelSource("same", "same", same)
     assert len(await drafts_of(DraftSettings(plain, "float32", "cpu", 1, 1024, 16), "say oak")) > 0
+
+
+async def test_a_worker_drafts_ahead_between_requests(tmp_path):
+    source = ModelSource("same", "same", save_tiny_model(tmp_path / "same", layers=1, hidden_size=16))
+    keys = LinkKeys.generate()
+    trees = []
+    for ahead in (0, 2):
+        worker = DraftWorker(DraftSettings(source, "float32", "cpu", 1, 1024, 16, ahead=ahead), 1, "127.0.0.1")
+        link = AsyncLink(worker.server.address, keys)
+        try:
+            worker.server.allow([keys.public])
+            text = [5, 6, 7]
+            start = 0
+            for round_id in range(1, 5):
+                begin = SequenceStart(SamplingParams(seed=1, temperature=0.0), 3) if start == 0 else None
+                item = DraftItem(SequenceDelta(1, start, np.array(text[start:], np.int32)), 4, begin, 2, 2)
+                answer = await link.call(DraftBatch(round_id, [item]), 20.0)
+                assert isinstance(answer, DraftResult)
+                assert answer.num_ahead == (ahead > 0 and start > 0)
+                assert 0 <= answer.num_ready <= answer.num_ahead
+                trees.append((answer.trees[0].token_ids.tolist(), answer.trees[0].parents.tolist()))
+                start = len(text)
+                text += [int(answer.trees[0].token_ids[0]), 9]
+        finally:
+            link.close()
+            worker.stop()
+    assert trees[:4] == trees[4:]

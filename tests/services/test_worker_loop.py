@@ -30,21 +30,31 @@ class Engine:
         self.leave = threading.Event()
         self.error: Exception | None = None
         self.num_cleared = 0
+        self.ahead: list[int] = []  # batches answered when each step of work ahead began
+        self.num_answered = 0
+        self.steps = threading.Semaphore(0)  # of work ahead, allowed
 
     def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult:
         self.leave.wait()
         if self.error is not None:
             raise self.error
+        self.num_answered += 1
         return VerifyResult(batch.round_id, [])
+
+    def work_ahead(self) -> bool:
+        """Three steps after each answer."""
+        self.ahead.append(self.num_answered)
+        assert self.steps.acquire(timeout=PATIENCE_S)
+        return self.ahead.count(self.num_answered) < 3
 
     def clear(self) -> None:
         self.num_cleared += 1
 
 
 @contextmanager
-def working(engine: Engine) -> Iterator[tuple[WorkerLoop, LinkServer]]:
+def working(engine: Engine, ahead: bool = False) -> Iterator[tuple[WorkerLoop, LinkServer]]:
     with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public]) as server:
-        loop = WorkerLoop(engine, server, INFO)
+        loop = WorkerLoop(engine, server, INFO, work_ahead=engine.work_ahead if ahead else None)
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
@@ -83,6 +93,30 @@ async def test_a_batch_that_hangs_shows_until_it_is_done(fails: bool) -> None:
             assert loop.busy_s == 0.0
             assert (loop.num_batches, loop.num_failures, engine.num_cleared) == ((0, 1, 1) if fails else (1, 0, 0))
             assert await answer_to(link, Hello()) == INFO  # the loop lives on
+        finally:
+            link.close()
+
+
+async def test_work_ahead_follows_an_answer_and_a_message_waits_for_one_step_of_it():
+    engine = Engine()
+    engine.leave.set()
+    with working(engine, ahead=True) as (_, server):
+        link = AsyncLink(server.address, ROUTER_KEYS)
+        try:
+            assert isinstance(await answer_to(link, VerifyBatch(1, [])), VerifyResult)
+            await asyncio.to_thread(until, lambda: engine.ahead == [1])
+            second = asyncio.create_task(answer_to(link, VerifyBatch(2, [])))
+            await asyncio.to_thread(until, lambda: server.stats.sent == 1)
+            await asyncio.sleep(0.2)  # it lies in the queue by now
+            assert not second.done()
+            engine.steps.release()
+            assert isinstance(await second, VerifyResult)
+            for _ in range(3):
+                engine.steps.release()
+            await asyncio.to_thread(until, lambda: len(engine.ahead) == 4)
+            assert engine.ahead == [1, 2, 2, 2]
+            await asyncio.sleep(0.3)
+            assert len(engine.ahead) == 4  # done: nothing is worked on until the next answer
         finally:
             link.close()
 

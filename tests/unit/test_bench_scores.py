@@ -34,6 +34,12 @@ def prompt(name, task, reference, benchmark=""):
         ("first 7, then the answer is none", "7"),
         ("1,2,3", "3"),
         ("007.50", "7.5"),
+        ("#### $18", "18"),
+        ("#### Step 1\n6 * 3 = 18\n#### Step 2\nSo it is 18 in all.", "18"),
+        ("#### Step 1\n20 - 2\n#### 18", "18"),
+        ("It takes 10-12", "12"),
+        ("It is -12", "-12"),
+        ("The answer is .5", "0.5"),
     ],
 )
 def test_the_final_number_is_that_after_the_mark_or_the_last(text, number):
@@ -110,6 +116,12 @@ def test_rows_without_reference_metric_or_answer_are_left_out():
         prompt("4", "humaneval", "x", "humaneval"),
     ]
     assert [can_be_scored(one) for one in prompts] == [False, False, True, False]
+    without = [
+        prompt("5", "gsm8k", "no idea", "gsm8k"),
+        prompt("6", "math_reasoning", "#### -"),
+        prompt("7", "cnn_dm", " "),
+    ]
+    assert not any(map(can_be_scored, without))
     assert score_answers(prompts, {"1": "1", "2": "Paris", "4": "x"}) == ()
 
 

@@ -350,6 +350,10 @@ def prompts_file(tmp_path):
         (["--score"], "--score is True; no row has a reference and one of the tasks gsm8k"),
         (["--gamma", "2,65"], "--gamma is '2,65'; it must hold integers from 1 to 64, comma-separated"),
         (["--gamma", ","], "--gamma is ','; it must hold integers"),
+        (["--gamma", "9" * 5000], "it must hold integers from 1 to 64"),
+        (["--json", "/proc/out.json"], "--json is '/proc/out.json'; it cannot be written: "),
+        (["--plot", "x" * 300 + ".png"], "it cannot be written: "),
+        (["--plot", "out.svg", "--learning-plot", "./out.svg"], "it must be another file than that of --plot"),
         (["--corpus", "/absent"], "--corpus is '/absent'; there is no such directory"),
         (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; a --drafter must include retrieval to use it"),
         (["--temperature", "3"], "--temperature is 3.0; it should be less than or equal to 2"),
@@ -358,6 +362,13 @@ def prompts_file(tmp_path):
 )
 def test_what_is_wrong_with_a_comparison_is_said_before_a_model_is_looked_for(refuse, prompts_file, options, expected):
     assert expected in refuse("compare", "--model", "/no/such/model", "--prompts", prompts_file, *options)
+
+
+def test_rows_that_are_left_out_do_not_count_as_rows_to_score(refuse, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"question": "two?", "answer": "no idea"}\n{"question": "one?", "answer": "#### 1"}\n')
+    options = ["--prompts", file, "--score", "--rows-per-task", 1]
+    assert "--score is True; no row has a reference" in refuse("compare", "--model", "/no/such/model", *options)
 
 
 def test_questions_that_cannot_be_read_and_a_place_for_answers_that_cannot_be_made_are_named(refuse, tmp_path):

@@ -53,6 +53,16 @@ def test_drafters_without_the_draft_model_start_no_draft_workers_and_build_nothi
     assert planned.num_cpus == plan(model, "none", ["auto"]).num_cpus
 
 
+def test_drafting_ahead_is_for_workers_that_have_a_gpu_unless_it_is_set(model):
+    planned = plan(model, model, ["draft_model"])
+    assert planned.draft_ahead == 0
+    assert dataclasses.replace(planned, draft_device="cuda").draft_ahead > 0
+    for ahead in (0, 7):
+        config = ClusterConfig.model_validate({"draft": {"ahead": ahead}})
+        for device in ("cpu", "cuda"):
+            assert dataclasses.replace(planned, config=config, draft_device=device).draft_ahead == ahead
+
+
 @pytest.mark.parametrize("drafters", [["auto"], ["draft_model"], ["suffix", "draft_model"], ["ouroboros"]])
 def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
     planned = plan(model, model, drafters)

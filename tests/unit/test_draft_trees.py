@@ -218,11 +218,10 @@ def test_a_growing_tree_is_always_valid_and_has_the_most_probable_of_its_nodes(m
     rng = np.random.default_rng(seed)
     tree = GrowingTree(max_nodes, max_depth, branch)
     steps = 0
+    computed: list[Path] = []
     while nodes := tree.expandable():
-        tokens, parents = tree.computed(nodes)
-        new = [node for node in nodes if node != ROOT]
-        assert (parents < np.arange(len(parents))).all()
-        assert [path[-1] for path in map(tree.path, new)] == tokens[len(tokens) - len(new) :].tolist()
+        computed += [tuple(tree.path(node).tolist()) for node in nodes if node != ROOT]
+        assert all(len(path) == 1 or path[:-1] in computed for path in computed)
         tree.begin_step(nodes)
         steps += 1
         for node in nodes:
@@ -231,7 +230,7 @@ def test_a_growing_tree_is_always_valid_and_has_the_most_probable_of_its_nodes(m
                 tree.add(node, token, share)
     finished = tree.finished()
     assert steps <= max_depth
-    assert len(tree.computed()[0]) <= tree.max_computed
+    assert len(set(computed)) == len(computed) <= tree.max_computed
     assert finished.is_valid(8)
     assert len(finished) == min(len(tree), max_nodes)
     assert (np.diff(finished.confidence) <= 0).all()

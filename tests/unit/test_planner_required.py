@@ -103,7 +103,7 @@ def test_required_nodes_stay_with_their_parents_beside_no_more_others_than_allow
         assert {path for path, node in nodes.items() if chosen.required[node]} == wanted
         others = nodes.keys() - wanted
         assert len(others) <= max_nodes
-        assert not any(path[-1] in stop for path in others)
+        assert not any(set(path) & set(stop) for path in others)
         assert not any(chosen.probability[node] for path, node in nodes.items() if set(path) & set(stop))
         num_others += len(others)
     assert num_others <= len(steps)
@@ -182,6 +182,19 @@ def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing
         assert verified.tolist() == accepted.tolist() == [[0, 1]]
         assert calibration.own.trials[0].sum() == before[0]
         assert calibration.agreement.trials.sum() == pytest.approx(before[1] + 1.0)  # of the guess
+
+
+def test_a_required_stop_token_and_what_follows_it_are_no_guesses_and_teach_nothing():
+    one = tree({(4,): 0.5, (4, 1): 0.4, (4, 2): 0.3}, {(4,), (4, 1)})
+    calibration, limits = SourceCalibration(1), limits_of(1, 9, stop=(4,))
+    forest, proposed = merge_trees([Proposal(0, 0, one)], limits, calibration, VOCAB)
+    assert set(by_sequence(forest)[0]) == {(4,), (4, 1)}
+    assert not forest.sources.any()
+    chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(1))
+    was = np.ones(2, np.bool_)
+    verified, accepted, expected = tally_nodes(proposed, index, chosen, was, ~was, calibration)
+    assert (verified.sum(), accepted.sum(), expected.sum()) == (0, 0, 0.0)
+    assert calibration.own.trials.sum() == calibration.agreement.trials.sum() == 0.0
 
 
 def test_a_phrase_in_the_window_is_a_guess_like_any_other():

@@ -879,6 +879,22 @@ def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start():
     assert core.counters.stale_drafts == 1
 
 
+def test_drafts_that_a_worker_had_ready_and_had_not_are_counted():
+    target = ToyTarget(VOCAB_SIZE)
+    worker = Worker(target)
+    core = make_core()
+    core.set_draft_workers(["w"])
+    core.add(request(stop_token_ids=()), 0.0)
+    for num_ahead, num_ready in ((0, 0), (1, 1), (1, 0), (1, 1)):
+
+        def answer(round, figures=(num_ahead, num_ready)):
+            result = worker.draft(round.draft_batches["w"])
+            return {"w": DraftResult(result.round_id, result.seq_ids, result.trees, [], 0.0, *figures)}
+
+        one_round(core, target, results=answer)
+    assert (core.counters.ready_drafts, core.counters.missed_drafts) == (2, 1)
+
+
 def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_when_nobody_waits():
     target = ToyTarget(VOCAB_SIZE)
     worker = Worker(target)

@@ -1,0 +1,208 @@
+"""Where Redis or Valkey is and how to reach it: one server, Sentinel or Cluster, with TLS and ACL users."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from cache_service.errors import SettingError
+
+Client = redis.Redis | RedisCluster
+
+_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_DEFAULT_PORT = 6379
+_DEFAULT_SENTINEL_PORT = 26379
+_FORM = (
+    "it must be redis://host:port/db, rediss://..., redis+sentinel://host:port,host:port/service or redis+cluster://..."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a URL says."""
+
+    hosts: tuple[tuple[str, int], ...]
+    mode: str  # "single", "sentinel" or "cluster"
+    tls: bool
+    database: int
+    service: str  # name of the primary that Sentinel watches
+    username: str | None
+    password: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """How to reach the store. repr and errors leave passwords out. Raises SettingError.
+
+    A user and password given here come before those of the URL. TLS (`rediss`) always verifies the server.
+    """
+
+    url: str = field(repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None  # None: the system's certificate authorities
+    certificate_file: Path | None = None  # of this client
+    key_file: Path | None = None
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    connect_timeout_s: float = 1.0
+    read_timeout_s: float = 2.0
+    num_retries: int = 1  # after a lost connection; the callers have back-offs of their own
+    max_connections: int = 8
+
+    def __post_init__(self) -> None:
+        address = parse_url(self.url)
+        for name in ("connect_timeout_s", "read_timeout_s"):
+            if not 0.01 <= getattr(self, name) <= 60:
+                raise SettingError(name, getattr(self, name), "it must be 0.01 to 60")
+        if not 0 <= self.num_retries <= 5:
+            raise SettingError("num_retries", self.num_retries, "it must be 0 to 5")
+        if not 1 <= self.max_connections <= 1024:
+            raise SettingError("max_connections", self.max_connections, "it must be 1 to 1024")
+        for name in ("ca_file", "certificate_file", "key_file"):
+            path = getattr(self, name)
+            if path is not None and not address.tls:
+                raise SettingError(name, str(path), "it needs a URL with TLS: rediss://, rediss+sentinel://, ...")
+            if path is not None and not path.is_file():
+                raise SettingError(name, str(path), "it must be a file that exists")
+        if (self.key_file is None) != (self.certificate_file is None):
+            raise SettingError("key_file", str(self.key_file), "it must be given together with certificate_file")
+
+    @property
+    def address(self) -> Address:
+        return parse_url(self.url)
+
+    def __str__(self) -> str:
+        """Where the store is, without user or password: for logs."""
+        address = self.address
+        hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
+        return f"{address.mode}{' with TLS' if address.tls else ''} {hosts}"
+
+
+class Connection:
+    """A client that is made when it is first needed, since Cluster looks for its nodes at once. Thread-safe."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self._lock = Lock()
+        self._client: Client | None = None
+
+    def client(self) -> Client:
+        """The client; raises what redis-py raises, for Cluster also when no node answers."""
+        with self._lock:
+            if self._client is None:
+                self._client = open_client(self.settings)
+            return self._client
+
+    def close(self) -> None:
+        """Close its connections. It opens new ones if it is used again."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+def open_client(settings: ConnectionSettings) -> Client:
+    """A client with bounded timeouts. Only Cluster connects here already."""
+    address = settings.address
+    # RESP2: nothing here wants push messages, and RESP3 would add a handshake about maintenance to every connection.
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "username": settings.username if settings.username is not None else address.username,
+        "password": settings.password if settings.password is not None else address.password,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "socket_timeout": settings.read_timeout_s,
+        "retry": Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), settings.num_retries),
+        "max_connections": settings.max_connections,
+    }
+    tls: dict[str, Any] = {}
+    if address.tls:
+        tls = {
+            "ssl": True,
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_ca_certs": _text(settings.ca_file),
+            "ssl_certfile": _text(settings.certificate_file),
+            "ssl_keyfile": _text(settings.key_file),
+        }
+    if address.mode == "cluster":
+        nodes = [
+            ClusterNode(host, port)  # type: ignore[no-untyped-call]
+            for host, port in address.hosts
+        ]
+        return RedisCluster(startup_nodes=nodes, **options, **tls)
+    if address.mode == "sentinel":
+        sentinel = Sentinel(  # type: ignore[no-untyped-call]
+            address.hosts,
+            sentinel_kwargs={
+                **tls,
+                "protocol": 2,
+                "username": settings.sentinel_username,
+                "password": settings.sentinel_password,
+                "socket_connect_timeout": settings.connect_timeout_s,
+                "socket_timeout": settings.read_timeout_s,
+                "retry": Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), settings.num_retries),
+            },
+        )
+        primary: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
+            address.service, db=address.database, **options, **tls
+        )
+        return primary
+    ((host, port),) = address.hosts
+    return redis.Redis(host, port, db=address.database, **options, **tls)
+
+
+def parse_url(url: str) -> Address:
+    """Raises SettingError, which shows the URL without user and password."""
+    shown = re.sub(r"//[^/]*@", "//...@", url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise SettingError("url", shown, _FORM) from None
+    if parts.scheme not in _SCHEMES or parts.query or parts.fragment:
+        raise SettingError("url", shown, _FORM)
+    mode = parts.scheme.partition("+")[2] or "single"
+    credentials, _, places = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    port = _DEFAULT_SENTINEL_PORT if mode == "sentinel" else _DEFAULT_PORT
+    hosts = tuple(_parse_host(place, port, shown) for place in places.split(","))
+    if mode == "single" and len(hosts) != 1:
+        raise SettingError("url", shown, "a single server has one host; several belong to Sentinel or Cluster")
+    path = [unquote(part) for part in parts.path.split("/")[1:] if part]
+    service = path.pop(0) if mode == "sentinel" and path else ""
+    if mode == "sentinel" and not service:
+        raise SettingError("url", shown, "Sentinel needs the name of its service: redis+sentinel://host:port/service")
+    database = path.pop(0) if path else "0"
+    if path or not re.fullmatch(r"[0-9]{1,5}", database) or (mode == "cluster" and database != "0"):
+        raise SettingError("url", shown, "after the hosts it may have a database number only; Cluster has database 0")
+    return Address(
+        hosts,
+        mode,
+        parts.scheme.startswith("rediss"),
+        int(database),
+        service,
+        unquote(username) or None,
+        unquote(password) or None,
+    )
+
+
+def _parse_host(text: str, default_port: int, shown: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", text)
+    port = int(match[2]) if match and match[2] else default_port
+    if match is None or not 1 <= port <= 65535:
+        raise SettingError("url", shown, f"a host must be name:port with a port of 1 to 65535; {_FORM}")
+    return match[1].strip("[]"), port
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,64 @@
+"""What a fold makes of the segments there are: pure decisions over manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache_service.errors import SettingError
+from cache_service.manifest import Generation, SegmentEntry
+from cache_service.segment import MAX_SEGMENT_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class FoldLimits:
+    """Budgets of a namespace. Raises SettingError."""
+
+    segment_tokens: int = 2**20  # in a segment, at most
+    generation_tokens: int = 4 * 2**20  # a generation with so many is closed
+    generation_s: float = 24 * 3600.0  # one that is so old as well
+    max_generations: int = 4  # the open one included; the oldest is dropped whole
+    max_bytes: int = 256 * 2**20  # of all segments together, as they lie in Redis
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "segment_tokens": (1, MAX_SEGMENT_TOKENS),
+            "generation_tokens": (1, 2**40),
+            "generation_s": (0.001, 2**32),
+            "max_generations": (2, 1000),
+            "max_bytes": (1, 2**40),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise SettingError(name, getattr(self, name), f"it must be {low} to {high}")
+
+
+def num_absorbed(segments: Sequence[SegmentEntry], num_new_tokens: int, segment_tokens: int) -> int:
+    """How many of the last segments to write anew together with `num_new_tokens`.
+
+    A segment is absorbed by as many tokens as half its own, so that each token is rewritten only a few times on its way
+    into a full segment, and few small segments stay.
+    """
+    absorbed, total = 0, num_new_tokens
+    for segment in reversed(segments):
+        if segment.num_tokens > 2 * total or segment.num_tokens + total > segment_tokens:
+            break
+        total += segment.num_tokens
+        absorbed += 1
+    return absorbed
+
+
+def after_fold(
+    generations: Sequence[Generation], segments: Sequence[SegmentEntry], now_s: int, limits: FoldLimits
+) -> tuple[Generation, ...]:
+    """The generations when the open one holds `segments`: it may close, and the oldest may go."""
+    opened = generations[-1]
+    started_s = opened.started_s if opened.segments else now_s
+    result = [*generations[:-1], Generation(opened.number, started_s, tuple(segments))]
+    if result[-1].num_tokens >= limits.generation_tokens or now_s - started_s >= limits.generation_s:
+        result.append(Generation(opened.number + 1, now_s))
+    while len(result) > 1 and (
+        len(result) > limits.max_generations or sum(generation.num_bytes for generation in result) > limits.max_bytes
+    ):
+        del result[0]
+    return tuple(result)

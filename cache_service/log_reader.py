@@ -1,0 +1,277 @@
+"""How one namespace is read: manifest, then segments, then the log, and from the start again when that makes no sense.
+
+The reader keeps the id of the last entry it has read and asks for the log from that entry on, that one included: if it
+comes first in the answer, nothing between has been lost. If it is gone, the log was trimmed past the reader, or the
+data are not the ones it knew. A fold trims the log only up to where the fold before it ended, so a reader that has
+taken the newest manifest finds its place in the log for as long as a fold interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from cache_service.documents import Piece
+from cache_service.entry_codec import decode_entry
+from cache_service.errors import FormatError, SettingError, StoreUnavailable
+from cache_service.frame import FrameCodec
+from cache_service.manifest import Manifest, SegmentEntry, decode_manifest
+from cache_service.segment import decode_segment
+from cache_service.store import LogView, Store
+from cache_service.stream_id import START, parse_id
+
+log = logging.getLogger(__name__)
+
+ResetReason = Literal["epoch", "went back", "gap", "moved on", "generation"]
+
+
+class Listener(Protocol):
+    """Who wants to know what a namespace holds. Called from one thread; what it raises is logged and counted."""
+
+    def reset(self) -> None:
+        """Forget everything: what comes next is all there is."""
+
+    def pieces(self, generation: int, pieces: list[Piece]) -> None:
+        """More pieces of a generation. Some may have been told before. Copy the token_ids you keep: they are views."""
+
+    def expire(self, oldest_generation: int) -> None:
+        """Forget the generations before this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """Bounds of reading. Raises SettingError."""
+
+    warm_tokens: int = 16 * 2**20  # of the newest segments that are read at a start; 0: the log alone
+    warm_deadline_s: float = 30.0  # what has not been read by then is left out
+    read_entries: int = 64  # of the log, at once
+
+    def __post_init__(self) -> None:
+        bounds = {"warm_tokens": (0, 2**40), "warm_deadline_s": (0, 3600), "read_entries": (1, 4096)}
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise SettingError(name, getattr(self, name), f"it must be {low} to {high}")
+
+
+@dataclass(slots=True)
+class ReaderCounters:
+    """Since the start."""
+
+    entries: int = 0
+    entry_tokens: int = 0
+    corrupt_entries: int = 0
+    segments: int = 0
+    segment_tokens: int = 0
+    corrupt_segments: int = 0
+    missing_segments: int = 0
+    skipped_segments: int = 0  # past the deadline of a warm start
+    corrupt_manifests: int = 0
+    lost_log: int = 0  # starts at which the log no longer reached back to the segments
+    resets: int = 0
+    listener_faults: int = 0
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the reader stands."""
+
+    epoch: str | None
+    version: int  # of the manifest that it knows
+    manifest: Manifest | None
+    segments: deque[tuple[int, SegmentEntry]]  # still to be read
+    num_segments: int
+    deadline: float
+    cursor: str  # the last entry that is known
+    is_anchored: bool = False  # the cursor's entry has been in the log
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Reads one namespace for one listener, in steps. Not thread-safe."""
+
+    store: Store
+    codec: FrameCodec
+    listener: Listener
+    settings: ReaderSettings = field(default_factory=ReaderSettings)
+    clock: Callable[[], float] = time.monotonic
+    counters: ReaderCounters = field(default_factory=ReaderCounters)
+    _place: _Place | None = None
+    _has_delivered: bool = False
+
+    def step(self) -> bool:
+        """One question to Redis and what follows from it; True if there is more to read at once. Raises StoreError."""
+        if self._place is None:
+            self._place = self._begin()
+            return True
+        if self._place.segments:
+            self._read_segment(self._place)
+            return True
+        return self._read_log(self._place)
+
+    @property
+    def warm_ratio(self) -> float:
+        """Share of the segments of this start that have been dealt with, 0 to 1."""
+        place = self._place
+        if place is None:
+            return 0.0
+        return 1.0 - len(place.segments) / place.num_segments if place.num_segments else 1.0
+
+    def _begin(self) -> _Place:
+        stored = self.store.read_manifest()
+        manifest = self._decode_manifest(stored.frame, stored.epoch)
+        segments = newest_segments(manifest, self.settings.warm_tokens) if manifest is not None else []
+        return _Place(
+            epoch=stored.epoch,
+            version=stored.version,
+            manifest=manifest,
+            segments=deque(segments),
+            num_segments=len(segments),
+            deadline=self.clock() + self.settings.warm_deadline_s,
+            cursor=manifest.folded_id if manifest is not None else START,
+        )
+
+    def _decode_manifest(self, frame: bytes | None, epoch: str | None) -> Manifest | None:
+        if frame is None:
+            return None
+        try:
+            manifest = decode_manifest(self.codec, frame)
+        except FormatError as error:
+            log.warning("the manifest of %s cannot be used: %s", self.store.keys.namespace, error)
+            self.counters.corrupt_manifests += 1
+            return None
+        return manifest if manifest.epoch == epoch else None
+
+    def _read_segment(self, place: _Place) -> None:
+        if self.clock() > place.deadline:
+            self.counters.skipped_segments += len(place.segments)
+            place.segments.clear()
+            return
+        generation, entry = place.segments[0]
+        frame = self.store.read_segment(entry.digest, entry.num_bytes)
+        place.segments.popleft()  # only now: a fault of the store leaves it to the next step
+        if frame is None:
+            self.counters.missing_segments += 1
+            return
+        try:
+            pieces = decode_segment(self.codec, entry.digest, frame)
+        except FormatError as error:
+            log.warning("a segment of %s is left out: %s", self.store.keys.namespace, error)
+            self.counters.corrupt_segments += 1
+            return
+        self.counters.segments += 1
+        self.counters.segment_tokens += entry.num_tokens
+        self._deliver(generation, pieces)
+
+    def _read_log(self, place: _Place) -> bool:
+        view = self.store.read_log(place.cursor, self.settings.read_entries + 1)
+        reason = reset_reason(place.epoch, place.version, place.cursor, place.is_anchored, view)
+        if reason is None and view.version != place.version:
+            reason = self._renew_manifest(place)
+        if reason is not None:
+            self._restart(reason)
+            return True
+        entries = view.entries
+        if entries and entries[0][0] == place.cursor:
+            place.is_anchored = True
+            entries = entries[1:]
+        elif not place.is_anchored and place.cursor != START and entries:
+            self.counters.lost_log += 1
+        self._check_order(place.cursor, entries)
+        for entry_id, frame in entries:
+            place.cursor, place.is_anchored = entry_id, True
+            self._read_entry(place.manifest, entry_id, frame)
+        return len(entries) >= self.settings.read_entries
+
+    def _check_order(self, cursor: str, entries: list[tuple[str, bytes]]) -> None:
+        ids = [parse_id(entry_id) for entry_id, _ in entries]
+        if any(later <= earlier for earlier, later in zip([parse_id(cursor), *ids], ids, strict=False)):
+            raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
+
+    def _read_entry(self, manifest: Manifest | None, entry_id: str, frame: bytes) -> None:
+        try:
+            pieces = decode_entry(self.codec, frame)
+        except FormatError as error:
+            log.debug("an entry of %s is left out: %s", self.store.keys.namespace, error)
+            self.counters.corrupt_entries += 1
+            return
+        self.counters.entries += 1
+        self.counters.entry_tokens += sum(len(piece.token_ids) for piece in pieces)
+        self._deliver(generation_of(manifest, entry_id), pieces)
+
+    def _renew_manifest(self, place: _Place) -> ResetReason | None:
+        """Take over a newer manifest: which generations there are. Its segments hold what the log has told."""
+        stored = self.store.read_manifest()
+        if stored.epoch != place.epoch:
+            return "epoch"
+        manifest, known = self._decode_manifest(stored.frame, stored.epoch), place.manifest
+        place.version = stored.version
+        if manifest is None:
+            return None
+        place.manifest = manifest
+        newest = known.open_generation.number if known is not None else 0
+        if manifest.oldest_generation > newest:
+            return "generation"
+        if manifest.oldest_generation > (known.oldest_generation if known is not None else 0):
+            self._tell(lambda: self.listener.expire(manifest.oldest_generation))
+        return None
+
+    def _restart(self, reason: ResetReason) -> None:
+        log.info("namespace %s is read from the start: %s", self.store.keys.namespace, reason)
+        self._place = None
+        if self._has_delivered:
+            self._has_delivered = False
+            self.counters.resets += 1
+            self._tell(self.listener.reset)
+
+    def _deliver(self, generation: int, pieces: list[Piece]) -> None:
+        self._has_delivered = True
+        self._tell(lambda: self.listener.pieces(generation, pieces))
+
+    def _tell(self, message: Callable[[], None]) -> None:
+        try:
+            message()
+        except Exception:
+            log.exception("a listener of namespace %s failed", self.store.keys.namespace)
+            self.counters.listener_faults += 1
+
+
+def newest_segments(manifest: Manifest, max_tokens: int) -> list[tuple[int, SegmentEntry]]:
+    """As many of the newest segments as hold `max_tokens` together, oldest first, each with its generation."""
+    chosen: list[tuple[int, SegmentEntry]] = []
+    for generation, entry in reversed(manifest.segments):
+        max_tokens -= entry.num_tokens
+        if max_tokens < 0:
+            break
+        chosen.append((generation, entry))
+    return chosen[::-1]
+
+
+def generation_of(manifest: Manifest | None, entry_id: str) -> int:
+    """Where an entry of the log has been folded, or will be."""
+    if manifest is None:
+        return 0
+    if parse_id(entry_id) <= parse_id(manifest.folded_id):
+        return manifest.folded_generation
+    return manifest.open_generation.number
+
+
+def reset_reason(epoch: str | None, version: int, cursor: str, is_anchored: bool, view: LogView) -> ResetReason | None:
+    """Why a reader that knows these must begin again, or None.
+
+    view: the log from `cursor` on. Data of another epoch are other data; a version that went back means old data;
+    without its anchor a reader has missed something, or stands in the future of restored data; and before it had one, a
+    new manifest may have taken away what it has not read.
+    """
+    if view.epoch != epoch:
+        return "epoch"
+    if view.version < version:
+        return "went back"
+    if view.entries and view.entries[0][0] == cursor:
+        return None
+    if is_anchored:
+        return "gap"
+    return "moved on" if view.version != version else None

@@ -1,0 +1,98 @@
+"""The manifest of a namespace: which segments make up its past, and up to where the stream has been folded into them.
+
+Segments stand in generations. The last is open: everything that is not folded yet will be folded into it. The oldest is
+dropped whole when there are too many.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from cache_service.errors import FormatError, FormatFault
+from cache_service.frame import Content, FrameCodec
+from cache_service.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_TOKENS
+from cache_service.stream_id import PATTERN, START, parse_id
+
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 4 * 2**20
+"""Of a manifest's body: room for some 25,000 segments."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class SegmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One segment as the manifest knows it."""
+
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_TOKENS)]
+    num_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_BYTES)]
+    first_s: _Count  # Unix times of its oldest and newest piece
+    last_s: _Count
+
+
+class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Segments that were filled at the same time and will be dropped at the same time."""
+
+    number: _Count  # one more than the generation before it
+    started_s: _Count
+    segments: tuple[SegmentEntry, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self.segments)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(segment.num_bytes for segment in self.segments)
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one write of the manifest says. `generations` is never empty and counts up."""
+
+    epoch: str  # of the data set that it was folded from
+    version: _Count  # one more with every write
+    fencing_token: _Count  # of the lease that it was written under
+    generations: tuple[Generation, ...]
+    folded_id: Annotated[str, msgspec.Meta(pattern=PATTERN)] = START  # the last stream entry in the segments
+    folded_generation: _Count = 0  # where the last fold put its pieces
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def open_generation(self) -> Generation:
+        return self.generations[-1]
+
+    @property
+    def oldest_generation(self) -> int:
+        return self.generations[0].number
+
+    @property
+    def segments(self) -> list[tuple[int, SegmentEntry]]:
+        """(generation, segment), oldest first."""
+        return [(generation.number, segment) for generation in self.generations for segment in generation.segments]
+
+
+def encode_manifest(codec: FrameCodec, manifest: Manifest) -> bytes:
+    """Raises FormatError "oversize" for a manifest that no reader would take."""
+    body = msgspec.json.encode(manifest)
+    if len(body) > MAX_MANIFEST_BYTES:
+        raise FormatError("oversize", f"a manifest takes {len(body)} bytes; the limit is {MAX_MANIFEST_BYTES}")
+    return codec.pack(Content.MANIFEST, body)
+
+
+def decode_manifest(codec: FrameCodec, frame: bytes) -> Manifest:
+    """Raises FormatError for anything that `encode_manifest` has not made."""
+    body = codec.unpack(Content.MANIFEST, frame, MAX_MANIFEST_BYTES)
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FormatError("garbage", f"a manifest cannot be read: {type(error).__name__}") from None
+    if manifest.format_version != FORMAT_VERSION:
+        reason: FormatFault = "newer" if manifest.format_version > FORMAT_VERSION else "garbage"
+        raise FormatError(reason, f"a manifest has format {manifest.format_version}; expected {FORMAT_VERSION}")
+    numbers = [generation.number for generation in manifest.generations]
+    if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise FormatError("garbage", f"a manifest's generations are {numbers[:10]}; they must count up by one")
+    parse_id(manifest.folded_id)
+    return manifest

@@ -1,0 +1,62 @@
+"""The names of everything that one namespace of the shared cache keeps in Redis.
+
+The braces make all keys of a namespace one hash slot, so that scripts and transactions over them run on Redis Cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cache_service.errors import SettingError
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """Keys `sd:{<fingerprint>:<namespace>}:<kind>`.
+
+    fingerprint: of target weights, tokenizer and chat template; namespace: of a tenant and its salt. Both 1-128 of
+    A-Z a-z 0-9 _ . -, else SettingError.
+    """
+
+    fingerprint: str
+    namespace: str
+
+    def __post_init__(self) -> None:
+        for field in ("fingerprint", "namespace"):
+            if not _NAME.fullmatch(getattr(self, field)):
+                raise SettingError(field, getattr(self, field), "it must be 1-128 characters of A-Z a-z 0-9 _ . -")
+
+    def key(self, kind: str) -> str:
+        return f"sd:{{{self.fingerprint}:{self.namespace}}}:{kind}"
+
+    @property
+    def epoch(self) -> str:
+        """String: random, written once per data set. It lives as long as the namespace is written to."""
+        return self.key("epoch")
+
+    @property
+    def log(self) -> str:
+        """Stream of entries, one field "e" each."""
+        return self.key("log")
+
+    @property
+    def manifest(self) -> str:
+        """Hash: body, version, token (of the fence), folded (stream id)."""
+        return self.key("manifest")
+
+    @property
+    def lease(self) -> str:
+        """String with a time to live: which compactor may fold."""
+        return self.key("lease")
+
+    @property
+    def fence(self) -> str:
+        """Counter: one more for every lease that was granted."""
+        return self.key("fence")
+
+    def segment(self, digest: str) -> str:
+        """String with a time to live: the segment of this SHA-256, in hex."""
+        return self.key(f"segment:{digest}")

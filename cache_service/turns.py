@@ -1,0 +1,71 @@
+"""One background thread that gives many small tasks their turns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_PAUSE_AFTER_FAULT_S = 5.0
+_IDLE_S = 60.0
+
+
+class Turns:
+    """Calls every task when its time has come, one after another.
+
+    A task returns the seconds until its next turn. One that raises is logged and tried again later: tasks that answer
+    for their own faults do not raise.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.num_faults = 0
+        self._tasks: dict[str, Callable[[], float]] = {}
+        self._due: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, name: str, task: Callable[[], float]) -> None:
+        """Begin at once; replaces a task of the same name."""
+        with self._lock:
+            self._tasks[name] = task
+            self._due[name] = 0.0
+        self._wake.set()
+
+    def remove(self, name: str) -> None:
+        """No turn begins after this; one that is under way ends."""
+        with self._lock:
+            self._tasks.pop(name, None)
+            self._due.pop(name, None)
+
+    def close(self, timeout_s: float) -> bool:
+        """End the thread after the turn that is under way; False if that takes longer than `timeout_s`."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            with self._lock:
+                name = min(self._due, key=self._due.__getitem__, default=None)
+                wait_s = _IDLE_S if name is None else self._due[name] - time.monotonic()
+                task = None if name is None else self._tasks[name]
+            if task is None or name is None or wait_s > 0:
+                self._wake.wait(wait_s)
+                continue
+            try:
+                pause_s = task()
+            except Exception:
+                log.exception("%s: a turn of %s failed", self._thread.name, name)
+                self.num_faults += 1
+                pause_s = _PAUSE_AFTER_FAULT_S
+            with self._lock:
+                if self._tasks.get(name) is task:
+                    self._due[name] = time.monotonic() + pause_s

@@ -1,0 +1,208 @@
+"""Ways to reach the store: users with few rights, TLS with client certificates, Cluster and Sentinel."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import random
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from cache_service.compactor import Compactor
+from cache_service.connection import ConnectionSettings
+from cache_service.embedded_server import MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
+from cache_service.errors import StoreRefused, StoreUnavailable
+from cache_service.publisher import Publisher, PublisherSettings
+from paceline_testing.cache_stores import Namespace, contents, piece, until
+
+GIVEN = [piece("a", 0, range(10)), piece("a", 10, range(10)), piece("b", 0, [1, 2])]
+
+# What each role needs, in the words of an ACL; the keys are those of one namespace.
+WRITER = "+@connection +multi +exec +discard +set +xadd +expire"
+READER = "+@connection +multi +exec +discard +get +hget +hstrlen +getrange +xrange"
+COMPACTOR = f"{READER} +set +xtrim +expire +pexpire +evalsha +eval +hset +hmget +del"
+
+
+def use(namespace):
+    """Append, fold and read: every question that is ever asked."""
+    for part in GIVEN:
+        namespace.append(part)
+        Compactor(namespace.store, namespace.codec).release()
+        compactor = Compactor(namespace.store, namespace.codec)
+        compactor.fold()
+        compactor.release()
+    documents, counters = namespace.read()
+    assert documents.contents == contents(GIVEN)
+    assert counters.segments > 0
+    return documents
+
+
+def with_rights(server, user, keys, rights):
+    Namespace(server.settings).redis.execute_command(
+        "ACL", "SETUSER", user, "reset", "on", ">pass", f"~{keys.key('*')}", *rights.split()
+    )
+    return replace(server.settings, username=user, password="pass")
+
+
+def test_roles_need_few_rights_and_have_no_others(shared_server):
+    whole = Namespace(shared_server.settings)
+    name = whole.keys.namespace
+    writer = Namespace(with_rights(shared_server, "writer", whole.keys, WRITER), name)
+    reader = Namespace(with_rights(shared_server, "reader", whole.keys, READER), name)
+    compacting = Namespace(with_rights(shared_server, "compactor", whole.keys, COMPACTOR), name)
+    for part in GIVEN:
+        writer.append(part)
+        compactor = Compactor(compacting.store, compacting.codec)
+        compactor.fold()
+        compactor.release()
+    assert reader.read()[0].contents == contents(GIVEN)
+    for refused in (
+        writer.read,
+        lambda: reader.append(GIVEN[0]),
+        Namespace(writer.connection.settings, "other").read,
+        lambda: Namespace(writer.connection.settings, "other").append(GIVEN[0]),
+        Compactor(writer.store, writer.codec).fold,
+    ):
+        with pytest.raises(StoreRefused, match="NoPermission"):
+            refused()
+
+
+def test_a_publisher_without_rights_drops_and_counts(shared_server):
+    allowed = Namespace(shared_server.settings)
+    settings = with_rights(shared_server, "only-own", allowed.keys, WRITER)
+    publisher = Publisher(Namespace(settings).open, PublisherSettings(flush_s=0.01))
+    publisher.publish("foreign", GIVEN[0].document_id, 0, [1, 2, 3])
+    publisher.publish(allowed.keys.namespace, GIVEN[0].document_id, 0, [1, 2])
+    assert publisher.close(20)
+    assert publisher.counters.refused_tokens == 3
+    assert publisher.counters.written_tokens == 2
+
+
+def test_a_wrong_password_is_an_outage_that_does_not_show_it(shared_server):
+    wrong = Namespace(replace(shared_server.settings, password="wrong-secret"))
+    with pytest.raises(StoreUnavailable, match="Authentication") as raised:
+        wrong.append(GIVEN[0])
+    assert "wrong-secret" not in str(raised.value) + repr(raised.value)
+
+
+# --- TLS
+
+
+def certificate(directory, name, issuer=None):
+    """Files <name>.pem and <name>.key; returns what signs others."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    issuer_name, issuer_key = issuer or (subject, key)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer_name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(issuer_key, hashes.SHA256())
+    )
+    (directory / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (directory / f"{name}.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return subject, key
+
+
+@pytest.fixture
+def tls_server(tmp_path):
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.skip("redis-server is not on the PATH; the bundled server speaks no TLS")
+    authority = certificate(tmp_path, "authority")
+    certificate(tmp_path, "server", authority)
+    certificate(tmp_path, "client", authority)
+    certificate(tmp_path, "stranger")
+    port = random.randrange(MIN_PORT, MAX_PORT)
+    extra = (
+        f"tls-port {port}",
+        f"tls-cert-file {tmp_path}/server.pem",
+        f"tls-key-file {tmp_path}/server.key",
+        f"tls-ca-cert-file {tmp_path}/authority.pem",
+        "tls-auth-clients yes",
+    )
+    with EmbeddedServer(tmp_path / "data", Path(found), extra=extra) as server:
+        yield ConnectionSettings(
+            f"rediss://127.0.0.1:{port}",
+            password=server.settings.password,
+            ca_file=tmp_path / "authority.pem",
+            certificate_file=tmp_path / "client.pem",
+            key_file=tmp_path / "client.key",
+        )
+
+
+def test_tls_with_a_client_certificate(tls_server):
+    use(Namespace(tls_server))
+
+
+def test_tls_refuses_strangers_on_both_sides(tls_server, tmp_path):
+    no_certificate = replace(tls_server, certificate_file=None, key_file=None)
+    stranger = replace(tls_server, certificate_file=tmp_path / "stranger.pem", key_file=tmp_path / "stranger.key")
+    other_authority = replace(tls_server, ca_file=tmp_path / "stranger.pem")
+    other_name = replace(tls_server, url=tls_server.url.replace("127.0.0.1", "localhost"))
+    for settings in (no_certificate, stranger, other_authority, other_name):
+        with pytest.raises(StoreUnavailable):
+            Namespace(settings).append(GIVEN[0])
+
+
+# --- Cluster and Sentinel
+
+
+def test_cluster(engine, tmp_path):
+    with EmbeddedServer(tmp_path, engine, extra=("cluster-enabled yes",)) as server:
+        Namespace(server.settings).redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        settings = replace(server.settings, url=server.settings.url.replace("redis://", "redis+cluster://"))
+        assert until(lambda: b"cluster_state:ok" in Namespace(server.settings).redis.execute_command("CLUSTER", "INFO"))
+        namespace = Namespace(settings)
+        use(namespace)
+        namespace.connection.close()
+
+
+def test_an_absent_cluster_is_an_outage():
+    with pytest.raises(StoreUnavailable):
+        Namespace(ConnectionSettings("redis+cluster://127.0.0.1:1")).append(GIVEN[0])
+
+
+def test_sentinel_names_the_primary(server, tmp_path):
+    port = random.randrange(MIN_PORT, MAX_PORT)
+    configuration = tmp_path / "sentinel.conf"
+    configuration.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor main 127.0.0.1 {server.port} 1\n"
+        f"sentinel auth-pass main {server.settings.password}\n"
+    )
+    command = [str(find_server_binary()), str(configuration), "--sentinel"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as sentinel:
+        try:
+            settings = replace(server.settings, url=f"redis+sentinel://127.0.0.1:{port}/main")
+            assert until(lambda: answers(settings))
+            use(Namespace(settings))
+            with pytest.raises(StoreUnavailable):
+                Namespace(replace(settings, url=f"redis+sentinel://127.0.0.1:{port}/none")).append(GIVEN[0])
+        finally:
+            sentinel.terminate()
+
+
+def answers(settings):
+    try:
+        return Namespace(settings).read()
+    except StoreUnavailable:
+        return False

@@ -1,0 +1,111 @@
+"""Servers, namespaces and listeners for the tests of the shared cache."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+
+from cache_service.connection import Connection
+from cache_service.documents import Piece, assemble, document_id_of
+from cache_service.entry_codec import encode_entry
+from cache_service.frame import FrameCodec
+from cache_service.log_reader import LogReader, ReaderSettings
+from cache_service.store import Store
+from cache_service.store_keys import StoreKeys
+
+FINGERPRINT = "model"
+PATIENCE_S = 20.0  # how long a busy machine may take for what should be immediate
+
+_numbers = itertools.count()
+
+
+def piece(name, offset, tokens, time_s=1_000, kind=0):
+    return Piece(document_id_of(name), offset, np.array(tokens, np.int32), kind, time_s)
+
+
+def contents(pieces):
+    """Documents as plain values that can be compared: {(document, kind, offset of a run): tokens}."""
+    return {(p.document_id, p.kind, p.offset): p.token_ids.tolist() for p in assemble(pieces)}
+
+
+def until(condition, patience_s=PATIENCE_S):
+    """Wait for it; false if it does not come true."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Documents:
+    """A listener that keeps everything by generation."""
+
+    def __init__(self):
+        self.generations = {}
+        self.num_resets = 0
+
+    def reset(self):
+        self.generations = {}
+        self.num_resets += 1
+
+    def pieces(self, generation, pieces):
+        copies = [Piece(p.document_id, p.offset, p.token_ids.copy(), p.kind, p.time_s) for p in pieces]
+        self.generations.setdefault(generation, []).extend(copies)
+
+    def expire(self, oldest_generation):
+        self.generations = {g: pieces for g, pieces in self.generations.items() if g >= oldest_generation}
+
+    @property
+    def contents(self):
+        return contents([p for pieces in list(self.generations.values()) for p in list(pieces)])
+
+    @property
+    def num_tokens(self):
+        return sum(map(len, self.contents.values()))
+
+
+class Namespace:
+    """One namespace of a server, with the shortest words for what tests do to it."""
+
+    def __init__(self, settings, name=None, ring=None, max_log_entries=1_000_000):
+        self.connection = Connection(settings)
+        self.keys = StoreKeys(FINGERPRINT, name or f"ns{next(_numbers)}-{time.monotonic_ns()}")
+        self.ring = ring
+        self.max_log_entries = max_log_entries
+        self.store = Store(self.connection, self.keys)
+
+    @property
+    def codec(self):
+        return FrameCodec(self.keys, self.ring)
+
+    @property
+    def redis(self):
+        return self.connection.client()
+
+    def open(self, name=None):
+        """What publishers, followers and compactors are given to open a namespace with."""
+        keys = self.keys if name is None else StoreKeys(FINGERPRINT, name)
+        return Store(self.connection, keys), FrameCodec(keys, self.ring)
+
+    def append(self, *pieces):
+        return self.store.append([encode_entry(self.codec, list(pieces))], self.max_log_entries)[0]
+
+    def reader(self, listener, **settings):
+        return LogReader(self.store, self.codec, listener, ReaderSettings(**settings))
+
+    def read(self, **settings):
+        """What a reader that starts now finds."""
+        documents = Documents()
+        reader = self.reader(documents, **settings)
+        catch_up(reader)
+        return documents, reader.counters
+
+
+def catch_up(reader):
+    for _ in range(10_000):
+        if not reader.step():
+            return
+    raise AssertionError("a reader does not come to an end")
