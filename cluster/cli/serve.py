@@ -51,13 +51,13 @@ def serve(
 
     with progress_bars() as progress:
         plan = plan_cluster(loaded, paceline_home(), progress)
-    if warning is not None:
-        typer.echo(f"warning: {warning}", err=True)
     stop = threading.Event()
     _stop_on_signals(stop)
     builder = _start_building_drafter(loaded) if plan.builds_drafter else None
     if builder is not None and plan.draft is not None:
         _report_build(builder, plan.draft.path, stop)
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
     try:
         _run(plan, address, stop)
     finally:

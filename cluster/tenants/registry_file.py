@@ -25,7 +25,7 @@ def read_registry(path: Path) -> Registry | None:
     """None: there is no such file. Raises ConfigError for one that cannot be used."""
     try:
         return parse_registry(path.read_bytes(), str(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
