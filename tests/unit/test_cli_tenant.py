@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -124,3 +126,28 @@ def test_a_key_for_a_server_goes_into_its_header_and_nowhere_else():
         bearer_headers("pl-secret\nX: y")
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(ServePlan(prompts=(), api_key="secret"))
+
+
+def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, tmp_path):
+    seen = []
+
+    class Recorder(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["authorization"])
+            self.send_error(401)
+
+        def log_message(self, *arguments): ...
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    with ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.server_port}"
+        assert run("chat", "--url", url, "--api-key", "pl-1")[0] == 2
+        monkeypatch.setenv("PACELINE_API_KEY", "pl-2")
+        status, out, err = run("bench", "serve", "--url", url, "--prompts", prompts)
+        assert status == 2
+        assert "401" in err
+        assert "pl-2" not in out + err
+        listener.shutdown()
+    assert seen == ["Bearer pl-1", "Bearer pl-2"]
