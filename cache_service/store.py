@@ -15,7 +15,7 @@ from cache_service.connection import Connection
 from cache_service.errors import NamespacePurged
 from cache_service.frame import FRAME_OVERHEAD
 from cache_service.key_ring import SEAL_BYTES
-from cache_service.manifest import MAX_MANIFEST_BYTES
+from cache_service.manifest_codec import MAX_MANIFEST_BYTES
 from cache_service.purged_times import PurgedTimes
 from cache_service.scripts import (
     ACQUIRE_LEASE,
