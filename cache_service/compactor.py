@@ -122,9 +122,7 @@ class Compactor:
         view = self._store.read_log(old.folded_id, self._settings.fold_entries + 1)
         if view.epoch != epoch or view.version != stored.version:
             return None  # somebody else is at work
-        entries = view.entries
-        if entries and entries[0][0] == old.folded_id:
-            entries = entries[1:]
+        entries = view.after(old.folded_id)
         num_entries, pieces = self._decode(entries)
         if num_entries == 0:
             if entries:

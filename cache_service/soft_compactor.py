@@ -119,9 +119,7 @@ class SoftCompactor:
         view = self._store.read_log(old.folded_id, settings.fold_entries + 1)
         if view.epoch != old.epoch or view.version != old.version:
             return None  # somebody else is at work
-        entries = view.entries
-        if entries and entries[0][0] == old.folded_id:
-            entries = entries[1:]
+        entries = view.after(old.folded_id)
         num_entries, deltas = self._decode(entries, old.epoch)
         if num_entries == 0:
             return None

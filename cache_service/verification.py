@@ -107,20 +107,12 @@ class Verifier:
         return manifest
 
     def _log(self) -> None:
-        cursor = START
-        while True:
-            entries = self._store.read_log(cursor, _READ_ENTRIES + 1).entries
-            if entries and entries[0][0] == cursor:
-                entries = entries[1:]
-            for entry_id, frame in entries:
-                self._objects += 1
-                try:
-                    self._count(decode_entry(self._codec, frame))
-                except FormatError as error:
-                    self._problem("log", f"entry {entry_id}: {error}")
-            if not entries:
-                return
-            cursor = entries[-1][0]
+        for entry_id, frame in self._store.log_after(START, _READ_ENTRIES):
+            self._objects += 1
+            try:
+                self._count(decode_entry(self._codec, frame))
+            except FormatError as error:
+                self._problem("log", f"entry {entry_id}: {error}")
 
     def _segment(self, entry: SegmentEntry, version: int) -> None:
         kind = f"{_SEGMENT}{entry.digest}"
