@@ -157,7 +157,9 @@ def verify(
             for problem in each.problems:
                 typer.echo(printable(f"{each.namespace} of {each.fingerprint}: {problem.kind}: {problem.detail}"))
         objects = sum(each.objects for each in found)
-        typer.echo(f"{objects} objects in {len(found)} namespaces, {num_problems} problems", err=True)
+        num_others = sum(len(each.other_keys) for each in found)
+        unchecked = f"; {num_others} keys of other kinds were not checked" if num_others else ""
+        typer.echo(f"{objects} objects in {len(found)} namespaces, {num_problems} problems{unchecked}", err=True)
     if num_problems:
         raise typer.Exit(1)
 
