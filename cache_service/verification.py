@@ -80,7 +80,7 @@ class _Tokens:
         pieces = decode_segment(self.codec, digest, frame)
         num_tokens = sum(len(piece.token_ids) for piece in pieces)
         times = [piece.time_s for piece in pieces]
-        found = (num_tokens, min(times), max(times))
+        found = (num_tokens, min(times, default=0), max(times, default=0))
         if named is not None and found != (named.num_tokens, named.first_s, named.last_s):
             limit = f"the manifest says {named.num_tokens}"
             raise FormatError("garbage", f"it has {num_tokens} tokens or other times; {limit}")
