@@ -15,9 +15,8 @@ from typing import Annotated, BinaryIO
 import typer
 
 from cache_service.documents import Piece
-from cache_service.export_format import ExportHeader, encode_header, encode_piece
+from cache_service.export_format import encode_header, encode_piece
 from cache_service.importer import ImportResult
-from cluster.cache_admin.documents import tokenizer_of
 from cluster.cache_admin.migration import Migration
 from cluster.cache_admin.store_access import told_in_one_line
 from cluster.cli.cache.options import (
@@ -88,12 +87,11 @@ def export(
         decode: Callable[[list[int]], str] | None = None
         if text:
             model = place.model(target, progress)
-            if model.info.tokenizer_fingerprint != tokenizer_of(found.keys.fingerprint):
+            if model.info.tokenizer_fingerprint != found.header.tokenizer:
                 raise ConfigError(f"--text: the namespace is not in tokens of {model.info.name}; give its --target")
             decode = lambda ids: str(model.tokenizer.decode(ids, skip_special_tokens=False))  # noqa: E731
-        header = ExportHeader(found.keys.fingerprint, tokenizer_of(found.keys.fingerprint), found.keys.namespace)
         with _output(out) as file:
-            file.write(encode_header(header))
+            file.write(encode_header(found.header))
             for row, piece in enumerate(found.pieces):
                 file.write(encode_piece(piece, decode(piece.token_ids.tolist()) if decode is not None else None))
                 progress("writing", row + 1, len(found.pieces))
