@@ -227,6 +227,17 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
         "paceline_cache_folds": ("Parts of logs folded into segments", stats.folds),
         "paceline_cache_resets": ("Namespaces read anew: other data, or a gap", stats.index.resets),
         "paceline_cache_damaged": ("Stored entries, segments and manifests that cannot be read", stats.index.damaged),
+        "paceline_cache_index_evictions": ("Namespaces that gave way to others", stats.index.evictions),
+        "paceline_cache_index_refusals": (
+            "Namespaces that are not drafted from: no room, or no possible name",
+            stats.index.refusals,
+        ),
+        "paceline_cache_index_overflows": (
+            "Logs folded too slowly, of which a part was left out",
+            stats.index.overflows,
+        ),
+        "paceline_cache_index_faults": ("Indexes that could not be built", stats.index.build_faults),
+        "paceline_cache_publisher_faults": ("Faults of the publisher: each one is a bug", stats.publisher.faults),
     }
     yield from _counters(counts)
     dropped = CounterMetricFamily(
