@@ -39,9 +39,14 @@ class AdminStore:
         self.keys = keys
         self._connection = connection
 
+    def beside(self, area: str) -> AdminStore:
+        """Another area of the namespace."""
+        return AdminStore(self._connection, self.keys.beside(area))
+
     def kinds(self) -> list[str]:
-        """Of the keys that the namespace has: "log", "segment:...". Looks through the whole server."""
-        return sorted(kind for _, kind in known_keys(self._connection, self.keys))
+        """Of the keys that the namespace has, in all areas: "log", "segment:...", "soft-3:log". Looks through the
+        whole server."""
+        return sorted(kind for _, kind in known_keys(self._connection, self.keys.beside("")))
 
     def delete(self, kinds: Sequence[str]) -> int:
         """Delete keys. Returns how many there were."""

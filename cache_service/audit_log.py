@@ -6,7 +6,7 @@ import json
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,30 +15,44 @@ from typing import Any
 from cache_service.errors import AuditError, CacheError
 
 
-class AuditLog:
-    """A file that lines are added to. Opened before anything is changed, so that nothing changes that cannot be told.
+class AuditFile:
+    """A file that lines of JSON are added to. Opened before anything is changed, so that nothing changes that cannot be
+    told.
 
     Raises AuditError where it cannot be written. Thread-safe: a line is one write.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self.path = path
-        self._clock = clock
+    def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise AuditError(f"{path}: the audit log cannot be written: {error.strerror}") from None
 
-    def write(self, actor: str, action: str, outcome: str, **fields: Any) -> None:
+    def append(self, line: Mapping[str, Any]) -> None:
         """Raises AuditError."""
-        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        line = {"time": now, "actor": actor, "action": action, "outcome": outcome, **fields}
         try:
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
             os.fsync(self._descriptor)
         except OSError as error:
-            raise AuditError(f"{self.path}: the audit log cannot be written: {error.strerror}") from None
+            raise AuditError(f"{self._path}: the audit log cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class AuditLog:
+    """Of actions on namespaces. Raises AuditError where it cannot be written. Thread-safe."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._file = AuditFile(path)
+        self._clock = clock
+
+    def write(self, actor: str, action: str, outcome: str, **fields: Any) -> None:
+        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        self._file.append({"time": now, "actor": actor, "action": action, "outcome": outcome, **fields})
 
     @contextmanager
     def action(self, actor: str, action: str, **fields: Any) -> Iterator[dict[str, Any]]:
@@ -63,7 +77,7 @@ class AuditLog:
             self.write(actor, action, outcome, **fields, **figures, elapsed_s=elapsed_s)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 def os_user() -> str:

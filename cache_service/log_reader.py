@@ -17,7 +17,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from cache_service.documents import Piece
 from cache_service.entry_codec import decode_entry
-from cache_service.errors import FormatError, StoreUnavailable
+from cache_service.errors import FormatError
 from cache_service.frame import FrameCodec
 from cache_service.manifest import Manifest, SegmentEntry, decode_manifest
 from cache_service.piece_codec import PieceColumns
@@ -232,24 +232,17 @@ class LogReader:
         if reason is not None:
             self._restart(reason)
             return True
-        entries = view.entries
-        if entries and entries[0][0] == place.cursor:
+        entries = view.after(place.cursor)
+        if len(entries) < len(view.entries):
             place.is_anchored = True
-            entries = entries[1:]
         elif not place.is_anchored and place.cursor != START and entries:
             self.counters.lost_log += 1
-        self._check_order(place.cursor, entries)
         for entry_id, frame in entries:
             place.cursor, place.is_anchored = entry_id, True
             self._read_entry(place.manifest, entry_id, frame)
         has_more = len(entries) >= self.settings.read_entries
         place.has_caught_up = place.has_caught_up or not has_more
         return has_more
-
-    def _check_order(self, cursor: str, entries: list[tuple[str, bytes]]) -> None:
-        ids = [parse_id(entry_id) for entry_id, _ in entries]
-        if any(later <= earlier for earlier, later in zip([parse_id(cursor), *ids], ids, strict=False)):
-            raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
 
     def _read_entry(self, manifest: Manifest | None, entry_id: str, frame: bytes) -> None:
         try:

@@ -10,29 +10,26 @@ from typing import Annotated
 
 import msgspec
 
-from cache_service.errors import FormatError, FormatFault
+from cache_service import manifest_codec
+from cache_service.errors import FormatError
 from cache_service.frame import Content, FrameCodec
+from cache_service.manifest_codec import Count, Digest
 from cache_service.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_TOKENS, Segment
 from cache_service.stream_id import PATTERN, START, parse_id
 
 FORMAT_VERSION = 1
-MAX_MANIFEST_BYTES = 4 * 2**20
-"""Of a manifest's body: room for some 25,000 segments."""
-
 MAX_MANIFEST_SEGMENTS = 16_384
 """So many fit, whatever their sizes and however many generations they make up."""
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment as the manifest knows it."""
 
-    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    digest: Digest
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_TOKENS)]
     num_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_BYTES)]
-    first_s: _Count  # Unix times of its oldest and newest piece
-    last_s: _Count
+    first_s: Count  # Unix times of its oldest and newest piece
+    last_s: Count
 
 
 def entry_of(segment: Segment) -> SegmentEntry:
@@ -42,8 +39,8 @@ def entry_of(segment: Segment) -> SegmentEntry:
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Segments that were filled at the same time and will be dropped at the same time."""
 
-    number: _Count  # one more than the generation before it
-    started_s: _Count
+    number: Count  # one more than the generation before it
+    started_s: Count
     segments: tuple[SegmentEntry, ...] = ()
 
     @property
@@ -55,19 +52,15 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(segment.num_bytes for segment in self.segments)
 
 
-class _Format(msgspec.Struct):
-    format_version: int = FORMAT_VERSION
-
-
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one write of the manifest says. `generations` is never empty and counts up."""
 
     epoch: str  # of the data set that it was folded from
-    version: _Count  # one more with every write
-    fencing_token: _Count  # of the lease that it was written under
+    version: Count  # one more with every write
+    fencing_token: Count  # of the lease that it was written under
     generations: tuple[Generation, ...]
     folded_id: Annotated[str, msgspec.Meta(pattern=PATTERN)] = START  # the last stream entry in the segments
-    folded_generation: _Count = 0  # where the last fold put its pieces
+    folded_generation: Count = 0  # where the last fold put its pieces
     format_version: int = FORMAT_VERSION
 
     @property
@@ -86,24 +79,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode_manifest(codec: FrameCodec, manifest: Manifest) -> bytes:
     """Raises FormatError "oversize" for a manifest that no reader would take."""
-    body = msgspec.json.encode(manifest)
-    if len(body) > MAX_MANIFEST_BYTES:
-        raise FormatError("oversize", f"a manifest takes {len(body)} bytes; the limit is {MAX_MANIFEST_BYTES}")
-    return codec.pack(Content.MANIFEST, body)
+    return manifest_codec.encode(codec, Content.MANIFEST, manifest)
 
 
 def decode_manifest(codec: FrameCodec, frame: bytes) -> Manifest:
     """Raises FormatError for anything that `encode_manifest` has not made."""
-    body = codec.unpack(Content.MANIFEST, frame, MAX_MANIFEST_BYTES)
-    try:
-        # Alone and first: a later format may have other fields, which are no reason to take it for garbage.
-        found = msgspec.json.decode(body, type=_Format).format_version
-        if found != FORMAT_VERSION:
-            reason: FormatFault = "newer" if found > FORMAT_VERSION else "garbage"
-            raise FormatError(reason, f"a manifest has format {found}; this side reads {FORMAT_VERSION}")
-        manifest = msgspec.json.decode(body, type=Manifest)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FormatError("garbage", f"a manifest cannot be read: {type(error).__name__}") from None
+    manifest = manifest_codec.decode(codec, Content.MANIFEST, frame, Manifest, FORMAT_VERSION)
     numbers = [generation.number for generation in manifest.generations]
     if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise FormatError("garbage", f"a manifest's generations are {numbers[:10]}; they must count up by one")

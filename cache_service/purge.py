@@ -194,23 +194,14 @@ class Purge:
 
     def _read_log(self, old: Manifest, times: TimeRange) -> tuple[str, _Kept]:
         """The last id of the log, and what stays of the entries that have not been folded."""
-        cursor, kept = old.folded_id, _Kept([], 0)
-        pieces: list[Piece] = []
-        while True:
-            entries = self._store.read_log(cursor, _READ_ENTRIES + 1).entries
-            if entries and entries[0][0] == cursor:
-                entries = entries[1:]
-            for _, frame in entries:
-                try:
-                    pieces += decode_entry(self._codec, frame)
-                except FormatError as error:
-                    if error.reason == "newer":
-                        raise self._unread("log", error) from None
-            if not entries:
-                break
-            cursor = entries[-1][0]
-        kept.take(pieces, times)
-        return cursor, kept
+        last_id, pieces = old.folded_id, []
+        for last_id, frame in self._store.log_after(old.folded_id, _READ_ENTRIES):  # noqa: B007 (the last one counts)
+            try:
+                pieces += decode_entry(self._codec, frame)
+            except FormatError as error:
+                if error.reason == "newer":
+                    raise self._unread("log", error) from None
+        return last_id, _Kept.of(pieces, times)
 
     def _purged_segment(
         self, entry: SegmentEntry, times: TimeRange, token: int, epoch: str
@@ -221,9 +212,8 @@ class Purge:
         if times.holds(entry.first_s, entry.last_s):
             return [], entry.num_tokens
         frame = self._store.read_segment(entry.digest, entry.num_bytes)
-        kept = _Kept([], 0)
         try:
-            kept.take(decode_segment(self._codec, entry.digest, frame) if frame is not None else [], times)
+            kept = _Kept.of(decode_segment(self._codec, entry.digest, frame) if frame is not None else [], times)
         except FormatError as error:
             if error.reason == "newer":
                 raise self._unread(f"segment {entry.digest[:12]}", error) from None
@@ -245,16 +235,15 @@ class Purge:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """Pieces that stay, and how many tokens do not."""
 
     pieces: list[Piece]
     num_removed: int
 
-    def take(self, pieces: list[Piece], times: TimeRange) -> None:
-        for piece in pieces:
-            if times.covers(piece.time_s):
-                self.num_removed += len(piece.token_ids)
-            else:
-                self.pieces.append(piece)
+    @classmethod
+    def of(cls, pieces: list[Piece], times: TimeRange) -> _Kept:
+        kept = [piece for piece in pieces if not times.covers(piece.time_s)]
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+        return cls(kept, num_tokens - sum(len(piece.token_ids) for piece in kept))

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from cache_service.errors import FormatError, FormatFault
 from cache_service.frame import Content, FrameCodec
 from cache_service.segment import digest_of
-from cache_service.soft_ngram import ENTRY_BYTES, HEADER_BYTES, Entries, decode_entries, encode_entries
+from cache_service.soft_ngram import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    MAX_ORDER,
+    Entries,
+    decode_entries,
+    encode_entries,
+)
 
 ORIGIN_BYTES = 16
 MAX_DELTA_CONTEXTS = 2**14
@@ -48,6 +55,11 @@ class StoredPart:
 def area_of(order: int) -> str:
     """Where a namespace keeps tables of this order: those of different orders do not add up."""
     return f"soft-{order}"
+
+
+def order_of(area: str) -> int | None:
+    """Of the tables in an area; None: there are none in it."""
+    return next((order for order in range(1, MAX_ORDER + 1) if area == area_of(order)), None)
 
 
 def encode_delta(codec: FrameCodec, order: int, delta: Delta) -> bytes:

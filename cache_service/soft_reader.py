@@ -7,14 +7,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cache_service.errors import FormatError, StoreUnavailable
+from cache_service.errors import FormatError
 from cache_service.frame import FrameCodec
 from cache_service.log_reader import ResetReason, reset_reason
 from cache_service.soft_codec import area_of, decode_delta, decode_part
 from cache_service.soft_manifest import SoftPart, decode_soft_manifest
 from cache_service.soft_ngram import Entries
 from cache_service.store import Store
-from cache_service.stream_id import START, parse_id
+from cache_service.stream_id import START
 
 log = logging.getLogger(__name__)
 
@@ -136,13 +136,8 @@ class SoftReader:
             self._restart(place, reason)
             return True
         place.version = view.version
-        entries = view.entries
-        if entries and entries[0][0] == place.cursor:
-            place.is_anchored = True
-            entries = entries[1:]
-        ids = [parse_id(entry_id) for entry_id, _ in entries]
-        if any(later <= earlier for earlier, later in zip([parse_id(place.cursor), *ids], ids, strict=False)):
-            raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
+        entries = view.after(place.cursor)
+        place.is_anchored = place.is_anchored or len(entries) < len(view.entries)
         for entry_id, frame in entries:
             place.cursor, place.is_anchored = entry_id, True
             self._read_entry(place, frame)

@@ -6,16 +6,16 @@ Answers are checked for their shape: a server that answers something else counts
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cache_service.answers import as_bytes, as_count, as_optional_text, as_text, faults_told, run_script
 from cache_service.connection import Connection
-from cache_service.errors import NamespacePurged
+from cache_service.errors import NamespacePurged, StoreUnavailable
 from cache_service.frame import FRAME_OVERHEAD
 from cache_service.key_ring import SEAL_BYTES
-from cache_service.manifest import MAX_MANIFEST_BYTES
+from cache_service.manifest_codec import MAX_MANIFEST_BYTES
 from cache_service.purged_times import PurgedTimes
 from cache_service.scripts import (
     ACQUIRE_LEASE,
@@ -47,6 +47,10 @@ class LogView:
     epoch: str | None  # None: nothing has ever been written to this data set
     version: int  # of the manifest, 0 if there is none
     entries: list[tuple[str, bytes]]  # (stream id, frame), in order
+
+    def after(self, entry_id: str) -> list[tuple[str, bytes]]:
+        """Those behind the entry that was asked for: it comes first, if it is there."""
+        return self.entries[1:] if self.entries and self.entries[0][0] == entry_id else self.entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,18 @@ class Store:
             pipeline.get(self.keys.epoch)
             pipeline.hget(self.keys.manifest, "version")
             pipeline.xrange(self.keys.log, begin, "+", max_entries)
-            epoch, version, entries = pipeline.execute()
-            return LogView(as_optional_text(epoch), as_count(version or 0), [_entry(entry) for entry in entries])
+            epoch, version, found = pipeline.execute()
+            entries = [_entry(entry) for entry in found]
+            ids = [parse_id(entry_id) for entry_id, _ in entries]
+            if ids != sorted(set(ids)) or (ids and ids[0] < parse_id(begin)):
+                raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
+            return LogView(as_optional_text(epoch), as_count(version or 0), entries)
+
+    def log_after(self, entry_id: str, at_once: int) -> Iterator[tuple[str, bytes]]:
+        """Entries behind this one, `at_once` a question, until an answer brings no more."""
+        while entries := self.read_log(entry_id, at_once + 1).after(entry_id):
+            yield from entries
+            entry_id = entries[-1][0]
 
     def read_manifest(self) -> StoredManifest:
         with faults_told():
@@ -187,9 +201,7 @@ class Store:
 
 def _entry(entry: Any) -> tuple[str, bytes]:
     entry_id, fields = entry
-    text = as_text(entry_id)
-    parse_id(text)
     if isinstance(fields, list):  # as redis-py leaves it in a transaction on a cluster
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
     found = fields.get(_FIELD, b"") if fields else b""  # an entry of other fields is damaged, not a fault
-    return text, as_bytes(found)
+    return as_text(entry_id), as_bytes(found)

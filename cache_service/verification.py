@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from cache_service.admin_store import AdminStore
-from cache_service.documents import Piece
 from cache_service.entry_codec import decode_entry
 from cache_service.errors import FormatError
 from cache_service.frame import FrameCodec
 from cache_service.manifest import Manifest, SegmentEntry, decode_manifest
 from cache_service.segment import MAX_SEGMENT_BYTES, decode_segment
-from cache_service.store import Store
+from cache_service.soft_codec import MAX_PART_BYTES, decode_delta, decode_part, order_of
+from cache_service.soft_manifest import SoftManifest, SoftPart, decode_soft_manifest
+from cache_service.store import Store, StoredManifest
 from cache_service.stream_id import START
 
 _READ_ENTRIES = 256
@@ -34,11 +37,77 @@ class Verification:
 
     fingerprint: str
     namespace: str
-    objects: int  # that were checked: entries, segments, and the manifest
+    objects: int  # that were checked: entries and segments of tokens and of soft counts, and their manifests
     tokens: int  # in them, those that lie in more than one included
     unused_segments: int  # of earlier folds: whole or not, nobody reads them, and they expire
     other_keys: tuple[str, ...]  # kinds that are not checked here
     problems: tuple[Problem, ...]
+
+
+class _Format(Protocol):
+    """How the objects of an area are read. Those that take a frame raise FormatError."""
+
+    @property
+    def max_segment_bytes(self) -> int: ...
+
+    def manifest(self, frame: bytes) -> Manifest | SoftManifest: ...
+
+    def named(self, manifest: Any) -> Sequence[SegmentEntry | SoftPart]:
+        """Its segments."""
+
+    def entry(self, frame: bytes) -> int:
+        """Of the log: how many tokens it has."""
+
+    def segment(self, digest: str, frame: bytes, named: Any) -> int:
+        """How many tokens it has. named: what the manifest says of it; None: it does not name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    codec: FrameCodec
+    max_segment_bytes: int = MAX_SEGMENT_BYTES
+
+    def manifest(self, frame: bytes) -> Manifest:
+        return decode_manifest(self.codec, frame)
+
+    def named(self, manifest: Manifest) -> Sequence[SegmentEntry]:
+        return [entry for _, entry in manifest.segments]
+
+    def entry(self, frame: bytes) -> int:
+        return sum(len(piece.token_ids) for piece in decode_entry(self.codec, frame))
+
+    def segment(self, digest: str, frame: bytes, named: SegmentEntry | None) -> int:
+        pieces = decode_segment(self.codec, digest, frame)
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+        times = [piece.time_s for piece in pieces]
+        found = (num_tokens, min(times, default=0), max(times, default=0))
+        if named is not None and found != (named.num_tokens, named.first_s, named.last_s):
+            limit = f"the manifest says {named.num_tokens}"
+            raise FormatError("garbage", f"it has {num_tokens} tokens or other times; {limit}")
+        return num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _SoftCounts:
+    codec: FrameCodec
+    order: int
+    max_segment_bytes: int = MAX_PART_BYTES
+
+    def manifest(self, frame: bytes) -> SoftManifest:
+        return decode_soft_manifest(self.codec, frame)
+
+    def named(self, manifest: SoftManifest) -> Sequence[SoftPart]:
+        return manifest.parts
+
+    def entry(self, frame: bytes) -> int:
+        decode_delta(self.codec, self.order, frame)
+        return 0
+
+    def segment(self, digest: str, frame: bytes, named: SoftPart | None) -> int:
+        num_contexts = len(decode_part(self.codec, self.order, digest, frame).keys)
+        if named is not None and num_contexts != named.num_contexts:
+            raise FormatError("garbage", f"it has {num_contexts} contexts; the manifest says {named.num_contexts}")
+        return 0
 
 
 class Verifier:
@@ -50,36 +119,33 @@ class Verifier:
         self._codec = codec
         self._objects = 0
         self._tokens = 0
+        self._unused_segments = 0
         self._problems: list[Problem] = []
 
     def run(self) -> Verification:
         """Raises StoreError."""
-        stored = self._store.read_manifest()
-        if stored.epoch is not None and not _EPOCH.fullmatch(stored.epoch):
-            self._problem("epoch", f"it is {stored.epoch[:70]!r}; it must be hexadecimal")
-        manifest = None
-        if stored.frame is not None:
-            manifest = self._manifest(stored.frame, stored.epoch, stored.version)
-        elif stored.version:
-            self._problem("manifest", "it has no body, or one that is far too large")
-        self._log()
-        if manifest is not None:
-            for _, entry in manifest.segments:
-                self._segment(entry, manifest.version)
+        # First: what a fold writes meanwhile is then not taken for something that nobody names.
         kinds = self._admin.kinds()
-        used = {f"{_SEGMENT}{entry.digest}" for _, entry in manifest.segments} if manifest is not None else set()
-        if self._store.read_manifest().version == stored.version:
-            self._unused([kind for kind in kinds if kind.startswith(_SEGMENT) and kind not in used])
-        others = [kind for kind in kinds if kind.partition(":")[0] not in _KNOWN]
+        epoch = self._store.read_manifest().epoch
+        if epoch is not None and not _EPOCH.fullmatch(epoch):
+            self._problem("epoch", f"it is {epoch[:70]!r}; it must be hexadecimal")
+        self._check_area("", _Tokens(self._codec), kinds)
+        areas = {area: order for kind in kinds if (order := order_of(area := kind.partition(":")[0])) is not None}
+        for area, order in sorted(areas.items()):
+            self._check_area(area, _SoftCounts(self._codec, order), kinds)
+        others = []
         for kind in kinds:
-            if kind not in others and self._admin.ttl_s(kind) is None:
+            area, _, rest = kind.partition(":")
+            if (rest if area in areas else kind).partition(":")[0] not in _KNOWN:
+                others.append(kind)
+            elif self._admin.ttl_s(kind) is None:
                 self._problem(kind, "it never expires")
         return Verification(
             self._store.keys.fingerprint,
             self._store.keys.namespace,
             self._objects,
             self._tokens,
-            sum(kind.startswith(_SEGMENT) and kind not in used for kind in kinds),
+            self._unused_segments,
             tuple(others),
             tuple(self._problems),
         )
@@ -87,77 +153,74 @@ class Verifier:
     def _problem(self, kind: str, detail: str) -> None:
         self._problems.append(Problem(kind, detail))
 
-    def _count(self, pieces: list[Piece]) -> int:
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-        self._tokens += num_tokens
-        return num_tokens
-
-    def _manifest(self, frame: bytes, epoch: str | None, version: int) -> Manifest | None:
-        self._objects += 1
-        try:
-            manifest = decode_manifest(self._codec, frame)
-        except FormatError as error:
-            self._problem("manifest", str(error))
-            return None
-        if manifest.epoch != epoch:
-            self._problem("manifest", f"it is of epoch {manifest.epoch[:70]!r}; the namespace has {epoch!r}")
-            return None
-        if manifest.version != version:
-            self._problem("manifest", f"its body has version {manifest.version}; its field says {version}")
-        return manifest
-
-    def _log(self) -> None:
-        cursor = START
-        while True:
-            entries = self._store.read_log(cursor, _READ_ENTRIES + 1).entries
-            if entries and entries[0][0] == cursor:
-                entries = entries[1:]
-            for entry_id, frame in entries:
-                self._objects += 1
-                try:
-                    self._count(decode_entry(self._codec, frame))
-                except FormatError as error:
-                    self._problem("log", f"entry {entry_id}: {error}")
-            if not entries:
-                return
-            cursor = entries[-1][0]
-
-    def _segment(self, entry: SegmentEntry, version: int) -> None:
-        kind = f"{_SEGMENT}{entry.digest}"
-        frame = self._admin.read_segment_whole(entry.digest, entry.num_bytes)
-        if not frame:
-            if self._store.read_manifest().version == version:  # else it may have been retired, and expired
-                self._problem(kind, "it is missing")
-            return
-        self._objects += 1
-        if len(frame) != entry.num_bytes:
-            size = f"more than {entry.num_bytes}" if len(frame) > entry.num_bytes else str(len(frame))
-            self._problem(kind, f"it has {size} bytes; the manifest says {entry.num_bytes}")
-            return
-        try:
-            pieces = decode_segment(self._codec, entry.digest, frame)
-        except FormatError as error:
-            self._problem(kind, str(error))
-            return
-        num_tokens = self._count(pieces)
-        times = [piece.time_s for piece in pieces]
-        if num_tokens != entry.num_tokens or (min(times), max(times)) != (entry.first_s, entry.last_s):
-            self._problem(kind, f"it has {num_tokens} tokens or other times; the manifest says {entry.num_tokens}")
-
-    def _unused(self, kinds: list[str]) -> None:
-        for kind in kinds:
-            digest = kind.removeprefix(_SEGMENT)
-            if not re.fullmatch("[0-9a-f]{64}", digest):
-                self._problem(kind, "its name is no SHA-256")
-                continue
-            frame = self._admin.read_segment_whole(digest, MAX_SEGMENT_BYTES)
-            if not frame:
-                continue  # expired
+    def _check_area(self, area: str, form: _Format, kinds: Sequence[str]) -> None:
+        """area: "": of the tokens; kinds: of all keys."""
+        store, admin = (self._store.beside(area), self._admin.beside(area)) if area else (self._store, self._admin)
+        prefix = f"{area}:" if area else ""
+        stored = store.read_manifest()
+        manifest = None
+        if stored.frame is not None:
+            manifest = self._manifest(stored, stored.frame, form, f"{prefix}manifest")
+        elif stored.version:
+            self._problem(f"{prefix}manifest", "it has no body, or one that is far too large")
+        for entry_id, frame in store.log_after(START, _READ_ENTRIES):
             self._objects += 1
             try:
-                self._count(decode_segment(self._codec, digest, frame))
+                self._tokens += form.entry(frame)
             except FormatError as error:
-                self._problem(kind, str(error))
+                self._problem(f"{prefix}log", f"entry {entry_id}: {error}")
+        named = [] if manifest is None else form.named(manifest)
+        for entry in named:
+            kind = f"{prefix}{_SEGMENT}{entry.digest}"
+            frame = admin.read_segment_whole(entry.digest, entry.num_bytes)
+            if frame:
+                self._segment(kind, entry.digest, frame, form, entry)
+            elif store.read_manifest().version == stored.version:  # else it may have been retired, and expired
+                self._problem(kind, "it is missing")
+        self._check_unused(admin, form, kinds, prefix + _SEGMENT, {entry.digest for entry in named})
+
+    def _manifest(
+        self, stored: StoredManifest, frame: bytes, form: _Format, kind: str
+    ) -> Manifest | SoftManifest | None:
+        self._objects += 1
+        try:
+            manifest = form.manifest(frame)
+        except FormatError as error:
+            self._problem(kind, str(error))
+            return None
+        if manifest.epoch != stored.epoch:
+            self._problem(kind, f"it is of epoch {manifest.epoch[:70]!r}; the namespace has {stored.epoch!r}")
+            return None
+        if manifest.version != stored.version:
+            self._problem(kind, f"its body has version {manifest.version}; its field says {stored.version}")
+        return manifest
+
+    def _segment(
+        self, kind: str, digest: str, frame: bytes, form: _Format, named: SegmentEntry | SoftPart | None
+    ) -> None:
+        self._objects += 1
+        if named is not None and len(frame) != named.num_bytes:
+            size = f"more than {named.num_bytes}" if len(frame) > named.num_bytes else str(len(frame))
+            self._problem(kind, f"it has {size} bytes; the manifest says {named.num_bytes}")
+            return
+        try:
+            self._tokens += form.segment(digest, frame, named)
+        except FormatError as error:
+            self._problem(kind, str(error))
+
+    def _check_unused(
+        self, admin: AdminStore, form: _Format, kinds: Sequence[str], prefix: str, used: set[str]
+    ) -> None:
+        """Segments of earlier folds, which no manifest names any more."""
+        for kind in kinds:
+            digest = kind.removeprefix(prefix)
+            if not kind.startswith(prefix) or digest in used:
+                continue
+            self._unused_segments += 1
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                self._problem(kind, "its name is no SHA-256")
+            elif frame := admin.read_segment_whole(digest, form.max_segment_bytes):  # else it has expired
+                self._segment(kind, digest, frame, form, None)
 
 
 _KNOWN = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "earnings", "segment"})

@@ -7,7 +7,7 @@ classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -118,8 +118,7 @@ class RouterMetrics:
             "paceline_draft_workers": ("Draft workers connected", len(self._connections.draft_links())),
             "paceline_target_connected": ("1 while the target group answers", int(self._driver.has_target)),
         }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(name, text, value=value)
+        yield from _gauges(gauges)
         counts = {
             "paceline_rounds": ("Rounds committed", counters.rounds),
             "paceline_target_rows": ("Rows computed by the target, prompts included", counters.rows),
@@ -143,8 +142,7 @@ class RouterMetrics:
             "paceline_late_drafts": ("Answers of draft workers that came too late", counters.late_drafts),
             "paceline_stale_drafts": ("Sequences a draft worker had lost", counters.stale_drafts),
         }
-        for name, (text, count) in counts.items():
-            yield CounterMetricFamily(name, text, value=count)
+        yield from _counters(counts)
         by_source = {
             "paceline_spec_decode_num_draft_tokens": ("Draft nodes verified, by source", counters.drafted_tokens),
             "paceline_spec_decode_num_accepted_tokens": ("Draft tokens accepted, by source", counters.accepted_tokens),
@@ -185,6 +183,17 @@ class RouterMetrics:
         return family
 
 
+def _gauges(found: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
+    """found: what each is, and its value."""
+    for name, (text, value) in found.items():
+        yield GaugeMetricFamily(name, text, value=value)
+
+
+def _counters(found: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
+    for name, (text, count) in found.items():
+        yield CounterMetricFamily(name, text, value=count)
+
+
 def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     """Of the shared cache; what its drafts earn is told of the source `cache` among the others."""
     gauges = {
@@ -206,8 +215,7 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
             stats.index.lag_s,
         ),
     }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(name, text, value=value)
+    yield from _gauges(gauges)
     counts = {
         "paceline_cache_published_tokens": (
             "Committed tokens that were to be shared",
@@ -219,16 +227,27 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
         "paceline_cache_folds": ("Parts of logs folded into segments", stats.folds),
         "paceline_cache_resets": ("Namespaces read anew: other data, or a gap", stats.index.resets),
         "paceline_cache_damaged": ("Stored entries, segments and manifests that cannot be read", stats.index.damaged),
+        "paceline_cache_index_evictions": ("Namespaces that gave way to others", stats.index.evictions),
+        "paceline_cache_index_refusals": (
+            "Namespaces that are not drafted from: no room, or no possible name",
+            stats.index.refusals,
+        ),
+        "paceline_cache_index_overflows": (
+            "Logs folded too slowly, of which a part was left out",
+            stats.index.overflows,
+        ),
+        "paceline_cache_index_faults": ("Indexes that could not be built", stats.index.build_faults),
+        "paceline_cache_publisher_faults": ("Faults of the publisher: each one is a bug", stats.publisher.faults),
     }
-    for name, (text, count) in counts.items():
-        yield CounterMetricFamily(name, text, value=count)
+    yield from _counters(counts)
     dropped = CounterMetricFamily(
         "paceline_cache_dropped_tokens",
-        "Tokens that were not written: the queue was full, or the store refused them",
+        "Tokens that were not written: the queue was full, the store refused them, or their time was purged",
         labels=["reason"],
     )
     dropped.add_metric(["overflow"], stats.publisher.overflow_tokens)
     dropped.add_metric(["refused"], stats.publisher.refused_tokens)
+    dropped.add_metric(["purged"], stats.publisher.purged_tokens)
     yield dropped
 
 
@@ -242,8 +261,7 @@ def _soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:
             stats.warm_ratio,
         ),
     }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(name, text, value=value)
+    yield from _gauges(gauges)
     counts = {
         "paceline_cache_soft_merged_contexts": ("Contexts of others that were added", stats.merged_contexts),
         "paceline_cache_soft_exported_contexts": ("Contexts taken to be written", stats.exported_contexts),
@@ -254,5 +272,4 @@ def _soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:
         "paceline_cache_soft_failures": ("Tries that found the store unavailable or refusing", stats.failures),
         "paceline_cache_soft_faults": ("Faults of the exchange itself", stats.faults),
     }
-    for name, (text, count) in counts.items():
-        yield CounterMetricFamily(name, text, value=count)
+    yield from _counters(counts)

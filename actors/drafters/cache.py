@@ -16,24 +16,14 @@ import numpy.typing as npt
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
+from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, Match, TreeGrowth
 from actors.drafters.contract import DraftContext, Outcome
 from cache_service import static_automaton, suffix_automaton
-from cache_service.automata import AutomataIndex
-from cache_service.live_tail import LiveTail, Side
+from cache_service.automata import Automata, AutomataIndex
+from cache_service.live_tail import Side
 from cache_service.static_automaton import StaticAutomaton
 from cache_service.suffix_automaton import Cursor, SuffixAutomaton
-from cache_service.tree_options import TOP_CONTINUATIONS, TreeOptions
-
-# Chance that the cache goes on as the target does after a match of the given length, by length (index 0 is not used):
-# that of the drafter retrieval for the base. The planner calibrates it further online.
-_ACCEPTANCE = np.array(
-    [0.0, 0.60, 0.66, 0.70, 0.77, 0.80, 0.85, 0.88, 0.92, 0.94, 0.95, 0.96, 0.97, 0.97, 0.97, 0.97, 0.98],
-    dtype=np.float32,
-)
-
-_FLOOR = 0.03
-_LEN_THRESHOLD = 2
-_MIN_CONTINUATION = 64  # see the drafter retrieval
+from cache_service.tree_options import TOP_CONTINUATIONS
 
 # Tokens of a sequence that are walked through an automaton that is new to it: longer matches say no more.
 _MOST_MATCHED = 64
@@ -59,15 +49,7 @@ class _Walk:
     places: dict[int, _Place] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What a namespace has to offer this round."""
-
-    base: StaticAutomaton | None
-    base_serial: int
-    tail: LiveTail
-    side: Side
-    tail_serial: int
+_Opened = tuple[Automata, Side]  # what a namespace has to offer this round, and the side of its tail to read
 
 
 class CacheDrafter:
@@ -81,25 +63,12 @@ class CacheDrafter:
         *,
         match: MatchOptions | None = None,
         top_k: int = TOP_CONTINUATIONS,
-        min_continuation: int = _MIN_CONTINUATION,
-        acceptance: npt.NDArray[np.float32] = _ACCEPTANCE,
-        floor: Floor = _FLOOR,
+        min_continuation: int = MIN_CONTINUATION,
+        floor: Floor = FLOOR,
     ) -> None:
-        """top_k: nodes at most at one depth, in 1 to TOP_CONTINUATIONS; min_continuation: trees with fewer nodes also
-        take what followed shorter suffixes and in other automata; acceptance: float32 [m], by match length; floor:
-        least confidence."""
-        if not 1 <= top_k <= TOP_CONTINUATIONS:
-            raise ValueError(f"top_k is {top_k}; it must be in 1 to {TOP_CONTINUATIONS}")
+        """The options are those of TreeGrowth."""
         self._index = index
-        self._match = match or MatchOptions(len_threshold=_LEN_THRESHOLD)
-        self._tree = TreeOptions(
-            acceptance=acceptance,
-            floor=floor,
-            width=top_k,
-            min_match=self._match.len_threshold,
-            len_bias=self._match.len_bias,
-            min_continuation=min_continuation,
-        )
+        self._growth = TreeGrowth(match, top_k, min_continuation, floor)
         self._walks: dict[int, _Walk] = {}
         if index is not None:
             static_automaton.warm_up()
@@ -112,9 +81,9 @@ class CacheDrafter:
         try:
             return [self._propose_one(self._index, context, opened) for context in contexts]
         finally:
-            for namespace in opened.values():
-                if namespace is not None:
-                    namespace.tail.leave(namespace.side)
+            for known in opened.values():
+                if known is not None:
+                    known[0].tail.leave(known[1])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn: what was emitted comes back through the shared cache, and with the next proposal."""
@@ -136,51 +105,38 @@ class CacheDrafter:
             for namespace in namespaces:
                 index.follow(namespace)
         walk.num_tokens = len(context.tokens)
-        room = self._match.room(context.max_nodes)
-        if room == 0:
+        if self._growth.match.room(context.max_nodes) == 0:
             return DraftTree.empty()
 
         places: dict[int, _Place] = {}
-        found: list[tuple[Cursor, StaticAutomaton | SuffixAutomaton]] = []
+        found: list[Match] = []
         for namespace in namespaces:
             if namespace not in opened:
                 opened[namespace] = _open(index, namespace)
             known = opened[namespace]
             if known is None:
                 continue
+            automata, side = known
             for automaton, serial, version in (
-                (known.side.automaton, known.tail_serial, known.side.version),
-                (known.base, known.base_serial, 0),
+                (side.automaton, automata.tail_serial, side.version),
+                (automata.base, automata.base_serial, 0),
             ):
                 if automaton is None or not len(automaton):
                     continue
                 place = places[serial] = walk.places.get(serial) or _Place()
                 _catch_up(place, automaton, version, context.tokens)
-                if place.cursor.length - self._match.len_bias >= self._match.len_threshold:
+                if self._growth.match.room_for(place.cursor.length, context.max_nodes):
                     found.append((place.cursor, automaton))
         walk.places = places  # those of automata that have been replaced go
         if not found:
             return DraftTree.empty()
         found.sort(key=lambda match: match[0].length, reverse=True)  # the nearest namespace first among equals
-        return self._grow(found, self._match.room_for(found[0][0].length, room))
-
-    def _grow(self, found: list[tuple[Cursor, StaticAutomaton | SuffixAutomaton]], room: int) -> DraftTree:
-        token_ids, parents = np.empty(room, np.int32), np.empty(room, np.int32)
-        confidence = np.empty(room, np.float32)
-        count, options = 0, self._tree
-        for cursor, automaton in found:
-            count = automaton.grow_tree(cursor, options, token_ids, parents, confidence, count)
-            if count >= min(room, max(options.min_continuation, 1)):
-                break
-        return DraftTree(token_ids[:count], parents[:count], confidence[:count]) if count else DraftTree.empty()
+        return self._growth.grow(found, context.max_nodes)
 
 
 def _open(index: AutomataIndex, namespace: str) -> _Opened | None:
     automata = index.automata(namespace)
-    if automata is None:
-        return None
-    tail = automata.tail
-    return _Opened(automata.base, automata.base_serial, tail, tail.enter(), automata.tail_serial)
+    return None if automata is None else (automata, automata.tail.enter())
 
 
 def _catch_up(
@@ -199,13 +155,13 @@ def _catch_up(
 def create_drafter(
     *,
     index: AutomataIndex | None = None,
-    len_threshold: int = _LEN_THRESHOLD,
+    len_threshold: int = LEN_THRESHOLD,
     len_bias: int = 0,
     n_predicts: int | None = None,
     alpha: float | None = None,
     top_k: int = TOP_CONTINUATIONS,
-    min_continuation: int = _MIN_CONTINUATION,
-    floor: Floor = _FLOOR,
+    min_continuation: int = MIN_CONTINUATION,
+    floor: Floor = FLOOR,
 ) -> CacheDrafter:
     """index: what the process knows of the shared cache; None: nothing, and nothing is drafted."""
     match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)

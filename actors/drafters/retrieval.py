@@ -11,34 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
+from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, TreeGrowth
 from actors.drafters.contract import DraftContext, Outcome
 from actors.errors import ModelError
 from cache_service.corpus_index import open_index
 from cache_service.errors import CorpusError
 from cache_service.static_automaton import StaticAutomaton, warm_up
 from cache_service.suffix_automaton import Cursor
-from cache_service.tree_options import TOP_CONTINUATIONS, TreeOptions
-
-# Chance that the corpus goes on as the target does after a match of the given length that occurred often, by length
-# (index 0 is not used). Measured on 60 files of Python's library held out of a corpus of the other 680, with the prior
-# of TreeOptions for matches that occurred seldom; the planner calibrates it further online.
-_ACCEPTANCE = np.array(
-    [0.0, 0.60, 0.66, 0.70, 0.77, 0.80, 0.85, 0.88, 0.92, 0.94, 0.95, 0.96, 0.97, 0.97, 0.97, 0.97, 0.98],
-    dtype=np.float32,
-)
-
-# A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
-_FLOOR = 0.03
-_LEN_THRESHOLD = 2
-# Trees with fewer nodes also take what followed shorter suffixes of the match. In a replay of the held-out files with
-# 16 nodes, tokens a round are 1.85 for 0, 1.89 for 8 and 1.90 for all that have room.
-_MIN_CONTINUATION = 64
+from cache_service.tree_options import TOP_CONTINUATIONS
 
 
 @dataclass(slots=True)
@@ -60,24 +43,12 @@ class RetrievalDrafter:
         *,
         match: MatchOptions | None = None,
         top_k: int = TOP_CONTINUATIONS,
-        min_continuation: int = _MIN_CONTINUATION,
-        acceptance: npt.NDArray[np.float32] = _ACCEPTANCE,
-        floor: Floor = _FLOOR,
+        min_continuation: int = MIN_CONTINUATION,
+        floor: Floor = FLOOR,
     ) -> None:
-        """top_k: nodes at most at one depth, in 1 to TOP_CONTINUATIONS; min_continuation: trees with fewer nodes also
-        take what followed shorter suffixes; acceptance: float32 [m], by match length; floor: least confidence."""
-        if not 1 <= top_k <= TOP_CONTINUATIONS:
-            raise ValueError(f"top_k is {top_k}; it must be in 1 to {TOP_CONTINUATIONS}")
+        """The options are those of TreeGrowth."""
         self._automata = tuple(automata)
-        self._match = match or MatchOptions(len_threshold=_LEN_THRESHOLD)
-        self._tree = TreeOptions(
-            acceptance=acceptance,
-            floor=floor,
-            width=top_k,
-            min_match=self._match.len_threshold,
-            len_bias=self._match.len_bias,
-            min_continuation=min_continuation,
-        )
+        self._growth = TreeGrowth(match, top_k, min_continuation, floor)
         self._walks: dict[int, _Walk] = {}
         if self._automata:
             warm_up()
@@ -107,33 +78,22 @@ class RetrievalDrafter:
         ]
         walk.num_tokens = len(context.tokens)
 
-        longest_first = sorted(
-            zip(self._automata, walk.cursors, strict=True), key=lambda found: found[1].length, reverse=True
-        )
-        room = self._match.room_for(longest_first[0][1].length, context.max_nodes)
-        if room == 0:
-            return DraftTree.empty()
-        token_ids, parents = np.empty(room, np.int32), np.empty(room, np.int32)
-        confidence = np.empty(room, np.float32)
-        count = 0
-        for automaton, cursor in longest_first:
-            count = automaton.grow_tree(cursor, self._tree, token_ids, parents, confidence, count)
-            if count >= min(room, max(self._tree.min_continuation, 1)):
-                break
-        return DraftTree(token_ids[:count], parents[:count], confidence[:count]) if count else DraftTree.empty()
+        found = zip(walk.cursors, self._automata, strict=True)
+        longest_first = sorted(found, key=lambda match: match[0].length, reverse=True)
+        return self._growth.grow(longest_first, context.max_nodes)
 
 
 def create_drafter(
     *,
     corpora: Sequence[str | os.PathLike[str]] = (),
     tokenizer_fingerprint: str | None = None,
-    len_threshold: int = _LEN_THRESHOLD,
+    len_threshold: int = LEN_THRESHOLD,
     len_bias: int = 0,
     n_predicts: int | None = None,
     alpha: float | None = None,
     top_k: int = TOP_CONTINUATIONS,
-    min_continuation: int = _MIN_CONTINUATION,
-    floor: Floor = _FLOOR,
+    min_continuation: int = MIN_CONTINUATION,
+    floor: Floor = FLOOR,
 ) -> RetrievalDrafter:
     """corpora: directories of `paceline corpus build`. tokenizer_fingerprint: the target's; corpora made with another
     tokenizer are refused; None: unknown. Raises ModelError for a corpus that cannot be used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +66,10 @@ class DocumentReader:
         rows = iter(lines)
         first = next(rows, b"")
         if is_export(first):
-            yield from self._pieces(_chain(first, rows), where)
+            yield from self._pieces(chain([first], rows), where)
         else:
             vocab_size = self._model.info.vocab_size
-            yield from self._documents(tokenise_rows(_chain(first, rows), where, self._model.tokenizer, vocab_size))
+            yield from self._documents(tokenise_rows(chain([first], rows), where, self._model.tokenizer, vocab_size))
 
     def text(self, text: str) -> Iterator[Piece]:
         """One document."""
@@ -156,8 +157,3 @@ def _begins_as_export(path: Path) -> bool:
             return is_export(file.readline(4096))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest

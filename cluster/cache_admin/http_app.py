@@ -32,9 +32,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actors.errors import InvalidRequest, PacelineError
 from cache_service.documents import Piece
 from cache_service.errors import CacheError
-from cache_service.export_format import ExportHeader, encode_header, encode_piece
+from cache_service.export_format import encode_header, encode_piece
 from cluster.cache_admin.credential import Credential
-from cluster.cache_admin.documents import DocumentReader, tokenizer_of
+from cluster.cache_admin.documents import DocumentReader
 from cluster.cache_admin.errors import RETRY_AFTER_S, AdminStatus, status_of
 from cluster.cache_admin.service import CacheAdminService, Export, NamespaceQuery
 from cluster.cache_admin.work import Work, lines, pulled
@@ -194,8 +194,7 @@ def _text(chunks: Iterator[bytes]) -> str:
 
 
 async def _export_lines(export: Export) -> AsyncIterator[bytes]:
-    keys = export.keys
-    yield encode_header(ExportHeader(keys.fingerprint, tokenizer_of(keys.fingerprint), keys.namespace))
+    yield encode_header(export.header)
     for piece in export.pieces:
         yield encode_piece(piece)
 

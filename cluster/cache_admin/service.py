@@ -18,13 +18,14 @@ from cache_service.administration import (
 )
 from cache_service.documents import Piece
 from cache_service.errors import SettingError
+from cache_service.export_format import ExportHeader
 from cache_service.importer import ImportResult
 from cache_service.namespaces import PUBLIC
 from cache_service.purge import PurgeResult
 from cache_service.purged_times import FIRST_S, LAST_S, TimeRange
 from cache_service.store_keys import StoreKeys
 from cache_service.verification import Verification
-from cluster.cache_admin.documents import DocumentReader, ImportModel
+from cluster.cache_admin.documents import DocumentReader, ImportModel, tokenizer_of
 from cluster.cache_admin.names import Names
 
 
@@ -43,6 +44,11 @@ class Export:
 
     keys: StoreKeys
     pieces: list[Piece]
+
+    @property
+    def header(self) -> ExportHeader:
+        fingerprint = self.keys.fingerprint
+        return ExportHeader(fingerprint, tokenizer_of(fingerprint), self.keys.namespace)
 
 
 class CacheAdminService:

@@ -58,14 +58,25 @@ def pulled(source: AsyncIterator[Result], loop: asyncio.AbstractEventLoop) -> It
 
 def lines(chunks: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
     """Lines of bytes that come in any pieces. Raises InvalidRequest for one that is longer than `max_bytes`."""
-    held = b""
+    held: list[bytes] = []  # of the line under way
+    size = 0
     for chunk in chunks:
-        *whole, held = (held + chunk).split(b"\n")
-        yield from whole
-        if len(held) > max_bytes:
-            raise InvalidRequest("body", f"a line of more than {max_bytes} bytes", "write one document a line")
-    if held:
-        yield held
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            held.append(end)
+            _check_size(size + len(end), max_bytes)
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(rest)
+        size += len(rest)
+        _check_size(size, max_bytes)
+    if size:
+        yield b"".join(held)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise InvalidRequest("body", f"a line of more than {max_bytes} bytes", "write one document a line")
 
 
 async def _next(source: AsyncIterator[Result]) -> object:

@@ -6,7 +6,8 @@ from importlib import metadata
 
 import typer
 
-from cluster.cli import bench, cache, chat, compare, corpus, drafter, generate, model, serve, tenant
+from cluster.cli import bench, chat, compare, corpus, drafter, generate, model, serve, tenant
+from cluster.cli.cache import app as cache
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from actors.errors import InvalidRequest
+from cluster.cli.durations import parsed_seconds, shown_seconds
 from cluster.cli.serve import default_config
+from cluster.cli.tables import print_table
 from cluster.config import load_config, paceline_home
 from cluster.tenants.access import registry_path
 from cluster.tenants.administration import IssuedKey, TenantAdministration
@@ -23,7 +23,6 @@ from cluster.tenants.registry import StoredTenant, TenantLimits, now_utc
 
 app = typer.Typer(no_args_is_help=True, help="API keys, limits and sharing of those who call a cluster.")
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NO_LIMIT = "none"
 
 NameArgument = Annotated[str, typer.Argument(help="Of the tenant: a-z, 0-9 and . _ - inside, up to 63 characters.")]
@@ -91,7 +90,7 @@ def list_tenants(
             "\n".join(limits) or "none",
             "\n".join(keys) or "none",
         )
-    Console(width=None if Console().is_terminal else 160, soft_wrap=True).print(table)
+    print_table(table)
 
 
 @app.command()
@@ -183,10 +182,10 @@ def _limit(name: str, text: str) -> float | int | None:
 
 
 def _duration(option: str, text: str) -> timedelta:
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])|0", text)
-    if match is None:
+    seconds = 0 if text == "0" else parsed_seconds(text)
+    if seconds is None:
         raise InvalidRequest(option, text, "write a whole number with s, m, h or d, as in 24h; or 0")
-    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]]) if match[1] else timedelta(0)
+    return timedelta(seconds=seconds)
 
 
 def _show_key(issued: IssuedKey, as_json: bool) -> None:
@@ -211,18 +210,11 @@ def _described(tenant: StoredTenant, now: datetime) -> dict[str, Any]:
 
 
 def _key_line(key: Mapping[str, Any], now: datetime) -> str:
-    line = f"{key['id']} ...{key['last4']} {_age(key['age_s'])} old"
+    line = f"{key['id']} ...{key['last4']} {shown_seconds(key['age_s'])} old"
     if key["expires"] is not None:
         left_s = int((datetime.fromisoformat(key["expires"]) - now).total_seconds())
-        line += f", {_age(left_s)} left" if key["live"] else ", expired"
+        line += f", {shown_seconds(left_s)} left" if key["live"] else ", expired"
     return line
-
-
-def _age(seconds: int) -> str:
-    for unit in "dhm":
-        if seconds >= 2 * _SECONDS[unit]:
-            return f"{seconds // _SECONDS[unit]} {unit}"
-    return f"{max(0, seconds)} s"
 
 
 def _shown(value: object) -> str:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.administration import CacheAdministration
@@ -297,6 +298,13 @@ def test_lines_are_the_same_in_whatever_pieces_they_come(size):
     data = b"one\n\ntwo\nthree"
     chunks = (data[begin : begin + size] for begin in range(0, len(data), size))
     assert list(lines(chunks, 100)) == [b"one", b"", b"two", b"three"]
+
+
+@pytest.mark.parametrize("chunks", [[b"1234", b"567"], [b"12345678\n"], [b"ok\n12345", b"67\nok"]])
+def test_lines_have_an_end(chunks):
+    with pytest.raises(InvalidRequest, match="a line of more than 6 bytes"):
+        list(lines(iter(chunks), 6))
+    assert list(lines(iter(chunks), 8))
 
 
 def test_credentials_come_from_a_file_or_the_environment_and_are_long(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import socketserver
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cache_service.circuit_breaker import CircuitBreaker
 from cache_service.compactor import CompactorSettings, CompactorThread
 from cache_service.connection import ConnectionSettings
 from cache_service.embedded_server import EmbeddedServer
+from cache_service.errors import StoreUnavailable
 from cache_service.follower import Follower, FollowerSettings
 from cache_service.publisher import Publisher, PublisherSettings
 from paceline_testing.cache_stores import Documents, Namespace, contents, piece, until
@@ -189,7 +191,7 @@ def test_a_replica_that_takes_no_writes_drops_and_counts(server):
     ],
 )
 def test_a_server_that_lies_is_an_outage(answer):
-    with lying_server(lambda: answer * 4) as settings, cache(settings) as lied_to:
+    with lying_server(lambda _: answer * 4) as settings, cache(settings) as lied_to:
         lied_to.publish("a")
         counters = lied_to.publisher.counters
         assert until(lambda: counters.failures > 3 or counters.refused_tokens == 3)
@@ -210,7 +212,7 @@ def test_a_server_that_answers_at_random_is_an_outage():
         b"$-1\r\n",
         b"-NO\r\n",
     ]
-    with lying_server(lambda: b"".join(source.choices(parts, k=6))) as settings, cache(settings) as lied_to:
+    with lying_server(lambda _: b"".join(source.choices(parts, k=6))) as settings, cache(settings) as lied_to:
         counters = lied_to.publisher.counters
 
         def num_told():
@@ -222,13 +224,29 @@ def test_a_server_that_answers_at_random_is_an_outage():
             assert until(lambda before=before: num_told() > before)
 
 
+def test_a_log_that_never_ends_is_an_outage():
+    entries = b"".join(b"*2\r\n$3\r\n%d-0\r\n*2\r\n$1\r\ne\r\n$0\r\n\r\n" % number for number in (1, 2))
+    log = b"+OK\r\n" + 3 * b"+QUEUED\r\n" + b"*3\r\n$1\r\na\r\n$1\r\n0\r\n*2\r\n" + entries
+
+    def answer(asked):
+        return log if b"EXEC" in asked else asked.count(b"SETINFO") * b"+OK\r\n"
+
+    with lying_server(answer) as settings:
+        store = Namespace(settings, NAME).store
+        assert [entry_id for entry_id, _ in store.read_log("0-0", 8).entries] == ["1-0", "2-0"]
+        with pytest.raises(StoreUnavailable, match="out of order"):
+            list(islice(store.log_after("0-0", 8), 100))
+
+
 @contextmanager
 def lying_server(answer):
+    """answer: the bytes for those that were received."""
+
     class Handler(socketserver.BaseRequestHandler):
         def handle(self):
             try:
-                while self.request.recv(65536):
-                    self.request.sendall(answer())
+                while asked := self.request.recv(65536):
+                    self.request.sendall(answer(asked))
             except OSError:
                 pass
 

@@ -158,6 +158,7 @@ def test_metrics_tell_what_was_shared_without_saying_whose_it_is(server):
         "paceline_cache_queued_tokens 0.0",
         "paceline_cache_index_namespaces 1.0",
         'paceline_cache_dropped_tokens_total{reason="overflow"} 0.0',
+        'paceline_cache_dropped_tokens_total{reason="purged"} 0.0',
     ):
         assert line in text
     assert "secret" not in text

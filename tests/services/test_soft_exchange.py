@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from actors.drafters.contract import MAX_CONTEXT, VerifiedRows
 from actors.drafters.soft_ngram import SoftNgramDrafter
+from cache_service.administration import CacheAdministration
 from cache_service.connection import ConnectionSettings
 from cache_service.embedded_server import EmbeddedServer
 from cache_service.key_ring import KeyRing
@@ -129,6 +130,26 @@ def test_what_one_replica_learns_another_knows(shared_server, ring):
     assert len(one.contents) >= 8
     assert one.exchange.stats.exported_contexts > 0
     assert one.exchange.stats.corrupt == 0
+
+
+def test_verifying_a_namespace_checks_its_counts_too(namespace):
+    replica = Replica(namespace)
+    replica.learn([1], [2])
+    replica.catch_up()
+    fold(namespace)
+    replica.learn([3])
+    replica.catch_up()
+    administration = CacheAdministration(namespace.connection)
+    checked = administration.verify(namespace.keys)
+    assert (checked.objects, checked.problems, checked.other_keys) == (1 + 1 + 2, (), ())  # manifest, part, entries
+    (part,) = (key.decode() for key in namespace.redis.keys("*segment:*"))
+    namespace.redis.setrange(part, 40, b"x")
+    namespace.redis.set(part[:-64] + "0" * 64, b"garbage", ex=60)
+    namespace.redis.xadd(namespace.keys.beside(area_of(ORDER)).log, {b"e": b"garbage"})
+    problems = {problem.kind: problem.detail for problem in administration.verify(namespace.keys).problems}
+    kind = part.rpartition("}:")[2]
+    assert problems.keys() == {kind, kind[:-64] + "0" * 64, f"{area_of(ORDER)}:log"}
+    assert "other bytes" in problems[kind]
 
 
 def test_what_must_not_leave_stays(namespace):

@@ -1,0 +1,57 @@
+"""`paceline cache serve-admin`: the administrators' server, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.cache_admin.service import CacheAdminService
+from cluster.cache_admin.store_access import told_in_one_line
+from cluster.cli.cache.options import Place, TargetOption, at_place
+from cluster.errors import ConfigError
+
+
+@at_place
+def serve_admin(
+    place: Place,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of HTTP; 0: any that is free.")] = 8001,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65_535, help="Of paceline.v1.CacheAdmin.")] = 9001,
+    credential_file: Annotated[
+        Path | None, typer.Option(help="The administrators' token; without, $PACELINE_CACHE_ADMIN_TOKEN.")
+    ] = None,
+    certificate_file: Annotated[Path | None, typer.Option(help="For TLS on both ports, with --key-file.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="Of the certificate.")] = None,
+    target: TargetOption = None,
+) -> None:
+    """Serve all of this over HTTP and gRPC, to those who have the administrators' credential, until Ctrl-C."""
+    from cluster.cache_admin.credential import load_credential
+    from cluster.cache_admin.server import AdminServerSettings
+    from cluster.cache_admin.server import serve_admin as serve
+    from cluster.ray_environment import is_loopback
+
+    if (certificate_file is None) != (key_file is None):
+        raise ConfigError("--certificate-file and --key-file go together")
+    credential = load_credential(credential_file)
+    listen = AdminServerSettings(host, port, grpc_port, certificate_file, key_file)
+    if certificate_file is None and not is_loopback(host):
+        typer.echo(f"no TLS: whoever sees the traffic of {host} sees the credential and the tokens", err=True)
+
+    def ready(http: int, grpc: int) -> None:
+        scheme = "http" if certificate_file is None else "https"
+        typer.echo(f"http    {scheme}://{host}:{http}/v1/cache/namespaces")
+        typer.echo(f"grpc    {host}:{grpc} (paceline.v1.CacheAdmin)")
+
+    async def run(service: CacheAdminService) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(service, credential, listen, stop, ready)
+
+    with told_in_one_line(), place.service(target) as service:
+        asyncio.run(run(service))
+    typer.echo("stopped", err=True)

@@ -1,0 +1,157 @@
+"""`paceline cache import`, `export` and `migrate`: documents into the shared cache, out of it, and to another model."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from cache_service.documents import Piece
+from cache_service.export_format import encode_header, encode_piece
+from cache_service.importer import ImportResult
+from cluster.cache_admin.migration import Migration
+from cluster.cache_admin.store_access import told_in_one_line
+from cluster.cli.cache.options import (
+    FingerprintOption,
+    JsonOption,
+    NamespaceOption,
+    Place,
+    TargetOption,
+    TenantOption,
+    at_place,
+    model_of,
+    query_of,
+)
+from cluster.cli.cache.output import print_json, shown_size
+from cluster.cli.progress import progress_bars
+from cluster.errors import ConfigError
+
+_STDOUT = Path("-")
+
+
+@at_place
+def import_files(
+    place: Place,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Texts, a document each; JSON lines (.jsonl) with text, messages, prompt, token_ids or "
+            "prompt_token_ids, a document a row; or exports.",
+            show_default=False,
+        ),
+    ],
+    namespace: NamespaceOption = None,
+    tenant: TenantOption = None,
+    target: TargetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put documents in, to be drafted from by every router at once. What is there already is left out: repeat an import
+    that was interrupted, and it goes on."""
+    begin = time.monotonic()
+    with told_in_one_line(), progress_bars() as progress, place.service(target, progress) as service:
+        query = query_of(namespace, tenant)
+        try:
+            result = service.import_documents(query, lambda reader: reader.files(files, progress))
+        except KeyboardInterrupt:
+            typer.echo("interrupted: what has been imported stays; the same command goes on from there", err=True)
+            raise
+    if as_json:
+        print_json(result)
+        return
+    typer.echo(f"{_imported(result)}, {time.monotonic() - begin:.0f} s", err=True)
+    if result.dropped_generations:
+        typer.echo("the namespace has no room for all of it: its oldest part was dropped", err=True)
+
+
+@at_place
+def export(
+    place: Place,
+    out: Annotated[Path, typer.Option(help="File to write, replaced if it is there; -: standard output.")],
+    namespace: NamespaceOption = None,
+    tenant: TenantOption = None,
+    fingerprint: FingerprintOption = None,
+    text: Annotated[bool, typer.Option("--text", help="With the text of each piece, by --target's tokenizer.")] = False,
+    target: TargetOption = None,
+) -> None:
+    """Write a namespace as JSON lines that `import` reads. They are not encrypted; the file is for its owner alone."""
+    with told_in_one_line(), progress_bars() as progress, place.service(target, progress) as service:
+        found = service.export(query_of(namespace, tenant, fingerprint))
+        decode: Callable[[list[int]], str] | None = None
+        if text:
+            model = place.model(target, progress)
+            if model.info.tokenizer_fingerprint != found.header.tokenizer:
+                raise ConfigError(f"--text: the namespace is not in tokens of {model.info.name}; give its --target")
+            decode = lambda ids: str(model.tokenizer.decode(ids, skip_special_tokens=False))  # noqa: E731
+        with _output(out) as file:
+            file.write(encode_header(found.header))
+            for row, piece in enumerate(found.pieces):
+                file.write(encode_piece(piece, decode(piece.token_ids.tolist()) if decode is not None else None))
+                progress("writing", row + 1, len(found.pieces))
+    num_tokens = sum(len(piece.token_ids) for piece in found.pieces)
+    typer.echo(f"{len(found.pieces)} pieces, {num_tokens} tokens of {found.keys.namespace}", err=True)
+
+
+@at_place
+def migrate(
+    place: Place,
+    source: Annotated[str, typer.Option("--from", help="The model whose namespace it is.")],
+    namespace: NamespaceOption = None,
+    tenant: TenantOption = None,
+    target: TargetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a namespace of one model to another, the target: its text in the other tokenizer's tokens. The old one
+    stays."""
+    with told_in_one_line(), progress_bars() as progress, place.service(target, progress) as service:
+        old, new = model_of(source, progress), place.model(target, progress)
+        if old.info.fingerprint == new.info.fingerprint:
+            raise ConfigError(f"--from {source}: it is the target itself")
+        pieces = service.export(query_of(namespace, tenant, old.info.fingerprint)).pieces
+        counts = None
+        migrated: Iterable[Piece] = pieces
+        if old.info.tokenizer_fingerprint != new.info.tokenizer_fingerprint:
+            migration = Migration(old.tokenizer, new.tokenizer)
+            counts, migrated = migration.counts, migration.pieces(pieces, progress)
+        result = service.import_documents(query_of(namespace, tenant), lambda reader: migrated)
+    if as_json:
+        print_json({**asdict(result), "migration": None if counts is None else asdict(counts)})
+        return
+    typer.echo(_imported(result), err=True)
+    if counts is not None:
+        left_out = counts.left_out_tokens + counts.special_tokens
+        typer.echo(f"of {counts.tokens} old tokens {left_out} were no text of use", err=True)
+
+
+def _imported(result: ImportResult) -> str:
+    known = f", {result.known_documents} were there already" if result.known_documents else ""
+    return f"{result.documents} documents, {result.tokens} tokens, {shown_size(result.stored_bytes)} stored{known}"
+
+
+@contextmanager
+def _output(out: Path) -> Iterator[BinaryIO]:
+    """A file that appears whole or not at all, for its owner alone; or standard output."""
+    if out == _STDOUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)  # with mode 0600
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(temporary, out)
+        temporary = None
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)

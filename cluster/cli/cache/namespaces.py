@@ -1,0 +1,244 @@
+"""`paceline cache list`, `stats`, `purge`, `compact` and `verify`: what is done with namespaces as wholes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from actors.errors import InvalidRequest
+from cache_service.administration import NamespaceStats
+from cache_service.purge import PurgeResult
+from cache_service.store_keys import StoreKeys
+from cluster.cache_admin.service import CacheAdminService, NamespaceQuery
+from cluster.cache_admin.store_access import told_in_one_line
+from cluster.cli.cache.options import (
+    FingerprintOption,
+    JsonOption,
+    NamespaceOption,
+    Place,
+    TenantOption,
+    at_place,
+    query_of,
+)
+from cluster.cli.cache.output import print_json, shown_size
+from cluster.cli.durations import parsed_seconds, shown_seconds
+from cluster.cli.progress import progress_bars
+from cluster.cli.tables import print_table
+from cluster.errors import ConfigError
+from cluster.printable import printable
+
+
+@at_place
+def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json: JsonOption = False) -> None:
+    """List namespaces with what they take in memory and how long they live without being written to."""
+    with told_in_one_line(), place.service() as service:
+        found = service.namespaces(fingerprint or "")
+    if as_json:
+        print_json(found)
+        return
+    table = Table("namespace", "model", "memory", "expires in", box=None, pad_edge=False)
+    for each in found:
+        table.add_row(each.namespace, each.fingerprint, shown_size(each.memory_bytes), _age(each.expires_in_s))
+    print_table(table)
+
+
+@at_place
+def stats(
+    place: Place,
+    namespace: NamespaceOption = None,
+    tenant: TenantOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count what a namespace holds, of every model that has it, and what drafts from it have earned."""
+    with told_in_one_line(), place.service() as service:
+        found = [service.stats(query) for query in _each(service, query_of(namespace, tenant, fingerprint))]
+    if as_json:
+        print_json(found)
+        return
+    now = int(time.time())
+    table = Table("", *(each.fingerprint for each in found), box=None, pad_edge=False)
+    for each_row in zip(*(_stats_rows(each, now) for each in found), strict=True):
+        table.add_row(each_row[0][0], *(value for _, value in each_row))
+    typer.echo(f"namespace {found[0].namespace}")
+    print_table(table)
+
+
+@at_place
+def purge(
+    place: Place,
+    namespace: NamespaceOption = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Without --namespace: all that is the tenant's own. Its name, or the id of one removed."),
+    ] = None,
+    fingerprint: FingerprintOption = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Learnt at this time or later: 2026-01-31T12:00, or so long ago: 90s, 30m, 24h, 7d."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Learnt at this time or before.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what was learnt in a namespace, of every model, or in some time. Routers stop drafting from it within a
+    second."""
+    now = int(time.time())
+    since_s, until_s = _time("--since", since, now), _time("--until", until, now)
+    with told_in_one_line(), place.service() as service:
+        query = query_of(namespace, tenant, fingerprint)
+        meant = service.to_purge(query)
+        shared = place.names().shares_with(tenant) if tenant is not None and namespace is None else None
+        if shared is not None:
+            typer.echo(f"what tenant {tenant} shares with others is in namespace {shared}, which stays", err=True)
+        if meant and not yes:
+            _ask(meant, since_s is not None or until_s is not None)
+        with _undisturbed():
+            done = service.purge(query, since_s, until_s) if meant else []
+    if as_json:
+        print_json(done)
+        return
+    for result in done:
+        typer.echo(_purged(result), err=True)
+    if not done:
+        typer.echo("there was nothing", err=True)
+
+
+@at_place
+def compact(
+    place: Place,
+    namespace: NamespaceOption = None,
+    tenant: TenantOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold the log of a namespace into segments now; a running cluster does so by itself."""
+    with told_in_one_line(), place.service() as service:
+        found = [service.compact(query) for query in _each(service, query_of(namespace, tenant, fingerprint))]
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        state = "somebody else compacts it" if each.is_busy else f"{each.folded_entries} entries in {each.folds} folds"
+        typer.echo(f"{each.namespace} of {each.fingerprint}: {state}", err=True)
+
+
+@at_place
+def verify(
+    place: Place,
+    namespace: NamespaceOption = None,
+    tenant: TenantOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every stored object, of one namespace or of all; exit status 1 if one is not whole."""
+    with told_in_one_line(), progress_bars() as progress, place.service() as service:
+        if namespace is None and tenant is None:
+            queries = _all(service, fingerprint)
+        else:
+            queries = _each(service, query_of(namespace, tenant, fingerprint))
+        found = []
+        for row, query in enumerate(queries):
+            found.append(service.verify(query))
+            progress("checking", row + 1, len(queries))
+    num_problems = sum(len(each.problems) for each in found)
+    if as_json:
+        print_json(found)
+    else:
+        for each in found:
+            for problem in each.problems:
+                typer.echo(printable(f"{each.namespace} of {each.fingerprint}: {problem.kind}: {problem.detail}"))
+        objects = sum(each.objects for each in found)
+        num_others = sum(len(each.other_keys) for each in found)
+        unchecked = f"; {num_others} keys of other kinds were not checked" if num_others else ""
+        typer.echo(f"{objects} objects in {len(found)} namespaces, {num_problems} problems{unchecked}", err=True)
+    if num_problems:
+        raise typer.Exit(1)
+
+
+def _each(service: CacheAdminService, query: NamespaceQuery) -> list[NamespaceQuery]:
+    """One for each model that has the namespace."""
+    return [NamespaceQuery(keys.namespace, "", keys.fingerprint) for keys in service.find(query)]
+
+
+def _all(service: CacheAdminService, fingerprint: str | None) -> list[NamespaceQuery]:
+    return [NamespaceQuery(each.namespace, "", each.fingerprint) for each in service.namespaces(fingerprint or "")]
+
+
+def _time(option: str, text: str | None, now_s: int) -> int | None:
+    """Unix seconds of a time, or of so long ago."""
+    if text is None:
+        return None
+    ago_s = parsed_seconds(text)
+    if ago_s is not None:
+        return max(0, now_s - ago_s)
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequest(
+            option, text, "write a time as 2026-01-31T12:00, or so long ago as 90s, 30m, 24h, 7d"
+        ) from None
+
+
+def _ask(meant: list[StoreKeys], of_some_time: bool) -> None:
+    what = "what was learnt then in" if of_some_time else "all of"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"this would remove {what} {len(meant)} namespaces; say so with --yes")
+    for keys in meant:
+        typer.echo(f"{keys.namespace} of {keys.fingerprint}", err=True)
+    typer.confirm(f"Remove {what} {len(meant)} namespaces?", abort=True, err=True)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C in the block counts when it has ended: half a purge would leave bytes that nobody finds any more."""
+    interrupted = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _purged(result: PurgeResult) -> str:
+    what = "all" if result.tokens is None else f"{result.tokens} tokens"
+    return f"purged {what} of {result.namespace} of {result.fingerprint}"
+
+
+def _stats_rows(stats: NamespaceStats, now_s: int) -> list[tuple[str, str]]:
+    earnings = stats.earnings
+    hit_rate, gain = earnings.hit_rate, earnings.tokens_per_round
+    return [
+        ("tokens", str(stats.tokens)),
+        ("phrases", str(stats.phrases)),
+        ("documents", str(stats.documents)),
+        ("segments", f"{stats.segments} in {stats.generations} generations, {shown_size(stats.segment_bytes)}"),
+        ("log", f"{stats.log_entries} entries"),
+        ("memory", shown_size(stats.memory_bytes)),
+        ("oldest", _age(None if stats.first_s is None else now_s - stats.first_s, "-")),
+        ("newest", _age(None if stats.last_s is None else now_s - stats.last_s, "-")),
+        ("expires in", _age(stats.expires_in_s)),
+        ("unread", str(stats.unread)),
+        ("hit rate", "-" if hit_rate is None else f"{hit_rate:.1%}"),
+        ("tokens a round", "-" if gain is None else f"+{gain:.2f}"),
+        ("tokens earned", str(earnings.accepted_tokens)),
+    ]
+
+
+def _age(seconds: int | None, never: str = "never") -> str:
+    return never if seconds is None else shown_seconds(seconds)
