@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -252,11 +253,12 @@ def test_sentinels_choose_another_primary_and_the_old_one_comes_back(engine, mod
 
         old.start()  # with older data, and it takes itself for the primary until a sentinel tells it
         stale = last_written(old)
-        while old.role == "master":
+        while old.role == "master":  # some ten seconds
             one.ask()
             assert old.role == "slave" or last_written(old) == stale
+            time.sleep(0.2)
         assert group.is_agreed(new)
-        assert_recovered(one, model, group, tmp_path, wanted)
+        assert one.learns()
         assert until(lambda: last_written(old) == last_written(new))
 
 
