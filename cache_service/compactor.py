@@ -171,7 +171,7 @@ class Compactor:
         # Up to where the fold before this one ended: a reader of that manifest still finds its place in the log.
         if fold.keep_from != START:
             self.counters.trimmed_entries += self._store.trim_log(new.version, fold.keep_from)
-        self._store.keep_segments([entry.digest for _, entry in new.segments], self._settings.keep_s)
+        self._store.keep_live_segments([entry.digest for _, entry in new.segments], self._settings.keep_s)
         self._store.keep_segments(fold.retired, self._settings.retire_s)
         return True
 

@@ -154,7 +154,7 @@ class SoftCompactor:
         self.counters.folded_entries += fold.num_entries
         if fold.keep_from != START:
             self.counters.trimmed_entries += self._store.trim_log(new.version, fold.keep_from)
-        self._store.keep_segments([part.digest for part in new.parts], keep_s)
+        self._store.keep_live_segments([part.digest for part in new.parts], keep_s)
         self._store.keep_segments(fold.retired, self._settings.retire_s)
         return True
 
