@@ -89,12 +89,16 @@ class Compactor:
         codec: FrameCodec,
         settings: CompactorSettings | None = None,
         clock: Callable[[], float] = time.time,
+        limits: Callable[[bool], FoldLimits] | None = None,
     ) -> None:
+        """limits: the budgets of the next fold, in the place of the settings'; given whether there is something to
+        fold, and may raise StoreError."""
         self.counters = CompactorCounters()
         self._store = store
         self._codec = codec
         self._settings = settings or CompactorSettings()
         self._clock = clock
+        self._limits = limits or (lambda has_new: self._settings.limits)
         self._owner = secrets.token_hex(16)
 
     def fold(self) -> bool:
@@ -126,22 +130,24 @@ class Compactor:
         if entries and entries[0][0] == old.folded_id:
             entries = entries[1:]
         num_entries, pieces = self._decode(entries)
-        if num_entries == 0:
-            if entries:
-                self.release()  # as above
+        if num_entries == 0 and entries:
+            self.release()  # as above
+            return None
+        limits = self._limits(num_entries > 0)
+        if num_entries == 0 and sum(generation.num_bytes for generation in old.generations) <= limits.max_bytes:
             return None
         written = self._write_segments(old.open_generation, pieces, token, epoch)
         if written is None:
             self._refused("lease or data set are others by now")
             return None
         kept, added = written
-        generations = after_fold(old.generations, [*kept, *added], now_s, self._settings.limits)
+        generations = after_fold(old.generations, [*kept, *added], now_s, limits)
         new = Manifest(
             epoch=epoch,
             version=stored.version + 1,
             fencing_token=token,
             generations=generations,
-            folded_id=entries[num_entries - 1][0],
+            folded_id=entries[num_entries - 1][0] if num_entries else old.folded_id,
             folded_generation=old.open_generation.number,
         )
         live = {entry.digest for _, entry in new.segments}
@@ -260,10 +266,11 @@ class CompactorThread:
         self._settings = settings or CompactorSettings()
         self._turns = Turns("cache-compactor")
 
-    def compact(self, namespace: str) -> Compactor:
-        """Begin to compact a namespace. The compactor is for looking at: its counters."""
+    def compact(self, namespace: str, limits: Callable[[bool], FoldLimits] | None = None) -> Compactor:
+        """Begin to compact a namespace. The compactor is for looking at: its counters. limits: as a
+        `Compactor` has them."""
         store, codec = self._open_namespace(namespace)
-        compactor = Compactor(store, codec, self._settings)
+        compactor = Compactor(store, codec, self._settings, limits=limits)
 
         def turn() -> float:
             try:
