@@ -82,7 +82,7 @@ class SharedCache:
         self.publisher = Publisher(self._open, self._settings.publisher)
         self.compactor = CompactorThread(self._open, self._settings.compactor)
         self.index = WarmIndex(self._open, self._settings.index)
-        self.earnings = EarningsLedger(self._open_earnings)
+        self.earnings = EarningsLedger(self._open_earnings, keep_s=self._settings.compactor.keep_s)
         self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # those written to last come last
         self._folds = 0  # of compactors that are gone
         self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
