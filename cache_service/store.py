@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from redis.exceptions import WatchError
 
 from cache_service.answers import as_bytes, as_count, as_optional_text, as_text, faults_told, run_script
 from cache_service.connection import Connection
@@ -32,6 +35,7 @@ from cache_service.stream_id import parse_id
 
 _FIELD = b"e"
 _KEPT_AT_ONCE = 255
+_KEEP_ATTEMPTS = 8  # then others have kept it eight times over
 _MAX_MANIFEST_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
 
 KEEP_S = 7 * 24 * 3600
@@ -89,10 +93,10 @@ class Store:
             pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             for frame in frames:
                 pipeline.xadd(self.keys.log, {_FIELD: frame}, maxlen=max_entries, approximate=True)
-            pipeline.expire(self.keys.log, keep_s)  # so that it does not stay for ever, should this process end now
+            pipeline.expire(self.keys.log, keep_s)  # at once: this process may end before it has done the rest
             entry_ids = [as_text(answer) for answer in pipeline.execute()[1:-1]]
-            self._call(KEEP, [self.keys.epoch, self.keys.log], [keep_s])
-            return entry_ids
+        self._keep(keep_s)
+        return entry_ids
 
     def append_in_epoch(self, epoch: str, frame: bytes, max_entries: int, keep_s: int = KEEP_S) -> str | None:
         """Append an entry if the data set still is that of `epoch`. Returns its id; None: it is another one.
@@ -193,6 +197,20 @@ class Store:
         """Remove the entries before `first_id`, if the manifest still has `version`. Returns how many."""
         with faults_told():
             return as_count(self._call(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
+
+    def _keep(self, keep_s: int) -> None:
+        """Let log and epoch live for `keep_s` seconds from now, and never shorter than the epoch does. No script:
+        writers may have no right to run one."""
+        for _ in range(_KEEP_ATTEMPTS):
+            with faults_told(), suppress(WatchError), self._connection.client().pipeline(transaction=True) as pipeline:
+                pipeline.watch(self.keys.epoch)
+                left_s = int(pipeline.ttl(self.keys.epoch))
+                pipeline.multi()
+                if left_s < keep_s:
+                    pipeline.expire(self.keys.epoch, keep_s)
+                pipeline.expire(self.keys.log, max(left_s, keep_s))
+                pipeline.execute()
+                return
 
     def _call(self, script: Script, keys: list[str], arguments: Sequence[Any]) -> Any:
         return run_script(self._connection.client(), script, keys, arguments)
