@@ -49,12 +49,16 @@ class Compactor(FencedCompactor[Manifest]):
         codec: FrameCodec,
         settings: CompactorSettings | None = None,
         clock: Callable[[], float] = time.time,
+        limits: Callable[[bool], FoldLimits] | None = None,
     ) -> None:
+        """limits: the budgets of the next fold, in the place of the settings'; given whether there is something to
+        fold, and may raise StoreError."""
         super().__init__(store)
         self.counters: CompactorCounters = CompactorCounters()
         self._settings: CompactorSettings = settings or CompactorSettings()
         self._codec = codec
         self._clock = clock
+        self._limits = limits or (lambda has_new: self._settings.limits)
 
     def prepare(self) -> Fold[Manifest] | None:
         token = self._lease()
@@ -70,9 +74,11 @@ class Compactor(FencedCompactor[Manifest]):
         if entries is None:
             return None
         num_entries, pieces = self._decode(entries)
-        if num_entries == 0:
-            if entries:
-                self.release()
+        if num_entries == 0 and entries:
+            self.release()
+            return None
+        limits = self._limits(num_entries > 0)
+        if num_entries == 0 and sum(generation.num_bytes for generation in old.generations) <= limits.max_bytes:
             return None
         written = self._write_segments(old.open_generation, pieces, token, epoch)
         if written is None:
@@ -83,8 +89,8 @@ class Compactor(FencedCompactor[Manifest]):
             epoch=epoch,
             version=old.version + 1,
             fencing_token=token,
-            generations=after_fold(old.generations, [*kept, *added], now_s, self._settings.limits),
-            folded_id=entries[num_entries - 1][0],
+            generations=after_fold(old.generations, [*kept, *added], now_s, limits),
+            folded_id=entries[num_entries - 1][0] if num_entries else old.folded_id,
             folded_generation=old.open_generation.number,
         )
         live, before = ([entry.digest for _, entry in manifest.segments] for manifest in (new, old))
@@ -167,10 +173,11 @@ class CompactorThread:
         self._settings = settings or CompactorSettings()
         self._turns = Turns("cache-compactor")
 
-    def compact(self, namespace: str) -> Compactor:
-        """Begin to compact a namespace. The compactor is for looking at: its counters."""
+    def compact(self, namespace: str, limits: Callable[[bool], FoldLimits] | None = None) -> Compactor:
+        """Begin to compact a namespace. The compactor is for looking at: its counters. limits: as a
+        `Compactor` has them."""
         store, codec = self._open_namespace(namespace)
-        compactor = Compactor(store, codec, self._settings)
+        compactor = Compactor(store, codec, self._settings, limits=limits)
 
         def turn() -> float:
             try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from cache_service.admin_store import AdminStore
 from cache_service.earnings import Earnings
 from cache_service.errors import CacheError, StoreUnavailable
+from cache_service.store import KEEP_S
 from cache_service.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,12 @@ _MAX_NAMESPACES = 4096  # that wait for Redis
 class EarningsLedger:
     """Adds up by namespace. What cannot be written is tried again, and dropped where too many namespaces wait."""
 
-    def __init__(self, open_namespace: Callable[[str], AdminStore], flush_s: float = FLUSH_S) -> None:
+    def __init__(
+        self, open_namespace: Callable[[str], AdminStore], flush_s: float = FLUSH_S, keep_s: int = KEEP_S
+    ) -> None:
+        """keep_s: that counts live after the last ones."""
         self.dropped = 0  # requests
+        self._keep_s = keep_s
         self._open_namespace = open_namespace
         self._flush_s = flush_s
         self._waiting: dict[str, Earnings] = {}
@@ -49,7 +54,7 @@ class EarningsLedger:
             namespace = next(iter(waiting))
             earnings = waiting.pop(namespace)
             try:
-                self._open_namespace(namespace).add_earnings(earnings)
+                self._open_namespace(namespace).add_earnings(earnings, self._keep_s)
             except StoreUnavailable as error:
                 log.debug("earnings of namespace %s wait: %s", namespace, error)
                 # Each further one would wait as long. This one comes last: of a cluster, only a part may be away.

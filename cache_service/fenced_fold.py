@@ -121,7 +121,7 @@ class FencedCompactor(ABC, Generic[Manifest]):
         self.counters.folded_entries += fold.num_entries
         if old.folded_id != START:
             self.counters.trimmed_entries += self._store.trim_log(new.version, old.folded_id)
-        self._store.keep_segments(fold.live, settings.keep_s)
+        self._store.keep_live_segments(fold.live, settings.keep_s)
         self._store.keep_segments(fold.retired, settings.retire_s)
         return True
 

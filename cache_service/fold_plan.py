@@ -18,7 +18,7 @@ class FoldLimits:
     generation_tokens: int = 4 * 2**20  # a generation with so many is closed
     generation_s: float = 24 * 3600.0  # one that is so old as well
     max_generations: int = 4  # the open one included; the oldest is dropped whole
-    max_bytes: int = 256 * 2**20  # of all segments together, as they lie in Redis; the open generation always stays
+    max_bytes: int = 256 * 2**20  # of all segments together, as they lie in Redis; a generation's part of it closes it
 
     def __post_init__(self) -> None:
         require_bounds(
@@ -51,13 +51,14 @@ def after_fold(
 ) -> tuple[Generation, ...]:
     """The generations when the open one holds `segments`: it may close, and the oldest may go.
 
-    Both happen too where the manifest would have no room for more segments.
+    Both happen too where the manifest would have no room for more segments. What is left takes `max_bytes` at most.
     """
     opened = generations[-1]
     started_s = opened.started_s if opened.segments else now_s
     result = [*generations[:-1], Generation(opened.number, started_s, tuple(segments))]
     if (
         result[-1].num_tokens >= limits.generation_tokens
+        or result[-1].num_bytes > limits.max_bytes // limits.max_generations
         or now_s - started_s >= limits.generation_s
         or len(segments) >= MAX_MANIFEST_SEGMENTS // 4
     ):

@@ -1,5 +1,8 @@
 """Lua scripts of the shared cache. Each is one atomic step of constant cost, but for trimming what a fold has read.
 
+A namespace lives as long as its epoch, whose time to live nobody shortens: what has been imported for a year goes on to
+live for that year when traffic, which is kept for days, writes beside it.
+
 Every key is named in KEYS, and all keys of a call belong to one namespace: one hash slot.
 """
 
@@ -18,6 +21,17 @@ class Script:
 def _script(text: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
+
+# As long as the epoch, which nobody shortens; where it has less than `seconds` left, it gets them.
+_LIVE = """
+local function live(epoch, seconds, others)
+  local left, least = redis.call('PTTL', epoch), 1000 * seconds
+  if left < least then redis.call('PEXPIRE', epoch, least) end
+  local found = 0
+  for _, key in ipairs(others) do found = found + redis.call('PEXPIRE', key, math.max(left, least)) end
+  return found
+end
+"""
 
 ACQUIRE_LEASE = _script("""
 -- KEYS: lease, fence, manifest. ARGV: owner, milliseconds of the lease, seconds that the fence lives.
@@ -41,9 +55,11 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) 
 return 0
 """)
 
-WRITE_MANIFEST = _script("""
+WRITE_MANIFEST = _script(
+    _LIVE
+    + """
 -- KEYS: manifest, fence, epoch. ARGV: fencing token, epoch, version that is replaced, new version, folded id, body,
--- seconds that manifest and epoch live.
+-- seconds that manifest and epoch live at least.
 -- Returns 'ok', or why it was refused: 'fenced' (a newer lease has been granted, or a newer holder has written),
 -- 'epoch' (another data set), 'version' (the manifest is not the one that was read).
 local token = tonumber(ARGV[1])
@@ -53,10 +69,19 @@ local old = redis.call('HMGET', KEYS[1], 'version', 'token')
 if token < tonumber(old[2] or '0') then return 'fenced' end
 if (old[1] or '0') ~= ARGV[3] then return 'version' end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'version', ARGV[4], 'folded', ARGV[5], 'body', ARGV[6])
-redis.call('EXPIRE', KEYS[1], ARGV[7])
-redis.call('EXPIRE', KEYS[3], ARGV[7])
+live(KEYS[3], ARGV[7], {KEYS[1]})
 return 'ok'
-""")
+"""
+)
+
+KEEP = _script(
+    _LIVE
+    + """
+-- KEYS: epoch, then others of the namespace, 256 at most. ARGV: seconds that all of them live from now, at least.
+-- Returns how many of the others are there.
+return live(KEYS[1], ARGV[1], {unpack(KEYS, 2)})
+"""
+)
 
 TRIM_LOG = _script("""
 -- KEYS: log, manifest. ARGV: version of the manifest that allows it, first id to keep.
@@ -65,14 +90,18 @@ if redis.call('HGET', KEYS[2], 'version') ~= ARGV[1] then return 0 end
 return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 """)
 
-WRITE_SEGMENT = _script("""
--- KEYS: segment, fence, epoch. ARGV: fencing token, epoch, seconds that the segment lives, frame.
+WRITE_SEGMENT = _script(
+    _LIVE
+    + """
+-- KEYS: segment, fence, epoch. ARGV: fencing token, epoch, seconds that the segment lives at least, frame.
 -- Returns 1, or 0 if a newer lease has been granted or the data set is another: after a purge nothing comes back.
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
 if tonumber(redis.call('GET', KEYS[2]) or '0') ~= tonumber(ARGV[1]) then return 0 end
-redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[3])
+redis.call('SET', KEYS[1], ARGV[4])
+live(KEYS[3], ARGV[3], {KEYS[1]})
 return 1
-""")
+"""
+)
 
 SEIZE_LEASE = _script("""
 -- KEYS: lease, fence, manifest. ARGV: owner, milliseconds of the lease, seconds that the fence lives.
@@ -115,15 +144,18 @@ redis.call('XDEL', KEYS[4], ARGV[5])
 return 'ok'
 """)
 
-APPEND_IN_EPOCH = _script("""
--- KEYS: log, epoch. ARGV: epoch that the entry is for, entry, entries that the log keeps, seconds that both live.
+APPEND_IN_EPOCH = _script(
+    _LIVE
+    + """
+-- KEYS: log, epoch. ARGV: epoch that the entry is for, entry, entries that the log keeps, seconds that both live at
+-- least.
 -- Returns the entry's id, or an empty string if the data set is another one.
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return '' end
 local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'e', ARGV[2])
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-redis.call('EXPIRE', KEYS[2], ARGV[4])
+live(KEYS[2], ARGV[4], {KEYS[1]})
 return id
-""")
+"""
+)
 
 SUPPORT_PHRASES = _script("""
 -- KEYS: opted out, offers of the tenant today, phrases, then the supporters of each phrase, 32 at most. ARGV: tenant,

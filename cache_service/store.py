@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from redis.exceptions import WatchError
 
 from cache_service.answers import as_bytes, as_count, as_optional_text, as_text, faults_told, run_script
 from cache_service.connection import Connection
@@ -20,6 +23,7 @@ from cache_service.purged_times import PurgedTimes
 from cache_service.scripts import (
     ACQUIRE_LEASE,
     APPEND_IN_EPOCH,
+    KEEP,
     RELEASE_LEASE,
     TRIM_LOG,
     WRITE_MANIFEST,
@@ -30,11 +34,14 @@ from cache_service.store_keys import StoreKeys
 from cache_service.stream_id import parse_id
 
 _FIELD = b"e"
+_KEPT_AT_ONCE = 255
+_KEEP_ATTEMPTS = 8  # then others have kept it eight times over
 _MAX_MANIFEST_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
 
 KEEP_S = 7 * 24 * 3600
-"""How long a namespace lives after it was last written to. So none is there for ever, and memory that runs short is
-taken from those that nobody asks for; what is read or written often is the last to go."""
+"""How long a namespace lives after it was last written to, where nobody wants it to live longer. So none is there for
+ever, and memory that runs short is taken from those that nobody asks for; what is read or written often is the last to
+go."""
 
 Verdict = Literal["ok", "fenced", "epoch", "version"]
 VERDICTS: dict[bytes, Verdict] = {b"ok": "ok", b"fenced": "fenced", b"epoch": "epoch", b"version": "version"}
@@ -76,7 +83,7 @@ class Store:
     ) -> list[str]:
         """Append entries to the log, all or none; begin an epoch if there is none. Returns their ids.
 
-        The log keeps about `max_entries`, the oldest go first, and all of it lives `keep_s` seconds from now.
+        The log keeps about `max_entries`, the oldest go first, and all of it lives `keep_s` seconds from now, at least.
         purges: the times of purges that the entries leave out, b"" at first. If there are others by now, nothing is
         written, and NamespacePurged tells them. None: the entries are newer than any purge.
         """
@@ -87,12 +94,13 @@ class Store:
                 if found != purges:
                     raise NamespacePurged(PurgedTimes.decode(found).encode())
                 pipeline.multi()
-            pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True)
+            pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             for frame in frames:
                 pipeline.xadd(self.keys.log, {_FIELD: frame}, maxlen=max_entries, approximate=True)
-            pipeline.expire(self.keys.log, keep_s)
-            pipeline.expire(self.keys.epoch, keep_s)
-            return [as_text(answer) for answer in pipeline.execute()[1:-2]]
+            pipeline.expire(self.keys.log, keep_s)  # at once: this process may end before it has done the rest
+            entry_ids = [as_text(answer) for answer in pipeline.execute()[1:-1]]
+        self._keep(keep_s)
+        return entry_ids
 
     def append_in_epoch(self, epoch: str, frame: bytes, max_entries: int, keep_s: int = KEEP_S) -> str | None:
         """Append an entry if the data set still is that of `epoch`. Returns its id; None: it is another one.
@@ -156,6 +164,15 @@ class Store:
         with faults_told():
             return as_count(self._call(WRITE_SEGMENT, keys, [token, epoch, keep_s, frame])) > 0
 
+    def keep_live_segments(self, digests: Sequence[str], keep_s: int) -> int:
+        """Let segments live for `keep_s` seconds from now, and as long as the namespace. Returns how many are there."""
+        num_found = 0
+        with faults_told():
+            for begin in range(0, len(digests), _KEPT_AT_ONCE):
+                names = [self.keys.segment(digest) for digest in digests[begin : begin + _KEPT_AT_ONCE]]
+                num_found += as_count(self._call(KEEP, [self.keys.epoch, *names], [keep_s]))
+        return num_found
+
     def keep_segments(self, digests: Sequence[str], keep_s: int) -> int:
         """Let segments live for `keep_s` seconds from now. Returns how many are there."""
         with faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
@@ -194,6 +211,20 @@ class Store:
         """Remove the entries before `first_id`, if the manifest still has `version`. Returns how many."""
         with faults_told():
             return as_count(self._call(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
+
+    def _keep(self, keep_s: int) -> None:
+        """Let log and epoch live for `keep_s` seconds from now, and never shorter than the epoch does. No script:
+        writers may have no right to run one."""
+        for _ in range(_KEEP_ATTEMPTS):
+            with faults_told(), suppress(WatchError), self._connection.client().pipeline(transaction=True) as pipeline:
+                pipeline.watch(self.keys.epoch)
+                left_s = int(pipeline.ttl(self.keys.epoch))
+                pipeline.multi()
+                if left_s < keep_s:
+                    pipeline.expire(self.keys.epoch, keep_s)
+                pipeline.expire(self.keys.log, max(left_s, keep_s))
+                pipeline.execute()
+                return
 
     def _call(self, script: Script, keys: list[str], arguments: Sequence[Any]) -> Any:
         return run_script(self._connection.client(), script, keys, arguments)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +30,7 @@ from cache_service.soft_compactor import SoftCompactorSettings
 from cache_service.soft_exchange import MAX_NAMESPACES, SoftExchange, SoftExchangeSettings
 from cache_service.store import Store
 from cache_service.store_keys import StoreKeys
+from cache_service.tenant_share import TenantBudget, TenantShare
 from cache_service.warm_index import WarmIndex, WarmIndexSettings, WarmIndexStats
 from cluster.cache_access import connection_settings, key_ring
 from cluster.config import CacheConfig
@@ -81,9 +82,20 @@ class SharedCache:
         self.publisher = Publisher(self._open, self._settings.publisher)
         self.compactor = CompactorThread(self._open, self._settings.compactor)
         self.index = WarmIndex(self._open, self._settings.index)
-        self.earnings = EarningsLedger(self._open_earnings)
+        self.earnings = EarningsLedger(self._open_earnings, keep_s=self._settings.compactor.keep_s)
         self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # those written to last come last
         self._folds = 0  # of compactors that are gone
+        self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
+        self._others: deque[tuple[str, TenantBudget]] = deque(maxlen=self._settings.max_compacted)
+
+    def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
+        budget = TenantBudget(tenant, max_bytes)
+        if self._budgets.get(namespace) != budget:
+            self._compact(namespace, budget)
+        while self._others:  # that another router has begun, perhaps, and nobody writes to any more
+            other, budget = self._others.popleft()
+            if other not in self._compactors:
+                self._compact(other, budget)
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         if self._settings.publish_prompts:
@@ -141,14 +153,30 @@ class SharedCache:
         else:
             self._compact(namespace)
 
-    def _compact(self, namespace: str) -> None:
+    def _compact(self, namespace: str, budget: TenantBudget | None = None) -> None:
+        """budget: of its tenant; None: it has none."""
+        limits = None
         try:
-            self._compactors[namespace] = self.compactor.compact(namespace)
+            if budget is not None:
+                limits = TenantShare(
+                    self._connection,
+                    StoreKeys(self.fingerprint, namespace or OPEN),
+                    budget,
+                    self._settings.compactor.limits,
+                    self._settings.compactor.keep_s,
+                    lambda others: self._others.extend((other, budget) for other in others),
+                )
+                self._budgets[namespace] = budget
+            replaced = self._compactors.pop(namespace, None)
+            self._compactors[namespace] = self.compactor.compact(namespace, limits)
         except SettingError:  # no name for a namespace: the publisher drops it, and says so
             return
+        if replaced is not None:
+            self._folds += replaced.counters.folds
         if len(self._compactors) > self._settings.max_compacted:
             gone, compactor = self._compactors.popitem(last=False)
             self.compactor.forget(gone)
+            self._budgets.pop(gone, None)
             self._folds += compactor.counters.folds
 
     def _open(self, namespace: str) -> tuple[Store, FrameCodec]:

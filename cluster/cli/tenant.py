@@ -38,7 +38,7 @@ ConcurrentOption = Annotated[
     str | None, typer.Option("--max-concurrent", metavar="NUMBER|none", help="Answers under way at a time.")
 ]
 CacheOption = Annotated[
-    str | None, typer.Option("--cache-bytes", metavar="NUMBER|none", help="Of what is learnt from the tenant.")
+    str | None, typer.Option("--cache-bytes", metavar="NUMBER|none", help="Of what its own namespaces have learnt.")
 ]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="With whom warm caches are shared: isolated, group, promoted, shared.")

@@ -196,6 +196,8 @@ class GenerationService:
                         namespace=scope.namespace,
                         cache=scope.cache,
                         readable=scope.readable,
+                        # What a group has is not one tenant's to limit.
+                        cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)

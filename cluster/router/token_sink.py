@@ -18,6 +18,9 @@ class TokenSink(Protocol):
     def follow(self, namespaces: Sequence[str]) -> None:
         """A request has come that may draft from these."""
 
+    def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
+        """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together."""
+
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         """A sequence begins with this prompt, shape [n]; told once, before its first `committed`."""
 

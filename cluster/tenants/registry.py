@@ -29,7 +29,7 @@ class TenantLimits(_Record):
     requests_per_second: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None  # prompt and answer
     max_concurrent: Annotated[int, Field(ge=1, le=100_000)] | None = None  # sequences
-    cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # of what is learnt from the tenant
+    cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # of what its own namespaces have learnt
 
 
 class StoredKey(_Record):

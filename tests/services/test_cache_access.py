@@ -38,9 +38,9 @@ from paceline_testing.cache_stores import Namespace, contents, piece, until
 GIVEN = [piece("a", 0, range(10)), piece("a", 10, range(10)), piece("b", 0, [1, 2])]
 
 # What each role needs, in the words of an ACL; the keys are those of one namespace.
-WRITER = "+@connection +watch +unwatch +multi +exec +discard +get +set +xadd +expire"
+WRITER = "+@connection +watch +unwatch +multi +exec +discard +get +set +xadd +expire +ttl"
 READER = "+@connection +multi +exec +discard +get +hget +hstrlen +getrange +xrange"
-COMPACTOR = f"{READER} +set +xtrim +expire +evalsha +eval +hset +hmget +del"
+COMPACTOR = f"{READER} +set +xtrim +expire +pexpire +pttl +evalsha +eval +hset +hmget +del"
 EXCHANGE = f"{COMPACTOR} +xadd +xrange"
 ADMINISTRATOR = f"{COMPACTOR} +watch +unwatch +xadd +xlen +xdel +scan +ttl +memory|usage +hincrby +hgetall"
 GATE = (

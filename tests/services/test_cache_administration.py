@@ -19,6 +19,7 @@ from cache_service.documents import Piece, RecordKind, assemble
 from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
 from cache_service.embedded_server import EmbeddedServer
+from cache_service.entry_codec import encode_entry
 from cache_service.errors import AuditError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreUnavailable
 from cache_service.export_format import decode_piece, encode_piece
 from cache_service.fold_plan import FoldLimits
@@ -26,6 +27,7 @@ from cache_service.follower import Follower, FollowerSettings
 from cache_service.importer import content_id
 from cache_service.index_files import index_name
 from cache_service.key_ring import KeyRing
+from cache_service.manifest import decode_manifest
 from cache_service.publisher import Publisher, PublisherSettings
 from cache_service.purge import Purge
 from cache_service.purged_times import PurgedTimes, TimeRange
@@ -135,6 +137,32 @@ def test_a_long_import_is_folded_as_it_goes_and_tells_what_had_no_room(namespace
         namespace.redis.ttl(namespace.keys.key(kind)) for kind in keys_of(namespace) if kind in ("epoch", "manifest")
     ]
     assert min(ttls) > 300 * 24 * 3600, "what was imported does not come back by itself"
+
+
+def test_what_was_imported_for_long_lives_on_when_traffic_writes_beside_it(namespace):
+    administration(namespace).import_documents(namespace.keys, [document(1, 2, 3)], keep_s=1_000_000)
+    for number in range(3):
+        frame = encode_entry(namespace.codec, [piece(f"d{number}", 0, [4, 5, 6])])
+        namespace.store.append([frame], 1_000, keep_s=60)
+        compactor = Compactor(namespace.store, namespace.codec, CompactorSettings(keep_s=60, retire_s=60))
+        assert not compactor.fold()
+        compactor.release()
+    assert namespace.store.append_in_epoch(namespace.store.begin_epoch(60), frame, 1_000, 60)
+    manifest = decode_manifest(namespace.codec, namespace.store.read_manifest().frame)
+    live = {f"segment:{entry.digest}" for _, entry in manifest.segments}
+    for kind in ("epoch", "log", "manifest", *live):
+        assert 999_000 < namespace.redis.ttl(namespace.keys.key(kind)) <= 1_000_000, kind
+    retired = [kind for kind in keys_of(namespace) if kind.startswith("segment:") and kind not in live]
+    assert retired
+    assert all(namespace.redis.ttl(namespace.keys.key(kind)) <= 60 for kind in retired)
+
+
+def test_traffic_gives_a_namespace_the_time_it_wants_and_no_more(namespace):
+    frame = encode_entry(namespace.codec, [piece("d", 0, [4, 5, 6])])
+    for keep_s in (60, 600):
+        namespace.store.append([frame], 1_000, keep_s=keep_s)
+        for kind in ("epoch", "log"):
+            assert keep_s - 30 < namespace.redis.ttl(namespace.keys.key(kind)) <= keep_s
 
 
 def test_documents_are_known_by_what_they_say(namespace):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,6 +26,7 @@ from cluster.local import LocalEngine
 from cluster.shared_cache import SharedCache, SharedCacheSettings
 from paceline_testing.bad_network import BadNetwork, bad_network
 from paceline_testing.cache_stores import until
+from paceline_testing.sentinel_group import Member, SentinelGroup, sentinel_group
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm")]
 GREEDY = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
@@ -126,7 +129,7 @@ def client(model, settings, tmp_path, wanted, is_warm=True) -> Iterator[Client]:
         yield client
 
 
-def assert_recovered(client: Client, model, server: EmbeddedServer, tmp_path, wanted) -> None:
+def assert_recovered(client: Client, model, server: EmbeddedServer | SentinelGroup, tmp_path, wanted) -> None:
     """The one that went through it learns and drafts again, and so does one that has just come."""
     assert client.learns()
     assert until(lambda: client.ask() > 0)
@@ -230,6 +233,40 @@ def test_old_data_that_are_restored_are_what_is_known_from_then_on(engine, model
                 assert until(lambda: 0 < later.stats().index.tokens == one.cache.stats().index.tokens < num_new)
             one.ask(restore)
         assert_recovered(one, model, server, tmp_path, wanted)
+
+
+# --- a primary, a replica and their sentinels
+
+
+def test_sentinels_choose_another_primary_and_the_old_one_comes_back(engine, model, wanted, tmp_path):
+    with (
+        sentinel_group(tmp_path / "group", engine) as group,
+        client(model, group.settings, tmp_path, wanted) as one,
+    ):
+        old, new = group.primary, group.replica
+        is_first = itertools.count()
+        one.ask(lambda: old.kill() if next(is_first) == 0 else None)
+        assert until(lambda: one.ask() >= 0 and group.is_agreed(new))
+        known = last_written(new)
+        assert_recovered(one, model, group, tmp_path, wanted)
+        assert last_written(new) > known
+
+        old.start()  # with older data, and it takes itself for the primary until a sentinel tells it
+        stale = last_written(old)
+        while old.role == "master":  # some ten seconds
+            one.ask()
+            assert old.role == "slave" or last_written(old) == stale
+            time.sleep(0.2)
+        assert group.is_agreed(new)
+        assert one.learns()
+        assert until(lambda: last_written(old) == last_written(new))
+
+
+def last_written(member: Member) -> tuple[int, int]:
+    """The id of the last entry of its log."""
+    (name,) = member.redis.keys("sd:{*}:log")
+    time_ms, _, number = member.redis.xinfo_stream(name)["last-generated-id"].decode().partition("-")
+    return int(time_ms), int(number)
 
 
 # --- the way to it

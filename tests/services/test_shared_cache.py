@@ -15,6 +15,7 @@ from cache_service.connection import ConnectionSettings
 from cache_service.documents import RecordKind, document_id_of
 from cache_service.key_ring import KeyRing
 from cache_service.log_reader import LogReader
+from cache_service.manifest import decode_manifest
 from cache_service.namespaces import PUBLIC
 from cache_service.publisher import PublisherSettings
 from cluster.config import CacheConfig
@@ -123,6 +124,48 @@ def test_namespaces_that_are_folded_are_bounded_and_their_folds_stay_counted(ser
             commit(cache, f"n{number}", "d", range(50))
             assert until(lambda n=number: cache.stats().folds > n)
         assert len(cache._compactors) == len(cache.compactor._turns._tasks) == 3
+
+
+def held_bytes(settings, namespaces):
+    """Of the segments that the newest manifests name."""
+    total = 0
+    for namespace in namespaces:
+        store, codec = SharedCache._open(_Opener(settings, None), namespace)
+        manifest = decode_manifest(codec, store.read_manifest().frame)
+        total += sum(generation.num_bytes for generation in manifest.generations)
+    return total
+
+
+def test_the_namespaces_of_a_tenant_hold_no_more_than_it_may_and_the_newest_of_it(server):
+    most, random = 20_000, np.random.default_rng(0)
+    names = ["a", "a.docs", "a.code"]
+    with opened(server.settings, compactor=CompactorSettings(lease_s=0.2, fold_every_s=0.05)) as one:
+        for number, namespace in enumerate(names * 10):
+            one.bounded(namespace, "t", most)
+            commit(one, namespace, f"d{number}", random.integers(0, 50_000, 2_000))  # some 4,000 bytes
+            folds = one.stats().folds
+            assert until(lambda n=folds: one.stats().folds > n)
+        assert until(lambda: held_bytes(server.settings, names) <= most)
+        newest = [name for name in names if stored(server.settings, name)]
+        assert newest, "of a budget that has room for it, something is left"
+    # Another router takes over, and the tenant begins another namespace: the old ones make room for it.
+    names.append("a.new")
+    with opened(server.settings, compactor=CompactorSettings(lease_s=0.2, fold_every_s=0.05)) as other:
+        other.bounded("a.new", "t", most)
+        commit(other, "a.new", "n", random.integers(0, 50_000, 500))
+        assert until(lambda: other.stats().folds > 0)
+        assert until(lambda: other.bounded("a.new", "t", most) or held_bytes(server.settings, names) <= most)
+        assert until(lambda: other.bounded("a.new", "t", most) or set(names) <= set(other._compactors))
+
+
+def test_a_limit_that_comes_later_takes_the_place_of_none_and_loses_nothing(server):
+    with opened(server.settings, compactor=CompactorSettings(lease_s=0.2, fold_every_s=0.05)) as cache:
+        commit(cache, "a", "d", range(10))
+        assert until(lambda: cache.stats().folds > 0)
+        cache.bounded("a", "t", 2**40)
+        commit(cache, "a", "e", range(10))
+        assert until(lambda: cache.stats().folds > 1)
+    assert len(stored(server.settings, "a")) == 2
 
 
 def test_no_name_and_no_server_are_no_fault_of_the_caller():

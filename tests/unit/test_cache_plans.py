@@ -20,6 +20,7 @@ from cache_service.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_TOKENS
 from cache_service.store import LogView
 from cache_service.store_keys import StoreKeys
 from cache_service.stream_id import parse_id
+from cache_service.tenant_share import share_of
 
 
 def entry(num_tokens, num_bytes=1):
@@ -77,11 +78,35 @@ def test_a_generation_closes_when_full_or_old_and_the_oldest_goes_whole():
     assert after_fold(two, [entry(7)], 90, limits)[-1].started_s == 90, "the time without segments does not count"
 
 
-def test_the_byte_budget_drops_generations_but_never_all():
+def test_the_byte_budget_drops_the_oldest_generations():
     limits = FoldLimits(max_bytes=10, max_generations=9)
     three = tuple(Generation(number, 0, (entry(1, 4),)) for number in range(3))
-    assert [g.number for g in after_fold(three, [entry(1, 4)], 1, limits)] == [1, 2]
-    assert [g.number for g in after_fold(three, [entry(1, 99)], 1, limits)] == [2]
+    assert [g.number for g in after_fold(three, [entry(1, 1)], 1, limits)] == [0, 1, 2]
+    assert [g.number for g in after_fold(three, [entry(1, 2)], 1, limits)] == [0, 1, 2, 3]
+    assert [g.number for g in after_fold(three, [entry(1, 4)], 1, limits)] == [1, 2, 3]
+    assert [g.number for g in after_fold(three, [entry(1, 99)], 1, limits)] == [3]
+
+
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=60),
+    st.integers(1, 1000),
+    st.integers(2, 6),
+    st.integers(1, 5),
+)
+def test_the_namespaces_of_a_tenant_never_hold_more_than_it_may_together(arrivals, max_bytes, most, num_namespaces):
+    """Each takes its share, and what it holds of it is the newest."""
+    limits = share_of(FoldLimits(max_generations=most), max_bytes, num_namespaces)
+    assert (limits.max_bytes == 1) or limits.max_bytes * num_namespaces <= max_bytes
+    generations = (Generation(0, 0),)
+    for now_s, num_bytes in enumerate(arrivals):
+        generations = after_fold(generations, [*generations[-1].segments, entry(now_s + 1, num_bytes)], now_s, limits)
+        held = [segment for generation in generations for segment in generation.segments]
+        assert sum(segment.num_bytes for segment in held) <= limits.max_bytes
+        assert [segment.num_tokens for segment in held] == list(range(now_s + 2 - len(held), now_s + 2))
+
+
+def test_a_tenant_without_a_limit_that_matters_has_the_budgets_of_all():
+    assert share_of(FoldLimits(), 2**40, 1) == FoldLimits()
 
 
 def test_there_are_never_more_segments_than_a_manifest_holds():

@@ -205,6 +205,20 @@ async def test_what_a_request_draws_on_is_by_its_tenants_policy_and_its_own_wish
         assert (error["param"], "pepper" in error["message"]) == ("cache_salt", False)
 
 
+async def test_how_much_may_be_learnt_of_a_tenant_goes_with_its_requests_but_not_of_a_group(admin, tmp_path, router):
+    keys = {
+        "free": admin.add("free", {}),
+        "own": admin.add("own", {"cache_bytes": 1000}),
+        "group": admin.add("group", {"cache_bytes": 1000, "policy": "group", "group": "g"}),
+    }
+    told = {}
+    async with http_client(make_service(admin, tmp_path, router)) as client:
+        for name, key in keys.items():
+            assert (await complete(client, key)).status_code == 200
+            told[name] = router.requests[-1].cache_bytes
+    assert told == {"free": None, "own": 1000, "group": None}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_counts_that_would_tell_of_other_tenants_are_not_told(admin, tmp_path, router, stream):
     told = {}

@@ -24,6 +24,7 @@ class Sink:
 
     def __init__(self):
         self.followed = []
+        self.budgets = []
         self.prompts = {}
         self.pieces = {}
         self.ended = []
@@ -33,6 +34,9 @@ class Sink:
 
     def follow(self, namespaces):
         self.followed.append(namespaces)
+
+    def bounded(self, namespace, tenant, max_bytes):
+        self.budgets.append((namespace, tenant, max_bytes))
 
     def prompted(self, namespace, document_id, token_ids):
         assert (namespace, document_id) not in self.prompts
@@ -169,6 +173,16 @@ def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
     serve(core, ToyTarget(VOCAB_SIZE))
     assert sink.documents == []
     assert sink.followed == ([("a", "b", "c")] if cache == "read" else [])
+
+
+@pytest.mark.parametrize("cache", ["off", "read", "read_write"])
+@pytest.mark.parametrize("cache_bytes", [None, 1000])
+def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache_bytes):
+    sink = Sink()
+    core = make_core(sink)
+    core.add(request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes), 0.0)
+    serve(core, ToyTarget(VOCAB_SIZE))
+    assert sink.budgets == ([("a", "t", 1000)] if cache == "read_write" and cache_bytes else [])
 
 
 @pytest.mark.parametrize("cache", ["off", "read", "read_write"])

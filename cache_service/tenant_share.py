@@ -1,0 +1,76 @@
+"""What the namespaces of one tenant may hold together: each an equal share of it.
+
+Which namespaces a tenant has is a sorted set in Redis, by the time at which they expire. Whoever folds one of them
+joins it and learns of the others, and whoever finds one that nobody folds may have it shrink: when a tenant begins
+another namespace, the older ones have less from their next turn on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cache_service.answers import as_text, faults_told
+from cache_service.connection import Connection
+from cache_service.fold_plan import FoldLimits
+from cache_service.store_keys import StoreKeys
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBudget:
+    """max_bytes: of the segments of all namespaces of the tenant."""
+
+    tenant: str
+    max_bytes: int
+
+
+def share_of(limits: FoldLimits, max_bytes: int, num_namespaces: int) -> FoldLimits:
+    """The budgets of one of so many namespaces. Their `max_bytes` together are never more than the tenant's, but for a
+    byte each where there is none to share."""
+    share = max_bytes // max(1, num_namespaces)
+    return replace(limits, max_bytes=max(1, min(limits.max_bytes, share)))
+
+
+class TenantShare:
+    """The budgets of one namespace, as the tenant has others or not. Asked by the one that folds it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: StoreKeys,
+        budget: TenantBudget,
+        limits: FoldLimits,
+        keep_s: int,
+        on_others: Callable[[list[str]], None] = lambda others: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """keys: of the namespace. limits: its budgets were it alone in the world. keep_s: that it lives after what is
+        folded now. on_others: told of the tenant's other namespaces."""
+        self._connection = connection
+        self._namespace = keys.namespace
+        self._name = tenant_key(keys.fingerprint, budget.tenant)
+        self._budget = budget
+        self._limits = limits
+        self._keep_s = keep_s
+        self._on_others = on_others
+        self._clock = clock
+
+    def __call__(self, has_new: bool) -> FoldLimits:
+        """has_new: there is something to fold, so it lives on. Raises StoreError."""
+        now = self._clock()
+        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+            if has_new:
+                pipeline.zadd(self._name, {self._namespace: now + self._keep_s})
+                pipeline.expire(self._name, self._keep_s)
+            pipeline.zremrangebyscore(self._name, "-inf", now)
+            pipeline.zrange(self._name, 0, -1)
+            members = {as_text(member) for member in pipeline.execute()[-1]}
+        others = sorted(members - {self._namespace})
+        self._on_others(others)
+        return share_of(self._limits, self._budget.max_bytes, len(others) + 1)
+
+
+def tenant_key(fingerprint: str, tenant: str) -> str:
+    """A key of the tenant's own: no namespace's, so that it is no part of what a namespace holds."""
+    return f"sd-tenant:{{{fingerprint}:{tenant}}}:namespaces"
