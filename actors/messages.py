@@ -120,6 +120,8 @@ class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
     round_id: int
     items: list[DraftItem]
     finished: list[int] = []  # sequences to forget
+    dropped: list[str] = []  # namespaces of which to forget whatever has been learnt, before these items
+    drops_all: bool = False  # the same for all namespaces: who asks cannot tell which have been purged
 
 
 class TopProbs(msgspec.Struct, frozen=True, array_like=True):

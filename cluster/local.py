@@ -522,6 +522,7 @@ class LocalEngine:
         self._is_in_round = True
         trace = None
         try:
+            self.core.exchange(time.monotonic())
             round, events = self.core.plan_round(time.monotonic())
             self._deliver(events)
             if round is None:

@@ -93,6 +93,16 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class RememberingDrafter(Drafter, Protocol):
+    """A drafter that keeps what it has seen in a namespace from one sequence to the next, whatever it is."""
+
+    def drop(self, namespace: str) -> None:
+        """Forget all that was learnt in a namespace; unknown ones are fine. It has been purged, or nobody would hear
+        if it were. What is kept for sequences that run may stay: it ends with them."""
+        ...
+
+
+@runtime_checkable
 class LearningDrafter(Drafter, Protocol):
     """A drafter that learns from every row the target computes, its own drafts or not."""
 

@@ -114,6 +114,12 @@ class LookaheadDrafter:
     def forget(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's phrases, and how often such came true."""
+        if self._kept is not None:
+            self._kept.drop(namespace)
+        self._shares.drop(namespace)
+
     def memory_bytes(self) -> int:
         """Of the phrases, which take nearly all, as measured for some."""
         pools = [self._kept] if self._kept is not None else [state.pool for state in self._states.values()]

@@ -83,6 +83,10 @@ class TokenRecyclingDrafter:
     def forget(self, seq_id: int) -> None:
         """Nothing is kept by sequence."""
 
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's map, and the chances of its ranks."""
+        self._namespaces.pop(namespace, None)
+
     def memory_bytes(self) -> int:
         return sum(one.successors.nbytes + one.hits.nbytes for one in self._namespaces.values())
 

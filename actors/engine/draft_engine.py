@@ -119,6 +119,7 @@ class DraftEngine:
         """One tree per item, in order; empty where there is no room for the sequence, or where it has tokens or
         positions that the model has not."""
         started = time.perf_counter()
+        self._forget_namespaces(batch)
         for seq_id in batch.finished:
             self._table.forget(seq_id)
             self._unfit.discard(seq_id)
@@ -163,6 +164,15 @@ class DraftEngine:
             len(hoped),
             sum(draft.is_ready and draft.sequence.seq_id in hoped for draft in trees),
         )
+
+    def _forget_namespaces(self, batch: DraftBatch) -> None:
+        """Only phrases outlive their sequences; guesses that were made ahead do not."""
+        if self._lookahead is None:
+            return
+        if batch.drops_all:
+            self._lookahead.drop_all()
+        for namespace in batch.dropped:
+            self._lookahead.drop(namespace)
 
     def _fits(self, item: DraftItem) -> bool:
         """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again

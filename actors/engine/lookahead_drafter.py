@@ -138,6 +138,17 @@ class LookaheadDrafter:
             self._judge(state, sequence.tokens[-num_new:].tolist())
             state.chain = []
 
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's phrases, and how often such came true. Those of a request alone end with it."""
+        self.pool.drop(namespace)
+        self._suffix_shares.drop(namespace)
+
+    def drop_all(self) -> None:
+        """The same of all namespaces."""
+        options = self._options
+        self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
+        self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
+
     def _new_state(self, sequence: Sequence) -> _State:
         begin, options = sequence.begin, self._options
         scope: Hashable = begin.namespace

@@ -198,6 +198,8 @@ class RouterCore:
             self._follow(self._token_sink, request)
         if self.soft_sharing is not None and request.cache != "off":
             self.soft_sharing.follow(request.namespace)
+        if self._token_sink is not None:
+            self._watch(self._token_sink, request.namespace)
 
     def cancel(self, request_id: str) -> bool:
         """The client is gone: the request ends with a "cancelled" chunk and frees its room within one round. False
@@ -281,10 +283,25 @@ class RouterCore:
         return round, self._take_events()
 
     def exchange(self, now: float) -> None:
-        """Take in what other routers have learnt, and give out what this one has. Call it between rounds, and now and
-        then while there are none; takes about a millisecond at most."""
+        """Forget what has been purged, take in what other routers have learnt, and give out what this one has. Call it
+        between rounds, and now and then while there are none; takes about a millisecond at most, but for a purge."""
+        if self._token_sink is not None:
+            self._forget_ended(self._token_sink)
         if self.soft_sharing is not None:
             self.soft_sharing.tick(now)
+
+    @property
+    def has_exchange(self) -> bool:
+        """Whether `exchange` has ever anything to do."""
+        return self._token_sink is not None or self.soft_sharing is not None
+
+    def drop(self, namespace: str) -> None:
+        """Forget all that rounds have taught of a namespace, here and at the draft workers. Call it between rounds."""
+        if self.soft_sharing is not None:
+            self.soft_sharing.drop(namespace)
+        self._drafting.drop(namespace)
+        self._choice.drop(namespace)
+        self._traffic.drop(namespace)
 
     def end_overdue(self, now: float) -> list[RouterEvent]:
         """End what is cancelled or late while no round is planned, for want of a target or of its answer.
@@ -636,6 +653,19 @@ class RouterCore:
     def _follow(self, sink: TokenSink, request: GenerationRequest) -> None:
         try:
             sink.follow((request.namespace, *request.readable))
+        except Exception:
+            self._sink_failed()
+
+    def _watch(self, sink: TokenSink, namespace: str) -> None:
+        try:
+            sink.watch(namespace)
+        except Exception:
+            self._sink_failed()
+
+    def _forget_ended(self, sink: TokenSink) -> None:
+        try:
+            for namespace in sink.ended():
+                self.drop(namespace)
         except Exception:
             self._sink_failed()
 

@@ -9,7 +9,15 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, RequiringDrafter, VerifiedRows
+from actors.drafters.contract import (
+    DraftContext,
+    Drafter,
+    LearningDrafter,
+    Outcome,
+    RememberingDrafter,
+    RequiringDrafter,
+    VerifiedRows,
+)
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
 from cluster.router.counters import RouterCounters
@@ -230,6 +238,16 @@ class Drafting:
             except Exception:
                 self._drafter_failed(index)
 
+    def drop(self, namespace: str) -> None:
+        """Have the drafters and workers forget what they have learnt in a namespace."""
+        for index, drafter in enumerate(self._drafters):
+            if isinstance(drafter, RememberingDrafter):
+                try:
+                    drafter.drop(namespace)
+                except Exception:
+                    self._drafter_failed(index)
+        self._workers.drop(namespace)
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or gets another id: free it at the drafters now, at its worker with a next batch."""
         self._workers.forget(sequence)
@@ -318,7 +336,7 @@ class Drafting:
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
             self._counters.invalid_draft_results += 1
             return
-        self._workers.answered(worker_id)
+        self._workers.answered(worker_id, round.round_id)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:

@@ -18,6 +18,13 @@ class TokenSink(Protocol):
     def follow(self, namespaces: Sequence[str]) -> None:
         """A request has come that may draft from these."""
 
+    def watch(self, namespace: str) -> None:
+        """Something will be learnt here of this namespace, by whatever keeps it: `ended` tells when it must not be kept
+        any more."""
+
+    def ended(self) -> Sequence[str]:
+        """Namespaces, watched before, of which what has been learnt here is to be forgotten now. Each is told once."""
+
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         """A sequence begins with this prompt, shape [n]; told once, before its first `committed`."""
 

@@ -24,6 +24,8 @@ class Sink:
 
     def __init__(self):
         self.followed = []
+        self.watched = []
+        self.gone = []
         self.prompts = {}
         self.pieces = {}
         self.ended = []
@@ -33,6 +35,13 @@ class Sink:
 
     def follow(self, namespaces):
         self.followed.append(namespaces)
+
+    def watch(self, namespace):
+        self.watched.append(namespace)
+
+    def ended(self):
+        gone, self.gone = self.gone, []
+        return gone
 
     def prompted(self, namespace, document_id, token_ids):
         assert (namespace, document_id) not in self.prompts
@@ -61,7 +70,7 @@ class Broken:
     def follow(self, namespaces):
         raise RuntimeError("follow")
 
-    prompted = committed = finished = follow
+    prompted = committed = finished = watch = ended = follow
 
 
 class Contexts:
@@ -235,5 +244,7 @@ def test_a_sink_that_fails_costs_no_round_and_is_reported_once(caplog):
     with caplog.at_level(logging.WARNING):
         core.add(request(), 0.0)
         assert serve(core, target)["r"] == target.complete(request())[0]
-    assert core.counters.sink_faults == 32  # follow, a call a round, and the end
+    assert core.counters.sink_faults == 33  # follow, watch, a call a round, and the end
+    core.exchange(0.0)
+    assert core.counters.sink_faults == 34
     assert len([record for record in caplog.records if "token sink" in record.message]) == 1
