@@ -114,6 +114,8 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     branch: int = 1  # guesses for each next token; 1: a chain
     # lookahead: a chain that phrases shorten the making of, `max_depth` tokens long or a few more, with phrases behind
     method: DraftMethod = "tree"
+    # int32, for lookahead: texts that may follow, each begins with the last token, ends with -1; for this draft only
+    runs: np.ndarray = msgspec.field(default_factory=no_tokens)
 
 
 class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):

@@ -8,7 +8,7 @@ is asked for is read where it stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +65,15 @@ class SharedPhrases:
                 count = self._grow(known.base, last_tokens, token_ids, parents, confidence, count)
         return count
 
-    def behind(self, namespaces: Sequence[str], token: int, length: int, count: int) -> list[Phrase]:
-        """Up to `count` phrases of at most `length` tokens that followed a token, the surest first."""
+    def behind(
+        self, namespaces: Iterable[str], last_tokens: npt.NDArray[np.int32], length: int, count: int
+    ) -> list[Phrase]:
+        """Up to `count` phrases of at most `length` tokens that followed the longest end of `last_tokens` that is
+        known, int32 [n >= 1], those first of which most tokens may be hoped for."""
         room = 2 * length * count
         token_ids, parents = np.empty(room, np.int32), np.empty(room, np.int32)
         confidence = np.empty(room, np.float32)
-        size = self.grow(namespaces, np.array([token], np.int32), token_ids, parents, confidence, 0)
+        size = self.grow(namespaces, last_tokens, token_ids, parents, confidence, 0)
         return _phrases(token_ids[:size].tolist(), parents[:size].tolist(), confidence[:size].tolist(), length, count)
 
     def _grow(
@@ -89,15 +92,16 @@ class SharedPhrases:
 
 
 def _phrases(tokens: list[int], parents: list[int], sure: list[float], length: int, count: int) -> list[Phrase]:
-    """The surest paths of a tree, cut to `length` tokens; none is the beginning of another."""
+    """The best paths of a tree, cut to `length` tokens; none is the beginning of another."""
     paths: list[Phrase] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        above = paths[parent] if parent >= 0 else ()
-        paths.append(above if len(above) == length else (*above, token))
-    likely: dict[Phrase, float] = {}
-    for path, chance in zip(paths, sure, strict=True):
-        likely.setdefault(path, chance)
-    for path in list(likely):
-        for end in range(1, len(path)):
-            likely.pop(path[:end], None)
-    return sorted(likely, key=lambda path: -likely[path])[:count]
+    hopes: list[float] = []
+    whole: dict[Phrase, float] = {}
+    for token, parent, chance in zip(tokens, parents, sure, strict=True):
+        above, hope = (paths[parent], hopes[parent]) if parent >= 0 else ((), 0.0)
+        if len(above) < length:
+            whole.pop(above, None)
+            above, hope = (*above, token), hope + chance
+            whole[above] = hope
+        paths.append(above)
+        hopes.append(hope)
+    return sorted(whole, key=lambda path: -whole[path])[:count]

@@ -33,6 +33,11 @@ class DraftContext:
     readable: tuple[str, ...] = ()  # further namespaces of the shared cache to draft from, the nearest first
     reads_cache: bool = True  # whether to draft from the shared cache at all
 
+    @property
+    def shared_namespaces(self) -> tuple[str, ...]:
+        """Those of the shared cache to draft from, the nearest first."""
+        return tuple(dict.fromkeys((self.namespace, *self.readable))) if self.reads_cache else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

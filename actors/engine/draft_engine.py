@@ -216,7 +216,17 @@ class DraftEngine:
             room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, TreeShape(shape.max_nodes, min(shape.max_depth, room), shape.branch))
         self._lookahead.learn(sequence, len(item.delta.token_ids))
-        return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth)
+        return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
+
+    def _readable(self, runs: np.ndarray) -> list[list[int]]:
+        """Those without tokens that the model has not."""
+        found: list[list[int]] = [[]]
+        for token in runs.tolist():
+            if token < 0:
+                found.append([])
+            else:
+                found[-1].append(token)
+        return [run for run in found if run and max(run) < self._num_ids]
 
     def _start_tree(self, sequence: Sequence, shape: TreeShape) -> _Draft:
         # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one

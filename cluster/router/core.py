@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import CACHE, DRAFT_MODEL
+from actors.drafters.registry import CACHE, DRAFT_MODEL, OUROBOROS
 from actors.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -38,6 +38,8 @@ from actors.messages import (
     VerifyItem,
     VerifyResult,
 )
+from cache_service.automata import AutomataIndex
+from cache_service.shared_phrases import SharedPhrases
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
@@ -76,6 +78,7 @@ class RouterCore:
     for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any, and `row_steps`
     the row counts that it is filled up to. has_head: the target drafts, too, as the source "eagle". token_sink: who is
     told what requests commit that may be learnt from. soft_sharing: brings what "soft_ngram" learns to other routers.
+    index: of the shared cache, from which draft workers are told what may follow.
     Raises InvalidRequest for drafters that require more rows than a round may have.
     """
 
@@ -95,6 +98,7 @@ class RouterCore:
         has_head: bool = False,
         token_sink: TokenSink | None = None,
         soft_sharing: SoftSharing | None = None,
+        index: AutomataIndex | None = None,
     ) -> None:
         check_required_rows(drafters.values(), speculation.max_rows)
         self.counters = RouterCounters()
@@ -117,6 +121,7 @@ class RouterCore:
             has_head,
             self._by_seq_id,
             self.counters,
+            SharedPhrases(index) if index is not None and OUROBOROS in speculation.drafters else None,
         )
         self.acceptance = AcceptanceWatch(self._drafting.names)
         self._choice = DraftChoice(

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
-from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta
+import numpy as np
+
+from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta, no_tokens
 from cluster.router.sequence import Sequence
 
 _LOAD_SLACK = 1.25  # a worker takes at most this multiple of the mean number of sequences
@@ -78,14 +80,17 @@ class DraftWorkers:
             return None
         return sequence.draft_worker
 
-    def item_for(self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int) -> DraftItem:
-        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted."""
+    def item_for(
+        self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
+    ) -> DraftItem:
+        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted. runs:
+        of the item, if there are any."""
         start = sequence.draft_known
         sequence.draft_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
         begin = sequence.begin if start == 0 else None
         method: DraftMethod = "lookahead" if sequence.wants_lookahead else "tree"
-        return DraftItem(delta, max_nodes, begin, max_depth, branch, method)
+        return DraftItem(delta, max_nodes, begin, max_depth, branch, method, no_tokens() if runs is None else runs)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed: its worker is told with the next batch."""
