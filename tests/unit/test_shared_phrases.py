@@ -73,11 +73,11 @@ def test_every_phrase_stands_behind_its_token_somewhere(base, tail, token, lengt
 def test_what_follows_most_often_comes_first():
     texts = [[1, 2, 3, 4]] * 5 + [[1, 7, 8, 9]]
     for index in (Index(mine=(texts, [])), Index(mine=([], texts))):
-        assert behind(index, [1])[0] == (2, 3, 4)
-        assert (7, 8, 9) in behind(index, [1])
+        assert behind(index, [1])[0][:2] == (2, 3)
+        assert (7,) in behind(index, [1]), "as far as it is likely enough"
         assert behind(index, [7, 8]) == [(9,)]
         assert behind(index, [1], namespaces=("other",)) == []
-        assert behind(index, [1], namespaces=("other", "mine"))[0] == (2, 3, 4)
+        assert behind(index, [1], namespaces=("other", "mine")) == behind(index, [1])
 
 
 def draft(drafter, namespace="mine", **fields):
