@@ -115,12 +115,16 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     branch: int = 1  # guesses for each next token; 1: a chain
     # lookahead: a chain that phrases shorten the making of, `max_depth` tokens long or a few more, with phrases behind
     method: DraftMethod = "tree"
+    # int32, for lookahead: texts that may follow, each begins with the last token, ends with -1; for this draft only
+    runs: np.ndarray = msgspec.field(default_factory=no_tokens)
 
 
 class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
     round_id: int
     items: list[DraftItem]
     finished: list[int] = []  # sequences to forget
+    dropped: list[str] = []  # namespaces of which to forget whatever has been learnt, before these items
+    drops_all: bool = False  # the same for all namespaces: who asks cannot tell which have been purged
 
 
 class TopProbs(msgspec.Struct, frozen=True, array_like=True):

@@ -82,12 +82,14 @@ class StoreRefused(StoreError):
 class NamespacePurged(StoreRefused):
     """Nothing has been written: since the writer looked, the namespace has been purged.
 
-    purges: what is purged now, as `purged_times.PurgedTimes` encodes it.
+    purges: what is known of purges now, as `purged_times.PurgedTimes` encodes it; epoch: of the data set, None: there
+    is none.
     """
 
-    def __init__(self, purges: bytes) -> None:
-        super().__init__(purges)
+    def __init__(self, purges: bytes, epoch: str | None = None) -> None:
+        super().__init__(purges, epoch)
         self.purges = purges
+        self.epoch = epoch
 
     def __str__(self) -> str:
         return "the namespace has been purged meanwhile"

@@ -11,7 +11,7 @@ from typing import Any
 from cache_service.answers import as_bytes, as_count, faults_told
 from cache_service.errors import StoreUnavailable
 from cache_service.promotion_policy import NEVER, PromotionPolicy
-from cache_service.scripts import ACQUIRE_LEASE, KEEP_PHRASE, RELEASE_LEASE, SERVER_TIME, SUPPORT_PHRASES
+from cache_service.scripts import ACQUIRE_LEASE, KEEP_PHRASE, RELEASE_LEASE, SUPPORT_PHRASES
 from cache_service.store import KEEP_S, Store
 
 MAX_OFFERS = 32
@@ -36,8 +36,7 @@ class PromotionStore:
         self._phrases = self._keys.key("phrases")
 
     def time_s(self) -> int:
-        with faults_told():
-            return as_count(self._store._call(SERVER_TIME, [self._phrases], []))
+        return self._store.server_time_ms() // 1000
 
     def support(self, tenant: bytes, phrase_ids: Sequence[bytes], now_s: int, policy: PromotionPolicy) -> list[int]:
         """Count a tenant for at most MAX_OFFERS phrases. Returns for each 1 if its tokens are wanted, 0 if not, -1 if

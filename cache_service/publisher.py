@@ -2,6 +2,9 @@
 
 `publish` neither waits for the network nor raises, whatever state Redis is in. What cannot be written is dropped,
 oldest first, and counted.
+
+Pieces carry the server's time, not this machine's: a clock that is wrong here lets nothing escape a purge. What still
+waits when a data set ends goes into the next one only if a purge is noted and does not cover it: a note can be lost.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import NamedTuple
 
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _FRAMES_AT_ONCE = 64
 _MAX_NAMESPACES = 4096  # held open
+_CLOCK_S = 30.0  # after which the server is asked again for its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,23 @@ class _Waiting(NamedTuple):
     offset: int
     token_ids: tuple[int, ...] | Int32Array
     kind: int
-    time_s: int
+    at_ms: int  # of this process's own clock
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A namespace that is written to."""
+
+    store: Store
+    codec: FrameCodec
+    ahead_s: float  # that the server's Unix time is ahead of this process's own clock
+    asked_s: float  # when the server was asked for its time
+    epoch: str  # of the data set that was written to last
+    purges: bytes = b""  # that Redis has told of
+    from_ms: int = 0  # what is older belonged to a data set that has ended
+
+    def time_s(self, at_ms: int) -> int:
+        return max(0, int(self.ahead_s + at_ms / 1000))
 
 
 @dataclass(slots=True)
@@ -102,7 +122,7 @@ class _Run:
     kind: int
     offset: int
     tokens: array[int]
-    time_s: int
+    at_ms: int
 
 
 class Publisher:
@@ -121,8 +141,7 @@ class Publisher:
         self._settings = settings or PublisherSettings()
         self._open_namespace = open_namespace
         self._breaker = breaker or CircuitBreaker()
-        self._namespaces: dict[str, tuple[Store, FrameCodec]] = {}
-        self._purges: dict[str, bytes] = {}  # that Redis has told of, by namespace
+        self._namespaces: dict[str, _Opened] = {}
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._queued_tokens = 0
@@ -154,7 +173,7 @@ class Publisher:
             if self._closing.is_set() or num_tokens == 0:
                 return
             self.counters.published_tokens += num_tokens
-            self._queue.append(_Waiting(namespace, document_id, offset, copied, kind, int(time.time())))
+            self._queue.append(_Waiting(namespace, document_id, offset, copied, kind, _now_ms()))
             self._queued_tokens += num_tokens
             while self._queue and self._is_full():
                 dropped = len(self._queue.popleft().token_ids)
@@ -227,7 +246,8 @@ class Publisher:
         return self._join(taken)
 
     def _join(self, taken: list[_Waiting]) -> list[tuple[str, Piece]]:
-        """Pieces of what was published, each as long as tokens of one document follow one another."""
+        """Pieces of what was published, each as long as tokens of one document follow one another. Until they are
+        written, their times are milliseconds of this process's own clock."""
         runs: list[_Run] = []
         newest: dict[tuple[str, bytes, int], _Run] = {}
         for waiting in taken:
@@ -239,13 +259,14 @@ class Publisher:
                 self.counters.invalid_pieces += 1
                 continue
             # Of one second: a purge in between must still be able to tell them apart.
-            if run is not None and (run.offset + len(run.tokens), run.time_s) == (waiting.offset, waiting.time_s):
+            is_next = run is not None and run.offset + len(run.tokens) == waiting.offset
+            if run is not None and is_next and waiting.at_ms - run.at_ms < 1000:
                 run.tokens += tokens
             else:
-                newest[key] = run = _Run(*key, waiting.offset, tokens, waiting.time_s)
+                newest[key] = run = _Run(*key, waiting.offset, tokens, waiting.at_ms)
                 runs.append(run)
         return [
-            (run.namespace, Piece(run.document_id, run.offset, np.array(run.tokens, np.int32), run.kind, run.time_s))
+            (run.namespace, Piece(run.document_id, run.offset, np.array(run.tokens, np.int32), run.kind, run.at_ms))
             for run in runs
         ]
 
@@ -283,28 +304,63 @@ class Publisher:
         if namespace not in self._namespaces:
             if len(self._namespaces) >= _MAX_NAMESPACES:
                 self._namespaces.clear()
-                self._purges.clear()
-            self._namespaces[namespace] = self._open_namespace(namespace)
-        store, codec = self._namespaces[namespace]
+            self._namespaces[namespace] = self._open(namespace)
+        opened = self._namespaces[namespace]
+        if time.monotonic() - opened.asked_s > _CLOCK_S:
+            opened.ahead_s, opened.asked_s = _ahead_s(opened.store), time.monotonic()
         try:
-            self._append(store, codec, pieces, self._purges.get(namespace, b""))
+            self._append(opened, [piece for piece in pieces if piece.time_s >= opened.from_ms])
         except NamespacePurged as purged:
-            times = PurgedTimes.decode(purged.purges)
-            kept = [piece for piece in pieces if not times.covers(piece.time_s)]
-            self._append(store, codec, kept, purged.purges)
-            self._purges[namespace] = purged.purges
-            self.counters.purged_tokens += sum(len(piece.token_ids) for piece in pieces if times.covers(piece.time_s))
+            self._begin_again(opened, purged)
+            times = PurgedTimes.decode(opened.purges)
+            kept = [
+                piece
+                for piece in pieces
+                if piece.time_s >= opened.from_ms and not times.covers(opened.time_s(piece.time_s))
+            ]
+            self._append(opened, kept)
+            num_dropped = sum(len(piece.token_ids) for piece in pieces) - sum(len(piece.token_ids) for piece in kept)
+        else:
+            num_dropped = sum(len(piece.token_ids) for piece in pieces if piece.time_s < opened.from_ms)
+        self.counters.purged_tokens += num_dropped
 
-    def _append(self, store: Store, codec: FrameCodec, pieces: list[Piece], purges: bytes) -> None:
-        joined = assemble(pieces)
+    def _open(self, namespace: str) -> _Opened:
+        store, codec = self._open_namespace(namespace)
+        return _Opened(store, codec, _ahead_s(store), time.monotonic(), store.begin_epoch(self._settings.keep_s))
+
+    def _begin_again(self, opened: _Opened, purged: NamespacePurged) -> None:
+        """Take note of what has happened to the data set."""
+        noted, known = PurgedTimes.decode(purged.purges).ranges, PurgedTimes.decode(opened.purges).ranges
+        if purged.epoch != opened.epoch:
+            now_ms = _now_ms()
+            opened.epoch = purged.epoch or opened.store.begin_epoch(self._settings.keep_s)
+            if set(noted) <= set(known):  # a purge that has been forgotten, or a loss: nobody knows of when
+                opened.from_ms = now_ms
+        opened.purges = purged.purges
+
+    def _append(self, opened: _Opened, pieces: list[Piece]) -> None:
+        timed = [replace(piece, time_s=opened.time_s(piece.time_s)) for piece in pieces]
+        joined = assemble(timed)
         batches = split_pieces(joined, self._settings.entry_tokens, MAX_ENTRY_PIECES)
-        frames = [encode_entry(codec, batch) for batch in batches]
+        frames = [encode_entry(opened.codec, batch) for batch in batches]
         if not frames:
             return
-        store.append(frames, self._settings.max_log_entries, self._settings.keep_s, purges)
+        settings = self._settings
+        opened.store.append(frames, settings.max_log_entries, settings.keep_s, opened.purges, opened.epoch)
         self.counters.written_entries += len(frames)
         self.counters.written_bytes += sum(map(len, frames))
         self.counters.written_tokens += sum(len(piece.token_ids) for piece in joined)
+
+
+def _ahead_s(store: Store) -> float:
+    try:
+        return store.server_time_ms() / 1000 - time.monotonic()
+    except StoreRefused:  # not permitted to ask
+        return time.time() - time.monotonic()
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
 
 
 def _checked_tokens(waiting: _Waiting) -> array[int]:

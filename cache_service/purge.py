@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cache_service.admin_store import AdminStore
 from cache_service.documents import Piece, assemble, split_pieces
 from cache_service.entry_codec import decode_entry
-from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreError
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreError, StoreRefused
 from cache_service.frame import FrameCodec
 from cache_service.manifest import (
     Generation,
@@ -38,7 +38,7 @@ _LEASE_MS = 60_000
 _READ_ENTRIES = 1024
 _SEGMENT_TOKENS = 2**20
 _ATTEMPTS = 5
-_CLOCK_MARGIN_S = 1  # publishers' clocks may be a little ahead of this one's
+_CLOCK_MARGIN_S = 1  # publishers go by the server's clock, as this does, give or take an answer's way
 
 # What may have begun after a purge: the log of a new epoch. `purges` goes by itself. And in the public pool it stays
 # noted who has left it: that was not learnt, and they have not come back.
@@ -66,6 +66,7 @@ class Purge:
         keep_s: int = KEEP_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """clock: Unix time, where Redis does not let its own be asked."""
         self._store = store
         self._admin = admin
         self._codec = codec
@@ -125,7 +126,11 @@ class Purge:
         return self._admin.seize_lease(self._owner, _LEASE_MS, self._keep_s)
 
     def _now_s(self) -> int:
-        return min(LAST_S, int(self._clock()) + _CLOCK_MARGIN_S)
+        try:
+            now_s = self._store.server_time_ms() // 1000
+        except StoreRefused:
+            now_s = int(self._clock())
+        return min(LAST_S, now_s + _CLOCK_MARGIN_S)
 
     def _delete(self, kinds: list[str]) -> int:
         num_deleted = 0

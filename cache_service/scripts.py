@@ -197,6 +197,7 @@ return written
 """)
 
 SERVER_TIME = _script("""
--- KEYS: any of the namespace. Returns Unix time in seconds, of the one clock that all processes share.
-return redis.call('TIME')[1]
+-- KEYS: any of the namespace. Returns Unix time in milliseconds, of the one clock that all processes share.
+local now = redis.call('TIME')
+return tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 """)

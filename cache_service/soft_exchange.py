@@ -202,6 +202,16 @@ class SoftExchange:
         with self._lock:
             self._to_drop.add(namespace)
 
+    def begin_again(self, namespace: str) -> None:
+        """Drop what is known of a namespace in the next tick, and read it anew if it is exchanged. Never raises."""
+        with self._lock:
+            feed = self._feeds.get(namespace)
+        try:
+            if feed is not None:
+                self._begin_again(feed)
+        except Exception:
+            self._fault()
+
     def tick(self, tables: SoftTables, now: float) -> None:
         """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt. Call it
         between rounds, in the thread that owns the tables, and now and then while there are none. now: seconds of a

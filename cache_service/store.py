@@ -25,6 +25,7 @@ from cache_service.scripts import (
     APPEND_IN_EPOCH,
     KEEP,
     RELEASE_LEASE,
+    SERVER_TIME,
     TRIM_LOG,
     WRITE_MANIFEST,
     WRITE_SEGMENT,
@@ -79,20 +80,28 @@ class Store:
         return Store(self._connection, self.keys.beside(area))
 
     def append(
-        self, frames: Sequence[bytes], max_entries: int, keep_s: int = KEEP_S, purges: bytes | None = None
+        self,
+        frames: Sequence[bytes],
+        max_entries: int,
+        keep_s: int = KEEP_S,
+        purges: bytes | None = None,
+        epoch: str | None = None,
     ) -> list[str]:
         """Append entries to the log, all or none; begin an epoch if there is none. Returns their ids.
 
         The log keeps about `max_entries`, the oldest go first, and all of it lives `keep_s` seconds from now, at least.
-        purges: the times of purges that the entries leave out, b"" at first. If there are others by now, nothing is
-        written, and NamespacePurged tells them. None: the entries are newer than any purge.
+        purges: the times of purges that the entries leave out, b"" at first; epoch: of the data set that they are for,
+        None: any. If there are other purges or another epoch by now, nothing is written, and NamespacePurged tells
+        them. purges None: the entries are newer than any purge.
         """
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             if purges is not None:
                 pipeline.watch(self.keys.purges)
                 found = as_bytes(pipeline.get(self.keys.purges) or b"")
-                if found != purges:
-                    raise NamespacePurged(PurgedTimes.decode(found).encode())
+                # The epoch is not watched: everybody who appends prolongs its life. A purge is noted before it ends it.
+                current = as_optional_text(pipeline.get(self.keys.epoch))
+                if found != purges or epoch not in (None, current):
+                    raise NamespacePurged(PurgedTimes.decode(found).encode(), current)
                 pipeline.multi()
             pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             for frame in frames:
@@ -145,6 +154,11 @@ class Store:
                     pipeline.hget(self.keys.manifest, "body")
                 epoch, version, *body = pipeline.execute()
             return StoredManifest(as_optional_text(epoch), as_count(version or 0), as_bytes(body[0]) if body else None)
+
+    def server_time_ms(self) -> int:
+        """Unix time in milliseconds by the clock that all processes share."""
+        with faults_told():
+            return as_count(self._call(SERVER_TIME, [self.keys.epoch], []))
 
     def begin_epoch(self, keep_s: int = KEEP_S) -> str:
         """The epoch of this data set; it is written if there is none."""

@@ -266,6 +266,7 @@ class LocalEngine:
             row_steps=self._target.row_steps,
             has_head=self._target.has_head,
             token_sink=cache,
+            index=None if cache is None else cache.index,
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
@@ -522,6 +523,7 @@ class LocalEngine:
         self._is_in_round = True
         trace = None
         try:
+            self.core.exchange(time.monotonic())
             round, events = self.core.plan_round(time.monotonic())
             self._deliver(events)
             if round is None:

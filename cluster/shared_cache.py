@@ -20,6 +20,7 @@ from cache_service.connection import Connection, ConnectionSettings
 from cache_service.documents import Int32Array, RecordKind
 from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
+from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
 from cache_service.errors import SettingError
 from cache_service.frame import FrameCodec
 from cache_service.index_files import default_directory
@@ -48,6 +49,7 @@ class SharedCacheSettings:
     compactor: CompactorSettings = field(default_factory=CompactorSettings)
     index: WarmIndexSettings = field(default_factory=WarmIndexSettings)
     soft: SoftExchangeSettings = field(default_factory=SoftExchangeSettings)  # its order is the drafter's
+    epochs: EpochWatchSettings = field(default_factory=EpochWatchSettings)
     publish_prompts: bool = False
     max_compacted: int = 256  # namespaces that are folded here, those written to last
 
@@ -83,6 +85,7 @@ class SharedCache:
         self.compactor = CompactorThread(self._open, self._settings.compactor)
         self.index = WarmIndex(self._open, self._settings.index)
         self.earnings = EarningsLedger(self._open_earnings, keep_s=self._settings.compactor.keep_s)
+        self.epochs = EpochWatch(self._connection, self._keys, self._settings.epochs)
         self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # those written to last come last
         self._folds = 0  # of compactors that are gone
         self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
@@ -112,6 +115,12 @@ class SharedCache:
         for namespace in namespaces:
             self.index.follow(namespace)
 
+    def watch(self, namespace: str) -> None:
+        self.epochs.watch(namespace)
+
+    def ended(self) -> Sequence[str]:
+        return self.epochs.ended()
+
     def share_counts(self, drafters: Mapping[str, Drafter]) -> SoftSharing | None:
         """Have the drafter soft_ngram learn from those of other processes, and they from it. Whoever calls this closes
         what it gets, before the cache. None: there is no such drafter, or it keeps nothing for others."""
@@ -134,8 +143,9 @@ class SharedCache:
         """Write what is queued and end all threads; False if that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         is_done = True
-        for close in (self.publisher.close, self.compactor.close, self.index.close, self.earnings.close):
-            is_done &= close(max(0.0, deadline - time.monotonic()))
+        parts = (self.publisher, self.compactor, self.index, self.earnings, self.epochs)
+        for part in parts:
+            is_done &= part.close(max(0.0, deadline - time.monotonic()))
         self._connection.close()
         return is_done
 
@@ -183,8 +193,11 @@ class SharedCache:
         keys = StoreKeys(self.fingerprint, namespace or OPEN)
         return Store(self._connection, keys), FrameCodec(keys, self._ring)
 
+    def _keys(self, namespace: str) -> StoreKeys:
+        return StoreKeys(self.fingerprint, namespace or OPEN)
+
     def _open_earnings(self, namespace: str) -> AdminStore:
-        return AdminStore(self._connection, StoreKeys(self.fingerprint, namespace or OPEN))
+        return AdminStore(self._connection, self._keys(namespace))
 
 
 def open_shared_cache(config: CacheConfig, fingerprint: str, vocab_size: int) -> SharedCache | None:
@@ -218,5 +231,6 @@ def settings_of(config: CacheConfig, vocab_size: int) -> SharedCacheSettings:
             keep_s=config.keep_s,
             compactor=SoftCompactorSettings(keep_s=config.keep_s),
         ),
+        epochs=EpochWatchSettings(keep_s=config.keep_s),
         publish_prompts=config.publish_prompts,
     )

@@ -19,6 +19,10 @@ class SoftSharing:
         """A request has come that may draft from what others have learnt of this namespace. Never raises."""
         self.exchange.follow(namespace)
 
+    def drop(self, namespace: str) -> None:
+        """What is known of a namespace is to be forgotten in the next tick, and read anew. Never raises."""
+        self.exchange.begin_again(namespace)
+
     def tick(self, now: float) -> None:
         """Take in and give out, for about a millisecond. Never raises."""
         self.exchange.tick(self.tables, now)

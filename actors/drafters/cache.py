@@ -96,9 +96,9 @@ class CacheDrafter:
         return sum(128 + 256 * len(walk.places) for walk in self._walks.values())
 
     def _propose_one(self, index: AutomataIndex, context: DraftContext, opened: dict[str, _Opened | None]) -> DraftTree:
-        if not context.reads_cache:
+        namespaces = context.shared_namespaces
+        if not namespaces:
             return DraftTree.empty()
-        namespaces = dict.fromkeys((context.namespace, *context.readable))
         walk = self._walks.get(context.seq_id)
         if walk is None or walk.num_tokens != context.start:
             walk = self._walks[context.seq_id] = _Walk()

@@ -33,6 +33,11 @@ class DraftContext:
     readable: tuple[str, ...] = ()  # further namespaces of the shared cache to draft from, the nearest first
     reads_cache: bool = True  # whether to draft from the shared cache at all
 
+    @property
+    def shared_namespaces(self) -> tuple[str, ...]:
+        """Those of the shared cache to draft from, the nearest first."""
+        return tuple(dict.fromkeys((self.namespace, *self.readable))) if self.reads_cache else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -89,6 +94,16 @@ class Drafter(Protocol):
 
     def memory_bytes(self) -> int:
         """Bytes held for all sequences, for the memory metrics and tests."""
+        ...
+
+
+@runtime_checkable
+class RememberingDrafter(Drafter, Protocol):
+    """A drafter that keeps what it has seen in a namespace from one sequence to the next, whatever it is."""
+
+    def drop(self, namespace: str) -> None:
+        """Forget all that was learnt in a namespace; unknown ones are fine. It has been purged, or nobody would hear
+        if it were. What is kept for sequences that run may stay: it ends with them."""
         ...
 
 

@@ -6,6 +6,9 @@ the window's rows, which hardly ever come true themselves and are therefore requ
 
 Window and pool are those that `ouroboros` runs on a draft model. The window takes the target's likeliest token at each
 row, at any temperature; what is emitted is for the verification to say.
+
+Where the pool has too few phrases for a token, a shared cache fills the others' places with what followed the token in
+the namespaces that the sequence may read. Those are tried, not kept: what comes true is learnt from the text.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
 from actors.lookahead.token_trie import ROOT, TokenTrie
 from actors.lookahead.window import LookaheadWindow
+from cache_service.automata import AutomataIndex
+from cache_service.shared_phrases import SharedPhrases
 
 _PHRASE_BYTES, _TOKEN_BYTES = 360, 40  # measured: of a phrase, and of each of its tokens
 
@@ -61,11 +66,12 @@ class LookaheadDrafter:
         guess_set_size: int = 5,
         keep_phrases: bool = True,
         pool_phrases: int = 1 << 16,
+        index: AutomataIndex | None = None,
     ) -> None:
         """window_size: columns of the window, W; lookahead_level: N, phrases have N - 1 tokens; guess_set_size: phrases
         kept for a token, and tried in a round, G, or -1: as many as the pool holds, of which W are tried; keep_phrases:
         from one request of a namespace to the next, else each begins with a pool of its own; pool_phrases: in a pool,
-        of half a kilobyte each.
+        of half a kilobyte each; index: what the process knows of the shared cache, None: nothing.
 
         Raises ValueError for values out of range.
         """
@@ -80,6 +86,7 @@ class LookaheadDrafter:
         self._num_guesses = window_size if guess_set_size == -1 else guess_set_size
         self._pool_phrases = pool_phrases
         self._kept = self._new_pool() if keep_phrases else None
+        self._shared = None if index is None else SharedPhrases(index)
         self._states: dict[int, _State] = {}
         first = np.tile(initial_shares(self._phrase_length), (self._num_guesses, 1))
         self._shares = SharesByNamespace(first.copy)  # by place among the phrases tried
@@ -114,6 +121,12 @@ class LookaheadDrafter:
     def forget(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's phrases, and how often such came true."""
+        if self._kept is not None:
+            self._kept.drop(namespace)
+        self._shares.drop(namespace)
+
     def memory_bytes(self) -> int:
         """Of the phrases, which take nearly all, as measured for some."""
         pools = [self._kept] if self._kept is not None else [state.pool for state in self._states.values()]
@@ -129,6 +142,8 @@ class LookaheadDrafter:
         state.pool.learn(state.scope, context.tokens, len(context.tokens) - context.start)
         last_token = int(context.tokens[-1])
         state.tried = state.pool.newest(state.scope, last_token, self._num_guesses)
+        if self._shared is not None and len(state.tried) < self._num_guesses:
+            self._fill_up(self._shared, context, state.tried)
         chances = state.shares.cumprod(axis=1).tolist()
         trie, confidence = _likeliest(state.tried, chances, context.max_nodes)
         num_guesses = len(trie)
@@ -138,6 +153,14 @@ class LookaheadDrafter:
         required = _with_ancestors(trie, state.asked.ends) if state.asked is not None else None
         confidence += [0.0] * (len(trie) - num_guesses)
         return DraftTree(*trie.arrays(), np.array(confidence, np.float32), required=required)
+
+    def _fill_up(self, shared: SharedPhrases, context: DraftContext, tried: list[Phrase]) -> None:
+        namespaces = context.shared_namespaces
+        if not context.start:
+            shared.follow(namespaces)
+        found = shared.behind(namespaces, context.tokens[-1:], self._phrase_length, self._num_guesses)
+        others = [phrase for phrase in found if phrase not in tried]
+        tried += others[: self._num_guesses - len(tried)]
 
     def _new_state(self, context: DraftContext) -> _State:
         prompt = context.tokens[: max(1, context.num_prompt_tokens)]
@@ -177,7 +200,7 @@ def _likeliest(phrases: list[Phrase], chances: list[list[float]], count: int) ->
     trie = TokenTrie()
     likely: list[float] = []
     for phrase, chance in zip(phrases, chances, strict=False):
-        for node, share in zip(trie.add(ROOT, phrase), chance, strict=True):
+        for node, share in zip(trie.add(ROOT, phrase), chance, strict=False):  # shared phrases may be shorter
             if node == len(likely):
                 likely.append(share)
             else:

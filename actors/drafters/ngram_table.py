@@ -147,6 +147,14 @@ class NgramTableDrafter:
         if self._by_request and seq_id in self._tables:
             self._num_bytes -= self._tables.pop(seq_id).memory_bytes
 
+    def drop(self, namespace: str) -> None:
+        """Empty a namespace's table. It stays: of sequences that run, only what comes from now on is counted in it."""
+        table = self._tables.get(namespace)
+        if table is not None:
+            self._num_bytes -= table.memory_bytes
+            table.clear()
+            self._num_bytes += table.memory_bytes
+
     def memory_bytes(self) -> int:
         return self._num_bytes
 

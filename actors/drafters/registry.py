@@ -27,6 +27,7 @@ OUROBOROS = "ouroboros"  # the same on the draft model
 RETRIEVAL = "retrieval"
 CACHE = "cache"  # what the cluster shares
 SOFT_NGRAM = "soft_ngram"
+TOKEN_RECYCLING = "token_recycling"
 
 MODEL_DRAFTER_NAMES = (DRAFT_MODEL, EAGLE, OUROBOROS)  # they run beside a model, not in the router
 
@@ -72,17 +73,17 @@ def create_drafters(
     """The CPU drafters among expanded names, by name.
 
     corpora: directories of `paceline corpus build`, for the drafter retrieval; tokenizer_fingerprint: the target's,
-    None: unknown; index: of the shared cache, for the drafter cache, None: there is none; delta_bytes: of soft_ngram,
-    for what is to be shared, where its options do not say; options: of each drafter by its name, numbers may be text.
-    Raises ModelError for a corpus that cannot be used, InvalidRequest for an option that a drafter does not have or
-    whose value it refuses.
+    None: unknown; index: of the shared cache, for the drafters that read it, None: there is none; delta_bytes: of
+    soft_ngram, for what is to be shared, where its options do not say; options: of each drafter by its name, numbers
+    may be text. Raises ModelError for a corpus that cannot be used, InvalidRequest for an option that a drafter does
+    not have or whose value it refuses.
     """
     checked = check_options(names, options)
     if corpora and RETRIEVAL not in names:
         raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")
     given_by_engine: dict[str, dict[str, object]] = {
         RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": tokenizer_fingerprint},
-        CACHE: {"index": index},
+        **{name: {"index": index} for name in (CACHE, LOOKAHEAD, TOKEN_RECYCLING)},
     }
     if delta_bytes and SOFT_NGRAM in names:
         checked[SOFT_NGRAM] = {"delta_bytes": delta_bytes, **checked.get(SOFT_NGRAM, {})}

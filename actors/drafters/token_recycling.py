@@ -3,6 +3,9 @@
 After Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
 (2024), which fills one fixed tree of ranks. Here the chance of each rank is measured while serving, so that trees can
 also be drawn best first, and every node has a confidence.
+
+With a shared cache there is something to draft from before the first row: half of a tree's room, and what the map
+leaves of the rest, is for what followed the last token anywhere in the namespaces that the sequence may read.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
+from cache_service.automata import AutomataIndex
+from cache_service.shared_phrases import SharedPhrases
 
 _SUCCESSORS = 8
 _MAX_NAMESPACES = 64  # at 4 bytes a successor and 150,000 tokens, 5 MB each
@@ -63,15 +68,24 @@ class TokenRecyclingDrafter:
     name = "token_recycling"
     num_successors = _SUCCESSORS
 
-    def __init__(self, *, tree: str = "dynamic", floor: Floor = _FLOOR, max_namespaces: int = _MAX_NAMESPACES) -> None:
+    def __init__(
+        self,
+        *,
+        tree: str = "dynamic",
+        floor: Floor = _FLOOR,
+        max_namespaces: int = _MAX_NAMESPACES,
+        index: AutomataIndex | None = None,
+    ) -> None:
         """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file of paths, [[0], [0, 0], [1], ...],
-        each a list of ranks. floor: least confidence of a node of a dynamic tree. Raises InvalidRequest."""
+        each a list of ranks. floor: least confidence of a node of a dynamic tree. index: what the process
+        knows of the shared cache; None: nothing. Raises InvalidRequest."""
         if max_namespaces < 1:
             raise InvalidRequest("max_namespaces", max_namespaces, "it must be at least 1")
         self._shape = None if tree == "dynamic" else _static_tree(tree)
         self._floor = float(floor)
         self._max_namespaces = max_namespaces
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()  # least recently used first
+        self._shared = None if index is None else SharedPhrases(index)
         self._warm_up()
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
@@ -82,6 +96,10 @@ class TokenRecyclingDrafter:
 
     def forget(self, seq_id: int) -> None:
         """Nothing is kept by sequence."""
+
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's map, and the chances of its ranks."""
+        self._namespaces.pop(namespace, None)
 
     def memory_bytes(self) -> int:
         return sum(one.successors.nbytes + one.hits.nbytes for one in self._namespaces.values())
@@ -108,15 +126,33 @@ class TokenRecyclingDrafter:
         return known
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
+        namespaces = context.shared_namespaces
+        if context.max_nodes < 1:
+            return DraftTree.empty()
+        if self._shared is None or not namespaces:
+            return self._from_map(context, context.max_nodes)
+        if not context.start:
+            self._shared.follow(namespaces)
+        own = self._from_map(context, (context.max_nodes + 1) // 2)
+        count, room = len(own), context.max_nodes
+        token_ids, parents = np.empty(room, np.int32), np.empty(room, np.int32)
+        confidence = np.empty(room, np.float32)
+        token_ids[:count], parents[:count], confidence[:count] = own.token_ids, own.parents, own.confidence
+        grown = self._shared.grow(namespaces, context.tokens[-1:], token_ids, parents, confidence, count)
+        if grown == count:
+            return self._from_map(context, room)
+        return DraftTree(token_ids[:grown], parents[:grown], confidence[:grown])
+
+    def _from_map(self, context: DraftContext, max_nodes: int) -> DraftTree:
         known = self._namespaces.get(context.namespace)
         root = int(context.tokens[-1])
-        if known is None or root >= len(known.successors) or context.max_nodes < 1:
+        if known is None or root >= len(known.successors):
             return DraftTree.empty()
         chances = known.rank_chances
         if self._shape is None:
-            found = _draw(known.successors, chances, root, context.max_nodes, self._floor)
+            found = _draw(known.successors, chances, root, max_nodes, self._floor)
         else:
-            found = _fill(known.successors, chances, root, context.max_nodes, *self._shape)
+            found = _fill(known.successors, chances, root, max_nodes, *self._shape)
         return DraftTree(*found) if len(found[0]) else DraftTree.empty()
 
     def _warm_up(self) -> None:

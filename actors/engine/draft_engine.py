@@ -119,6 +119,7 @@ class DraftEngine:
         """One tree per item, in order; empty where there is no room for the sequence, or where it has tokens or
         positions that the model has not."""
         started = time.perf_counter()
+        self._forget_namespaces(batch)
         for seq_id in batch.finished:
             self._table.forget(seq_id)
             self._unfit.discard(seq_id)
@@ -164,6 +165,15 @@ class DraftEngine:
             sum(draft.is_ready and draft.sequence.seq_id in hoped for draft in trees),
         )
 
+    def _forget_namespaces(self, batch: DraftBatch) -> None:
+        """Only phrases outlive their sequences; guesses that were made ahead do not."""
+        if self._lookahead is None:
+            return
+        if batch.drops_all:
+            self._lookahead.drop_all()
+        for namespace in batch.dropped:
+            self._lookahead.drop(namespace)
+
     def _fits(self, item: DraftItem) -> bool:
         """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
         every other round; in a forward it would take all the others of its batch with it."""
@@ -206,7 +216,17 @@ class DraftEngine:
             room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, TreeShape(shape.max_nodes, min(shape.max_depth, room), shape.branch))
         self._lookahead.learn(sequence, len(item.delta.token_ids))
-        return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth)
+        return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
+
+    def _readable(self, runs: np.ndarray) -> list[list[int]]:
+        """Those without tokens that the model has not."""
+        found: list[list[int]] = [[]]
+        for token in runs.tolist():
+            if token < 0:
+                found.append([])
+            else:
+                found[-1].append(token)
+        return [run for run in found if run and max(run) < self._num_ids]
 
     def _start_tree(self, sequence: Sequence, shape: TreeShape) -> _Draft:
         # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one

@@ -24,7 +24,7 @@ from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.lookahead.limits import broken_limit
-from actors.lookahead.phrase_pool import PhrasePool
+from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
 from actors.lookahead.token_trie import ROOT, TokenTrie
 from actors.lookahead.window import LookaheadWindow
@@ -91,6 +91,7 @@ class LookaheadDraft:
     chain: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # probability of each, behind those before it
     num_computed: int = 0  # first tokens of the chain that have KV
+    given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
 
 
 @dataclass(slots=True)
@@ -138,6 +139,17 @@ class LookaheadDrafter:
             self._judge(state, sequence.tokens[-num_new:].tolist())
             state.chain = []
 
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's phrases, and how often such came true. Those of a request alone end with it."""
+        self.pool.drop(namespace)
+        self._suffix_shares.drop(namespace)
+
+    def drop_all(self) -> None:
+        """The same of all namespaces."""
+        options = self._options
+        self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
+        self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
+
     def _new_state(self, sequence: Sequence) -> _State:
         begin, options = sequence.begin, self._options
         scope: Hashable = begin.namespace
@@ -161,12 +173,29 @@ class LookaheadDrafter:
                 break
             node = children[token]
 
-    def start(self, sequence: Sequence, max_nodes: int, num_wanted: int) -> LookaheadDraft:
-        """A draft with room for its forwards, or one that nothing is wanted of where there is none."""
+    def start(
+        self, sequence: Sequence, max_nodes: int, num_wanted: int, runs: list[list[int]] | None = None
+    ) -> LookaheadDraft:
+        """A draft with room for its forwards, or one that nothing is wanted of where there is none. runs: texts that
+        the last token may begin; they take the places that the pool leaves, and are not kept."""
         most = min(num_wanted, max_nodes) + self._options.most_nodes
-        if max_nodes and sequence.reserve(sequence.length + most):
-            return LookaheadDraft(sequence, max_nodes, min(num_wanted, max_nodes))
-        return LookaheadDraft(sequence, 0, 0)
+        if not max_nodes or not sequence.reserve(sequence.length + most):
+            return LookaheadDraft(sequence, 0, 0)
+        draft = LookaheadDraft(sequence, max_nodes, min(num_wanted, max_nodes))
+        for run in runs or ():
+            for place, token in enumerate(run[:-1], 1):
+                phrases = draft.given.setdefault(token, [])
+                phrase = tuple(run[place : place + self._options.phrase_length])
+                if phrase not in phrases:
+                    phrases.append(phrase)
+        return draft
+
+    def _phrases(self, draft: LookaheadDraft, token: int, count: int) -> list[Phrase]:
+        """Up to `count` behind a token: those of the pool, the newest first, then those that were given."""
+        found = self.pool.newest(self._states[draft.sequence].scope, token, count)
+        if len(found) < count:
+            found += [phrase for phrase in draft.given.get(token, ()) if phrase not in found]
+        return found[:count]
 
     def grow(self, drafts: list[LookaheadDraft]) -> None:
         """Draft all chains, one forward for all of them at a time. Only the last tokens of a text may be pending."""
@@ -187,7 +216,7 @@ class LookaheadDrafter:
         end = trie.add(ROOT, draft.chain)[-1] if draft.chain else ROOT
         last_token = draft.chain[-1] if draft.chain else int(draft.sequence.tokens[-1])
         wanted = {end}
-        for phrase in self.pool.newest(state.scope, last_token, self._options.num_guesses):
+        for phrase in self._phrases(draft, last_token, self._options.num_guesses):
             wanted.update(trie.add(end, phrase[:room]))
         ends = state.window.add_to(trie, end) if state.window.depth <= room else []
         return _Step(draft, last_token, trie, end, dict.fromkeys(sorted({*wanted, *ends}), 0), ends)
@@ -264,7 +293,7 @@ class LookaheadDrafter:
             tree.add(index - 1, token, share)
         suffixes = TokenTrie()
         if chain:
-            for phrase in self.pool.newest(state.scope, chain[-1], self._options.num_suffixes):
+            for phrase in self._phrases(draft, chain[-1], self._options.num_suffixes):
                 suffixes.add(ROOT, phrase)
         depths: list[int] = []
         for token, parent in zip(suffixes.tokens, suffixes.parents, strict=True):

@@ -115,7 +115,9 @@ class RetokenizedDraftEngine:
                 asked.append(asking)
         for item in asked:
             self._sequences[item.delta.seq_id].num_sent = 0  # should the engine fail or have no room, begin anew
-        result = self._inner.draft(DraftBatch(batch.round_id, asked, [*batch.finished, *stale, *unfit]))
+        result = self._inner.draft(
+            DraftBatch(batch.round_id, asked, [*batch.finished, *stale, *unfit], batch.dropped, batch.drops_all)
+        )
         for seq_id in unfit:
             self._sequences[seq_id].num_sent = 0
         for seq_id in result.seq_ids:

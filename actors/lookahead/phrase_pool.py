@@ -65,6 +65,12 @@ class PhrasePool:
         """Take in the runs that end in the last `num_new` tokens of a text, int32 [n]; of very many, in the last."""
         self.insert_runs(scope, text[-(min(num_new, _MAX_LEARNT) + self.length) :].tolist())
 
+    def drop(self, scope: Hashable) -> None:
+        """Forget the phrases of a scope. Looks through all of the pool: about 10 ms where it holds 65,536."""
+        for owner, token in [key for key in self._phrases if key[0] == scope]:
+            for phrase in self._phrases.pop((owner, token)):
+                del self._ages[owner, token, phrase]
+
     def _drop(self, scope: Hashable, token: int, phrase: Phrase) -> None:
         del self._ages[scope, token, phrase]
         phrases = self._phrases[scope, token]

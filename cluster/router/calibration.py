@@ -158,6 +158,13 @@ class SourceCalibration:
             self._num_groups = max(self._num_groups, slot + 1)
         return slot
 
+    def drop(self, namespace: str) -> None:
+        """Forget what was learnt in a namespace."""
+        slot = self._slots.known(namespace)
+        if slot is not None:
+            for calibration in self._all:
+                calibration.forget(slot)
+
     def first_context(self, namespace: str) -> int:
         """The first of a namespace's NUM_RECORDS context classes: that of AS_EXPECTED."""
         return self.group(namespace) * NUM_RECORDS

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import CACHE, DRAFT_MODEL
+from actors.drafters.registry import CACHE, DRAFT_MODEL, OUROBOROS
 from actors.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -38,6 +38,8 @@ from actors.messages import (
     VerifyItem,
     VerifyResult,
 )
+from cache_service.automata import AutomataIndex
+from cache_service.shared_phrases import SharedPhrases
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
@@ -76,6 +78,7 @@ class RouterCore:
     for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any, and `row_steps`
     the row counts that it is filled up to. has_head: the target drafts, too, as the source "eagle". token_sink: who is
     told what requests commit that may be learnt from. soft_sharing: brings what "soft_ngram" learns to other routers.
+    index: of the shared cache, from which draft workers are told what may follow.
     Raises InvalidRequest for drafters that require more rows than a round may have.
     """
 
@@ -95,6 +98,7 @@ class RouterCore:
         has_head: bool = False,
         token_sink: TokenSink | None = None,
         soft_sharing: SoftSharing | None = None,
+        index: AutomataIndex | None = None,
     ) -> None:
         check_required_rows(drafters.values(), speculation.max_rows)
         self.counters = RouterCounters()
@@ -117,6 +121,7 @@ class RouterCore:
             has_head,
             self._by_seq_id,
             self.counters,
+            SharedPhrases(index) if index is not None and OUROBOROS in speculation.drafters else None,
         )
         self.acceptance = AcceptanceWatch(self._drafting.names)
         self._choice = DraftChoice(
@@ -198,6 +203,8 @@ class RouterCore:
             self._follow(self._token_sink, request)
         if self.soft_sharing is not None and request.cache != "off":
             self.soft_sharing.follow(request.namespace)
+        if self._token_sink is not None:
+            self._watch(self._token_sink, request.namespace)
 
     def cancel(self, request_id: str) -> bool:
         """The client is gone: the request ends with a "cancelled" chunk and frees its room within one round. False
@@ -281,10 +288,25 @@ class RouterCore:
         return round, self._take_events()
 
     def exchange(self, now: float) -> None:
-        """Take in what other routers have learnt, and give out what this one has. Call it between rounds, and now and
-        then while there are none; takes about a millisecond at most."""
+        """Forget what has been purged, take in what other routers have learnt, and give out what this one has. Call it
+        between rounds, and now and then while there are none; takes about a millisecond at most, but for a purge."""
+        if self._token_sink is not None:
+            self._forget_ended(self._token_sink)
         if self.soft_sharing is not None:
             self.soft_sharing.tick(now)
+
+    @property
+    def has_exchange(self) -> bool:
+        """Whether `exchange` has ever anything to do."""
+        return self._token_sink is not None or self.soft_sharing is not None
+
+    def drop(self, namespace: str) -> None:
+        """Forget all that rounds have taught of a namespace, here and at the draft workers. Call it between rounds."""
+        if self.soft_sharing is not None:
+            self.soft_sharing.drop(namespace)
+        self._drafting.drop(namespace)
+        self._choice.drop(namespace)
+        self._traffic.drop(namespace)
 
     def end_overdue(self, now: float) -> list[RouterEvent]:
         """End what is cancelled or late while no round is planned, for want of a target or of its answer.
@@ -638,6 +660,19 @@ class RouterCore:
             sink.follow((request.namespace, *request.readable))
             if request.cache_bytes is not None and request.cache == "read_write":
                 sink.bounded(request.namespace, request.tenant, request.cache_bytes)
+        except Exception:
+            self._sink_failed()
+
+    def _watch(self, sink: TokenSink, namespace: str) -> None:
+        try:
+            sink.watch(namespace)
+        except Exception:
+            self._sink_failed()
+
+    def _forget_ended(self, sink: TokenSink) -> None:
+        try:
+            for namespace in sink.ended():
+                self.drop(namespace)
         except Exception:
             self._sink_failed()
 

@@ -140,6 +140,7 @@ class Router:
             has_head=info.has_head,
             token_sink=self._cache,
             soft_sharing=self._soft_sharing,
+            index=None if self._cache is None else self._cache.index,
         )
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)

@@ -194,6 +194,10 @@ class DraftChoice:
                     self._head_s += (head_s * share - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
         return verified, accepted
 
+    def drop(self, namespace: str) -> None:
+        """Forget what drafts have been worth in a namespace."""
+        self._calibration.drop(namespace)
+
     def _group(self, sequence: Sequence) -> int:
         """Of the sequence's curves."""
         return self._calibration.group(sequence.begin.namespace)

@@ -6,17 +6,22 @@ import math
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
-from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta
+import numpy as np
+
+from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta, no_tokens
 from cluster.router.sequence import Sequence
 
 _LOAD_SLACK = 1.25  # a worker takes at most this multiple of the mean number of sequences
 _MAX_FINISHED = 64  # notices kept back for the next batch before one is sent for them alone
 _LONGEST_PAUSE = 256  # rounds
+_MAX_DROPPED = 64  # namespaces that a worker is told of by name
 _MASK = (1 << 64) - 1
 
 
 class _Worker:
-    __slots__ = ("finished", "key", "num_missed", "num_sequences", "paused_until")
+    __slots__ = (
+        "dropped", "drops_all", "drops_sent", "finished", "key", "num_missed", "num_sequences", "paused_until",
+    )  # fmt: skip
 
     def __init__(self, worker_id: str) -> None:
         self.key = int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
@@ -24,6 +29,10 @@ class _Worker:
         self.finished: list[int] = []  # sequences it holds and may forget
         self.num_missed = 0  # results in a row that did not come in time
         self.paused_until = 0  # round id
+        # What it has not confirmed that it has forgotten. Nobody knows what one that joins has learnt and missed.
+        self.dropped: list[str] = []
+        self.drops_all = True
+        self.drops_sent: int | None = None  # with the batch of this round, all of it
 
 
 def _score(key: int, seq_id: int) -> int:
@@ -71,14 +80,17 @@ class DraftWorkers:
             return None
         return sequence.draft_worker
 
-    def item_for(self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int) -> DraftItem:
-        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted."""
+    def item_for(
+        self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
+    ) -> DraftItem:
+        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted. runs:
+        of the item, if there are any."""
         start = sequence.draft_known
         sequence.draft_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
         begin = sequence.begin if start == 0 else None
         method: DraftMethod = "lookahead" if sequence.wants_lookahead else "tree"
-        return DraftItem(delta, max_nodes, begin, max_depth, branch, method)
+        return DraftItem(delta, max_nodes, begin, max_depth, branch, method, no_tokens() if runs is None else runs)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed: its worker is told with the next batch."""
@@ -94,21 +106,42 @@ class DraftWorkers:
         batches: dict[str, DraftBatch] = {}
         for worker_id, worker in self._workers.items():
             wanted = items.get(worker_id)
-            if wanted or len(worker.finished) >= _MAX_FINISHED or (is_idle and worker.finished):
-                batches[worker_id] = DraftBatch(round_id, wanted or [], worker.finished)
+            has_finished = len(worker.finished) >= _MAX_FINISHED or (is_idle and worker.finished)
+            if wanted or has_finished or _has_news(worker):
+                batches[worker_id] = DraftBatch(
+                    round_id, wanted or [], worker.finished, list(worker.dropped), worker.drops_all
+                )
                 worker.finished = []
+                worker.drops_sent = round_id
         return batches
 
-    def has_notices(self) -> bool:
-        return any(worker.finished for worker in self._workers.values())
+    def drop(self, namespace: str) -> None:
+        """All workers are to forget what they have learnt in a namespace. They are told at once, and again with every
+        batch until they have answered one: no draft comes of what they knew before."""
+        for worker in self._workers.values():
+            worker.drops_sent = None
+            if namespace not in worker.dropped:
+                worker.dropped.append(namespace)
+            if len(worker.dropped) > _MAX_DROPPED:
+                worker.dropped, worker.drops_all = [namespace], True
 
-    def answered(self, worker_id: str) -> None:
+    def has_notices(self) -> bool:
+        return any(worker.finished or _has_news(worker) for worker in self._workers.values())
+
+    def answered(self, worker_id: str, round_id: int) -> None:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.num_missed = 0
+            if worker.drops_sent == round_id:
+                worker.dropped, worker.drops_all = [], False
 
     def missed(self, worker_id: str, round_id: int) -> None:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.paused_until = round_id + 1 + min(_LONGEST_PAUSE, 1 << min(worker.num_missed, 16))
             worker.num_missed += 1
+
+
+def _has_news(worker: _Worker) -> bool:
+    """Of namespaces to forget. One that has just joined hears that with its first batch."""
+    return bool(worker.dropped) and worker.drops_sent is None

@@ -9,9 +9,18 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Drafter, LearningDrafter, Outcome, RequiringDrafter, VerifiedRows
+from actors.drafters.contract import (
+    DraftContext,
+    Drafter,
+    LearningDrafter,
+    Outcome,
+    RememberingDrafter,
+    RequiringDrafter,
+    VerifiedRows,
+)
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
+from cache_service.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.planner import MAX_SOURCES, has_tree_shape
@@ -20,6 +29,9 @@ from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
 
 logger = logging.getLogger(__name__)
+
+_MATCHED = 16  # last tokens of a sequence that are looked for in the shared cache on behalf of a draft worker
+_MAX_RUNS = 4  # that it is told of
 
 
 class Drafting:
@@ -43,9 +55,11 @@ class Drafting:
         has_head: bool,
         sequences: Mapping[int, Sequence],
         counters: RouterCounters,
+        phrases: SharedPhrases | None = None,
     ) -> None:
         """configured: the drafters of requests that name none; gamma and branch: depth of the trees asked
-        of the draft model, and its guesses for each next token; has_head: of the target."""
+        of the draft model, and its guesses for each next token; has_head: of the target;
+        phrases: of the shared cache, for the draft model's lookahead."""
         others = MODEL_DRAFTER_NAMES
         if not set(others).isdisjoint(drafters) or len(drafters) + len(others) + 1 > MAX_SOURCES:
             most = MAX_SOURCES - len(others) - 1
@@ -63,6 +77,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._sequences = sequences
         self._counters = counters
+        self._phrases = phrases
         self._learners = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, LearningDrafter)
         }
@@ -113,7 +128,9 @@ class Drafting:
             if asking and round.traffic.draft_wait.pays(round.num_emitting):
                 for entry, worker_id in asking:
                     entry.draft_worker = worker_id
-                    item = self._workers.item_for(entry.sequence, self._most_nodes(entry), self._gamma, self._branch)
+                    item = self._workers.item_for(
+                        entry.sequence, self._most_nodes(entry), self._gamma, self._branch, self._runs(entry.sequence)
+                    )
                     items.setdefault(worker_id, []).append(item)
                 round.asked_draft_model = True
                 round.awaited_workers = tuple(items)
@@ -126,6 +143,21 @@ class Drafting:
     def _most_nodes(self, entry: RoundEntry) -> int:
         """Of a tree asked of the draft model. Phrases behind a draft cost it nothing."""
         return entry.max_nodes if entry.sequence.wants_lookahead else min(self._gamma * self._branch, entry.max_nodes)
+
+    def _runs(self, sequence: Sequence) -> np.ndarray | None:
+        """What the shared cache knows to follow, for a worker that has no part in the cache."""
+        request = sequence.request
+        if self._phrases is None or not sequence.wants_lookahead or request.cache == "off":
+            return None
+        namespaces = dict.fromkeys((sequence.begin.namespace, *request.readable))
+        last_tokens = sequence.tokens()[-_MATCHED:]
+        try:
+            found = self._phrases.behind(namespaces, last_tokens, 2 * self._gamma, _MAX_RUNS)
+        except Exception:
+            self._drafter_failed(self.draft_model if self.lookahead is None else self.lookahead)
+            return None
+        runs = [token for phrase in found for token in (int(last_tokens[-1]), *phrase, -1)]
+        return np.array(runs, np.int32)
 
     def ask_head(self, round: Round) -> None:
         """Have the target's head draft the next round of the sequences that emit, if that pays. Prompts it sees in any
@@ -230,6 +262,16 @@ class Drafting:
             except Exception:
                 self._drafter_failed(index)
 
+    def drop(self, namespace: str) -> None:
+        """Have the drafters and workers forget what they have learnt in a namespace."""
+        for index, drafter in enumerate(self._drafters):
+            if isinstance(drafter, RememberingDrafter):
+                try:
+                    drafter.drop(namespace)
+                except Exception:
+                    self._drafter_failed(index)
+        self._workers.drop(namespace)
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or gets another id: free it at the drafters now, at its worker with a next batch."""
         self._workers.forget(sequence)
@@ -318,7 +360,7 @@ class Drafting:
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
             self._counters.invalid_draft_results += 1
             return
-        self._workers.answered(worker_id)
+        self._workers.answered(worker_id, round.round_id)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:

@@ -136,16 +136,17 @@ class RouterDriver:
 
     async def _wait_for_work(self) -> None:
         self._work.clear()
-        while self.core.soft_sharing is not None:
+        if not self.core.has_exchange:
+            await self._work.wait()
+        while not self.core.has_work:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_POLL_S):
                     await self._work.wait()
                 return
             self._exchange()
-        await self._work.wait()
 
     def _exchange(self) -> None:
-        if self.core.soft_sharing is None:
+        if not self.core.has_exchange:
             return
         started = time.perf_counter()
         self.core.exchange(time.monotonic())

@@ -21,6 +21,13 @@ class TokenSink(Protocol):
     def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
         """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together."""
 
+    def watch(self, namespace: str) -> None:
+        """Something will be learnt here of this namespace, by whatever keeps it: `ended` tells when it must not be kept
+        any more."""
+
+    def ended(self) -> Sequence[str]:
+        """Namespaces, watched before, of which what has been learnt here is to be forgotten now. Each is told once."""
+
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         """A sequence begins with this prompt, shape [n]; told once, before its first `committed`."""
 

@@ -48,3 +48,7 @@ class TrafficRecords:
             record = self._records[namespace] = Traffic()
         self._records.move_to_end(namespace)
         return record
+
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's. Of the rounds that it shared with others, what was learnt stays: it is nobody's."""
+        self._records.pop(namespace, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -272,13 +274,57 @@ def test_a_publisher_drops_what_it_still_held_of_the_purged_time(namespace):
     publisher.publish(name, part.document_id, 0, part.token_ids)
     administration(namespace).purge(namespace.keys)
     assert until(
-        lambda: int(time.time()) > PurgedTimes.decode(namespace.redis.get(namespace.keys.purges)).ranges[0].until_s
+        lambda: (
+            int(time.time() - 0.1) > PurgedTimes.decode(namespace.redis.get(namespace.keys.purges)).ranges[0].until_s
+        )
     )
     publisher.publish(name, part.document_id, 100, [7, 8, 9])
     assert publisher.close(20)
     assert publisher.counters.purged_tokens == 100
     assert publisher.counters.written_tokens == 3
     assert namespace.read()[0].contents == contents([piece("a", 100, [7, 8, 9])])
+
+
+def test_a_clock_that_is_ahead_lets_nothing_escape_a_purge(namespace, monkeypatch):
+    ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
+    for module in ("publisher", "purge"):
+        monkeypatch.setattr(f"cache_service.{module}.time", ahead)
+    name, part = namespace.keys.namespace, piece("a", 0, range(10))
+    publisher = Publisher(namespace.open, PublisherSettings(flush_s=60, entry_tokens=16_384))
+    namespace.append(piece("b", 0, [1]))
+    publisher.publish(name, part.document_id, 0, part.token_ids)
+    administration(namespace).purge(namespace.keys)
+    assert PurgedTimes.decode(namespace.redis.get(namespace.keys.purges)).ranges[0].until_s <= time.time() + 2
+    assert publisher.close(20)
+    assert (publisher.counters.purged_tokens, publisher.counters.written_tokens) == (10, 0)
+
+
+def test_a_purge_whose_note_is_lost_lets_nothing_back_in(namespace):
+    name, part = namespace.keys.namespace, piece("a", 0, range(200))
+    publisher = Publisher(namespace.open, PublisherSettings(flush_s=0.01, entry_tokens=100))
+    publisher.publish(name, part.document_id, 0, part.token_ids[:10])
+    assert until(lambda: publisher.counters.written_tokens == 10)
+    with paused(publisher):
+        for begin in range(10, 200, 10):  # more than one entry holds
+            publisher.publish(name, part.document_id, begin, part.token_ids[begin : begin + 10])
+        administration(namespace).purge(namespace.keys)
+        namespace.redis.delete(namespace.keys.purges)
+    assert until(lambda: publisher.counters.purged_tokens == 190)
+    publisher.publish(name, part.document_id, 200, [7, 8, 9])
+    assert publisher.close(20)
+    assert publisher.counters.written_tokens == 10 + 3
+    assert namespace.read()[0].contents == contents([piece("a", 200, [7, 8, 9])])
+
+
+@contextmanager
+def paused(publisher):
+    """Whatever is published meanwhile waits."""
+    opened = publisher._write
+    publisher._write = lambda taken: taken
+    try:
+        yield
+    finally:
+        publisher._write = opened
 
 
 def test_a_publisher_goes_on_when_a_purge_is_forgotten(namespace):

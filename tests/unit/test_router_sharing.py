@@ -25,18 +25,27 @@ class Sink:
     def __init__(self):
         self.followed = []
         self.budgets = []
+        self.watched = []
+        self.gone = []
         self.prompts = {}
         self.pieces = {}
-        self.ended = []
+        self.finishes = []
 
     def finished(self, namespace, rounds, accepted_tokens):
-        self.ended.append((namespace, rounds, accepted_tokens))
+        self.finishes.append((namespace, rounds, accepted_tokens))
 
     def follow(self, namespaces):
         self.followed.append(namespaces)
 
     def bounded(self, namespace, tenant, max_bytes):
         self.budgets.append((namespace, tenant, max_bytes))
+
+    def watch(self, namespace):
+        self.watched.append(namespace)
+
+    def ended(self):
+        gone, self.gone = self.gone, []
+        return gone
 
     def prompted(self, namespace, document_id, token_ids):
         assert (namespace, document_id) not in self.prompts
@@ -65,7 +74,7 @@ class Broken:
     def follow(self, namespaces):
         raise RuntimeError("follow")
 
-    prompted = committed = finished = follow
+    prompted = committed = finished = bounded = watch = ended = follow
 
 
 class Contexts:
@@ -193,9 +202,9 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     core.add(request(cache=cache, namespace="a"), 0.0)
     (text,) = serve(core, target).values()
     if cache == "off":
-        assert sink.ended == []
+        assert sink.finishes == []
         return
-    ((namespace, rounds, accepted_tokens),) = sink.ended
+    ((namespace, rounds, accepted_tokens),) = sink.finishes
     assert namespace == "a"
     assert rounds + accepted_tokens == len(text), "a round emits one token, and what was drafted right"
 
@@ -249,5 +258,7 @@ def test_a_sink_that_fails_costs_no_round_and_is_reported_once(caplog):
     with caplog.at_level(logging.WARNING):
         core.add(request(), 0.0)
         assert serve(core, target)["r"] == target.complete(request())[0]
-    assert core.counters.sink_faults == 32  # follow, a call a round, and the end
+    assert core.counters.sink_faults == 33  # follow, watch, a call a round, and the end
+    core.exchange(0.0)
+    assert core.counters.sink_faults == 34
     assert len([record for record in caplog.records if "token sink" in record.message]) == 1

@@ -1,0 +1,180 @@
+"""A router hears of every purge of what it has learnt, within a second, and keeps nothing it would not hear of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from actors.drafters.registry import create_drafters
+from actors.messages import GenerationRequest, SamplingParams
+from actors.models.toy_target import ToyTarget
+from cache_service.administration import CacheAdministration
+from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
+from cache_service.errors import SettingError
+from cache_service.purged_times import TimeRange
+from cache_service.soft_exchange import DELTA_BYTES
+from cache_service.store_keys import StoreKeys
+from cache_service.warm_index import WarmIndexSettings
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+from cluster.shared_cache import SharedCache, SharedCacheSettings
+from paceline_testing.cache_stores import FINGERPRINT, piece, until
+
+VOCAB_SIZE = 97
+QUICK = {"look_s": 0.01, "retry_s": 0.01}
+
+
+@contextmanager
+def watching(namespace, **settings):
+    watch = EpochWatch(
+        namespace.connection, lambda name: StoreKeys(FINGERPRINT, name), EpochWatchSettings(**QUICK | settings)
+    )
+    try:
+        yield watch
+    finally:
+        assert watch.close(20)
+
+
+def has_looked(namespace, watch, name):
+    return until(lambda: watch._watched[name].epoch is not None)
+
+
+def purge(namespace, times=TimeRange()):  # noqa: B008
+    CacheAdministration(namespace.connection, namespace.ring).purge(namespace.keys, times)
+
+
+def ended(watch):
+    found = []
+    assert until(lambda: found.extend(watch.ended()) or found)
+    return found
+
+
+@pytest.mark.parametrize("times", [TimeRange(), TimeRange(0, 5)], ids=["all", "some time"])
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "nothing was ever stored"])
+def test_a_purge_is_heard_of_once_and_by_nobody_else(namespace, times, is_stored):
+    mine, other = namespace.keys.namespace, namespace.keys.namespace + "-other"
+    with watching(namespace) as watch:
+        if is_stored:
+            namespace.append(piece("a", 0, [1, 2, 3]))
+        for name in (mine, other):
+            watch.watch(name)
+            assert has_looked(namespace, watch, name)
+        namespace.append(piece("b", 0, [4]))
+        purge(namespace, times)
+        assert ended(watch) == [mine]
+        namespace.append(piece("b", 1, [5]))
+        looks = watch._watched[mine].epoch
+        time.sleep(0.1)
+        assert watch.ended() == ()
+        assert watch._watched[mine].epoch == looks
+        purge(namespace)
+        assert ended(watch) == [mine]
+
+
+def test_what_is_not_watched_any_more_has_ended(namespace):
+    names = [f"{namespace.keys.namespace}-{number}" for number in range(4)]
+    with watching(namespace, max_namespaces=3) as watch:
+        for name in (*names[:3], names[0], names[3]):
+            watch.watch(name)
+        assert ended(watch) == [names[1]]
+        assert watch.ended() == ()
+
+
+def test_what_was_learnt_before_anybody_could_look_has_ended(server):
+    cache = SharedCache(server.settings, "model", settings=SharedCacheSettings(epochs=EpochWatchSettings(**QUICK)))
+    try:
+        watch = cache.epochs
+        watch._settings = EpochWatchSettings(**QUICK, first_look_s=0.05)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            watch.watch("a")
+            time.sleep(0.2)
+            assert watch.ended() == ()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert ended(watch) == ["a"]
+    finally:
+        cache.close(20)
+
+
+def test_no_possible_name_and_no_server_are_no_fault_of_the_caller(namespace):
+    def refused(name):
+        raise SettingError("namespace", name, "it has no possible name")
+
+    watch = EpochWatch(namespace.connection, refused, EpochWatchSettings(**QUICK))
+    watch.watch("{}")
+    assert watch.ended() == ()
+    assert watch.close(20)
+
+
+class Router:
+    def __init__(self, settings, directory):
+        index = WarmIndexSettings(directory=directory, vocab_size=VOCAB_SIZE)
+        self.cache = SharedCache(settings, "model", settings=SharedCacheSettings(index=index))
+        drafters = create_drafters(
+            ("token_recycling", "ngram_table", "lookahead", "soft_ngram"), delta_bytes=DELTA_BYTES
+        )
+        self.drafters = drafters
+        self.sharing = self.cache.share_counts(drafters)
+        self.core = RouterCore(
+            RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 256, 4, 4,
+            token_sink=self.cache, soft_sharing=self.sharing,
+        )  # fmt: skip
+        self.target, self.now = ToyTarget(VOCAB_SIZE), 0.0
+
+    def answer(self, namespace, **fields):
+        sampling = SamplingParams(seed=1, temperature=0.0)
+        prompt = np.arange(1, 9, dtype=np.int32)
+        request = GenerationRequest(
+            request_id="r", prompt_token_ids=prompt, sampling=sampling, max_new_tokens=40, namespace=namespace, **fields
+        )
+        self.core.add(request, self.now)
+        while self.core.has_work:
+            self.core.exchange(time.monotonic())
+            round, _ = self.core.plan_round(self.now)
+            if round is not None:
+                self.core.draft_locally(round)
+                result = self.target.verify(self.core.assemble(round, {}))
+                self.now += result.elapsed_s
+                self.core.commit(round, result, self.now)
+
+    def knows(self, namespace):
+        """Which drafters have anything of a namespace."""
+        recycling, ngrams, lookahead, soft = self.drafters.values()
+        has = {
+            "token_recycling": namespace in recycling._namespaces,
+            "ngram_table": namespace in ngrams._tables and ngrams._tables[namespace].num_ngrams > 0,
+            "lookahead": any(scope == namespace for scope, _ in lookahead._kept._phrases),
+            "soft_ngram": soft.table_of(namespace) is not None and len(soft.table_of(namespace)) > 0,
+            "traffic": namespace in self.core._traffic._records,
+        }
+        return {name for name, is_known in has.items() if is_known}
+
+    def close(self):
+        self.sharing.close(20)
+        self.cache.close(20)
+
+
+@pytest.mark.parametrize("cache", ["read_write", "read", "off"])
+def test_a_purge_reaches_whatever_the_process_has_learnt(server, tmp_path, cache):
+    router = Router(server.settings, tmp_path / "index")
+    try:
+        for namespace in ("a", "b"):
+            router.answer(namespace, cache=cache)
+            assert router.knows(namespace) == {"token_recycling", "ngram_table", "lookahead", "soft_ngram", "traffic"}
+        assert until(lambda: all(one.epoch for one in router.cache.epochs._watched.values()))
+        connection = router.cache._connection
+        CacheAdministration(connection).purge(StoreKeys("model", "a"))
+        began = time.monotonic()
+        assert until(lambda: router.core.exchange(time.monotonic()) or not router.knows("a"))
+        print(f"forgotten after {time.monotonic() - began:.2f} s")
+        assert len(router.knows("b")) == 5
+        router.answer("a", cache=cache)
+        assert len(router.knows("a")) == 5
+    finally:
+        router.close()
