@@ -15,6 +15,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
+from cache_service.fair_share import first_to_give_way
 from cache_service.soft_ngram import (
     MAX_SUCCESSORS,
     MIN_BYTES,
@@ -61,10 +62,10 @@ class SoftNgramDrafter:
         prompt_weight: float = _PROMPT_WEIGHT,
     ) -> None:
         """order: tokens of the longest context; successors: next tokens of each row to learn; budget_bytes: of all
-        tables together, of which the longest unused makes room; table_bytes: the most of one table, which begins small
-        and grows; delta_bytes: of each table, for what was learnt since the last `export_delta`; floor: the least
-        confidence of a node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where a target's row
-        is 1.
+        tables together, where of whoever has most the longest unused makes room; table_bytes: the most of one table,
+        which begins small and grows; delta_bytes: of each table, for what was learnt since the last `export_delta`;
+        floor: the least confidence of a node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where
+        a target's row is 1.
 
         Raises InvalidRequest.
         """
@@ -195,13 +196,10 @@ class SoftNgramDrafter:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Drop the tables longest unused until the others keep to the budget; never the one used last."""
-        total = self.memory_bytes()
-        for name, table in list(self._tables.items())[:-1]:
-            if total <= self._budget_bytes:
-                break
-            total -= table.memory_bytes
-            del self._tables[name]
+        """Drop tables until the others keep to the budget: of the owner with most bytes those longest unused, never the
+        one used last."""
+        while len(self._tables) > 1 and self.memory_bytes() > self._budget_bytes:
+            del self._tables[first_to_give_way(list(self._tables), lambda name: self._tables[name].memory_bytes)]
 
 
 create_drafter = SoftNgramDrafter

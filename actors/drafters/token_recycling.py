@@ -20,6 +20,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
+from cache_service.fair_share import first_to_give_way
 
 _SUCCESSORS = 8
 _MAX_NAMESPACES = 64  # at 4 bytes a successor and 150,000 tokens, 5 MB each
@@ -103,7 +104,7 @@ class TokenRecyclingDrafter:
         if known is None:
             known = self._namespaces[name] = _Namespace()
             if len(self._namespaces) > self._max_namespaces:
-                self._namespaces.popitem(last=False)
+                del self._namespaces[first_to_give_way(list(self._namespaces))]
         self._namespaces.move_to_end(name)
         return known
 

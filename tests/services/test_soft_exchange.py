@@ -232,6 +232,18 @@ def test_the_namespaces_longest_unasked_for_give_way(namespace):
     assert one.exchange.stats.namespaces == 2
 
 
+def test_an_owner_with_ever_new_namespaces_pushes_out_its_own(namespace):
+    one = Replica(namespace, max_namespaces=3)
+    one.learn([1])
+    one.catch_up()
+    contents = one.contents
+    for salt in range(50):
+        one.exchange.follow(f"restless{one.name}-{salt}")
+    assert list(one.exchange._feeds)[-2:] == [f"restless{one.name}-{salt}" for salt in (48, 49)]
+    one.catch_up()
+    assert one.contents == contents != {}
+
+
 def test_a_reader_that_was_away_too_long_begins_again(namespace):
     one, other = Replica(namespace), Replica(namespace)
     for step in range(1, 12):
