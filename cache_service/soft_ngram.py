@@ -8,8 +8,11 @@ Plain n-gram counts are the case of rows that are sure.
 Layout. Flat arrays, 64 bytes in all for a context: a 64-bit hash of its tokens, up to 8 successors with summed
 probability, how many rows were added, how many drafted tokens were accepted there, and when it was last of use.
 Buckets of 8 slots: a context lives in the bucket that its hash names, so a lookup reads one cache line of keys and
-never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `double` is
-called, nothing is moved before, and there are no tombstones. A context remembers a few rows: older ones fade.
+never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `grow` is
+called, and there are no tombstones. A context remembers a few rows: older ones fade.
+
+A table grows to twice its size beside what it does, some thousand slots with every call: what is learnt meanwhile goes
+into both, and the larger one takes the place of the other when it has all. Moving all at once would take milliseconds.
 
 A context of two tokens or more is stored only where the one a token shorter was known before: until the shorter one
 recurs both would say the same, and most never do. On greedy answers this halves the contexts and costs no draft.
@@ -81,6 +84,8 @@ _MAGIC = b"PACENGRM"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQI")  # magic, version, order, entries, CRC-32 of what follows
 HEADER_BYTES = _HEADER.size
+
+_MOVED_AT_ONCE = 8192  # slots, while a table grows: about 0.2 ms
 ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
 """Of one context in an export."""
 
@@ -108,9 +113,11 @@ class Entries(NamedTuple):
 
 
 class SoftNgramTable:
-    """Soft n-gram counts in a number of bytes that only `double` changes. Tokens are int32, >= 0."""
+    """Soft n-gram counts in a number of bytes that only `grow` changes. Tokens are int32, >= 0."""
 
-    __slots__ = ("__weakref__", "_counters", "_delta", "_keys", "_masses", "_order", "_tokens", "_use")
+    __slots__ = (
+        "__weakref__", "_counters", "_delta", "_keys", "_larger", "_masses", "_num_moved", "_order", "_tokens", "_use",
+    )  # fmt: skip
 
     def __init__(self, budget_bytes: int, order: int = 3, *, delta_bytes: int = 0) -> None:
         """budget_bytes: for all contexts, of which delta_bytes keep what was learnt since the last export (0: nothing
@@ -132,6 +139,8 @@ class SoftNgramTable:
         self._use = np.zeros((slots, _USE_COLUMNS), np.uint16)
         self._counters = np.zeros(_COUNTERS, np.int64)
         self._delta = SoftNgramTable(delta_bytes, order) if delta_bytes else None
+        self._larger: SoftNgramTable | None = None  # that takes this one's place
+        self._num_moved = 0  # slots whose contexts it has
 
     def __len__(self) -> int:
         """Contexts held."""
@@ -149,7 +158,13 @@ class SoftNgramTable:
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated; the operating system backs those that were touched."""
-        return self.num_slots * SLOT_BYTES + (self._delta.memory_bytes if self._delta is not None else 0)
+        return self.num_slots * SLOT_BYTES + sum(
+            other.memory_bytes for other in (self._delta, self._larger) if other is not None
+        )
+
+    @property
+    def is_growing(self) -> bool:
+        return self._larger is not None
 
     @property
     def stats(self) -> SoftNgramStats:
@@ -182,18 +197,38 @@ class SoftNgramTable:
         _learn(*self._arrays, *rows, mass, units, self._order, orders)
         if self._delta is not None and for_export:
             _learn(*self._delta._arrays, *rows, mass, units, self._order, orders)
+        if self._larger is not None:
+            _learn(*self._larger._arrays, *rows, mass, units, self._order, orders)
+            self._move_some(self._larger)
 
-    def double(self) -> None:
-        """Make room for twice as many contexts; those that are held stay. The delta keeps its size. Raises ValueError
-        beyond MAX_BYTES."""
-        slots = 2 * len(self._keys)
-        if slots * SLOT_BYTES > MAX_BYTES:
-            raise ValueError(f"twice {len(self._keys) * SLOT_BYTES} bytes are too many; the most is {MAX_BYTES}")
-        old = self._keys, self._tokens, self._masses, self._use
-        self._keys, self._tokens, self._masses, self._use = (
-            np.zeros((slots, *array.shape[1:]), array.dtype) for array in old
-        )
-        _spread(*old, self._keys, self._tokens, self._masses, self._use)
+    def grow(self) -> None:
+        """Begin to make room for twice as many contexts; those that are held stay. Every `learn` and `merge` from then
+        on does a part of it, and the last of them ends it. The delta keeps its size. Nothing where it grows already.
+        Raises ValueError beyond MAX_BYTES."""
+        if self._larger is not None:
+            return
+        num_bytes = 2 * len(self._keys) * SLOT_BYTES
+        if num_bytes > MAX_BYTES:
+            raise ValueError(f"twice {num_bytes // 2} bytes are too many; the most is {MAX_BYTES}")
+        self._larger, self._num_moved = SoftNgramTable(num_bytes, self._order), 0
+        self._larger._counters[_CLOCK] = self._counters[_CLOCK]
+
+    def finish_growth(self) -> None:
+        """All that is left of it at once."""
+        while self._larger is not None:
+            self._move_some(self._larger)
+
+    def _move_some(self, larger: SoftNgramTable) -> None:
+        end = min(len(self._keys), self._num_moved + _MOVED_AT_ONCE)
+        arrays = self._keys, self._tokens, self._masses, self._use
+        _spread(self._num_moved, end, *arrays, *larger._arrays)
+        self._num_moved = end
+        counters = self._counters.copy()  # both go by one clock
+        counters[_CONTEXTS] = len(larger)
+        larger._counters[:] = counters
+        if end == len(self._keys):
+            self._keys, self._tokens, self._masses, self._use, self._counters = larger._arrays
+            self._larger = None
 
     def draft(
         self, last_tokens: npt.NDArray[np.integer], max_nodes: int, floor: float = 0.0
@@ -219,6 +254,8 @@ class SoftNgramTable:
         accepted = max(0, min(num_accepted, len(tokens)))
         text = np.array(tokens[max(0, len(tokens) - accepted - self._order) :], np.int32)
         _credit(*self._arrays, text, accepted, self._order)
+        if self._larger is not None:
+            _credit(*self._larger._arrays, text, accepted, self._order)
         if self._delta is not None:  # rows of accepted tokens have just been learnt, so their contexts are there too
             _credit(*self._delta._arrays, text, accepted, self._order)
 
@@ -252,6 +289,9 @@ class SoftNgramTable:
     def merge_entries(self, entries: Entries) -> None:
         """Add contexts of a table of this order, as `entries` or `decode_entries` gave them, all or some rows."""
         _merge(*self._arrays, *entries)
+        if self._larger is not None:
+            _merge(*self._larger._arrays, *entries)
+            self._move_some(self._larger)
 
     def entries(self) -> Entries:
         """Copies of all contexts."""
@@ -311,7 +351,9 @@ def warm_up() -> None:
     table.draft(tokens[0], 4)
     table.credit(tokens[0], 1)
     table.merge(table.export_delta())
-    table.double()
+    table.grow()
+    table.credit(tokens[0], 1)
+    table.learn(tokens, tokens, np.full((2, 2), 0.5, np.float32))
 
 
 def _no_entries() -> Entries:
@@ -397,14 +439,21 @@ def _find(keys, key):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _spread(keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use):  # type: ignore[no-untyped-def]
-    """Copy all contexts into arrays twice as long: those of a bucket go to two that no other one's go to."""
-    for slot in range(len(keys)):
+def _spread(  # type: ignore[no-untyped-def]
+    first, end, keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use, new_counters
+):
+    """Copy the contexts of some buckets into arrays twice as long: those of one go to two that no other one's go to,
+    and are all that there is afterwards."""
+    for slot in range(2 * first, 2 * end):
+        new_counters[_CONTEXTS] -= new_keys[slot] != 0
+        new_keys[slot] = 0
+    for slot in range(first, end):
         if keys[slot] != 0:
             place = ~_find(new_keys, keys[slot])
             while new_keys[place] != 0:
                 place += 1
             new_keys[place] = keys[slot]
+            new_counters[_CONTEXTS] += 1
             for i in range(MAX_SUCCESSORS):
                 new_tokens[place, i] = tokens[slot, i]
                 new_masses[place, i] = masses[slot, i]

@@ -191,9 +191,12 @@ class SoftNgramDrafter:
 
     def _grow(self, table: SoftNgramTable) -> None:
         """Twice the size when half of the slots are filled: fuller buckets begin to overflow."""
-        while 2 * len(table) > table.num_slots and 2 * table.num_slots * SLOT_BYTES <= self._most_bytes:
-            table.double()
+        is_full = 2 * len(table) > table.num_slots and 2 * table.num_slots * SLOT_BYTES <= self._most_bytes
+        if is_full and not table.is_growing:
+            table.grow()
             self._make_room()
+            if self.memory_bytes() > self._budget_bytes:  # no room for both sizes for long
+                table.finish_growth()
 
     def _make_room(self) -> None:
         """Drop tables until the others keep to the budget: of the owner with most bytes those longest unused, never the
