@@ -11,8 +11,9 @@ Buckets of 8 slots: a context lives in the bucket that its hash names, so a look
 never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `grow` is
 called, and there are no tombstones. A context remembers a few rows: older ones fade.
 
-A table grows to twice its size beside what it does, some thousand slots with every call: what is learnt meanwhile goes
-into both, and the larger one takes the place of the other when it has all. Moving all at once would take milliseconds.
+A table grows to twice its size beside what it does, some thousand slots with every call: what is learnt meanwhile of
+those that have been moved goes into both, and the larger one takes the place of the other when it has all. Moving all
+at once would take milliseconds, most of them for memory that is touched for the first time.
 
 A context of two tokens or more is stored only where the one a token shorter was known before: until the shorter one
 recurs both would say the same, and most never do. On greedy answers this halves the contexts and costs no draft.
@@ -85,7 +86,10 @@ _VERSION = 1
 _HEADER = struct.Struct("<8sIIQI")  # magic, version, order, entries, CRC-32 of what follows
 HEADER_BYTES = _HEADER.size
 
-_MOVED_AT_ONCE = 8192  # slots, while a table grows: about 0.2 ms
+# Slots that move while a table grows: with every call, and with every row or context that it brings, so that the
+# smaller one does not overflow meanwhile.
+_MOVED_AT_ONCE = 4096
+_MOVED_BY_ROW = 4
 ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
 """Of one context in an export."""
 
@@ -194,12 +198,12 @@ class SoftNgramTable:
         mass = np.array(probs, np.float32, order="C")
         units = max(1, round(_UNIT * weight))
         orders = np.full(len(contexts), -1, np.int64)
-        _learn(*self._arrays, *rows, mass, units, self._order, orders)
+        _learn(*self._arrays, *rows, mass, units, self._order, orders, self.num_slots)
         if self._delta is not None and for_export:
-            _learn(*self._delta._arrays, *rows, mass, units, self._order, orders)
+            _learn(*self._delta._arrays, *rows, mass, units, self._order, orders, self._delta.num_slots)
         if self._larger is not None:
-            _learn(*self._larger._arrays, *rows, mass, units, self._order, orders)
-            self._move_some(self._larger)
+            _learn(*self._larger._arrays, *rows, mass, units, self._order, orders, 2 * self._num_moved)
+            self._move_some(self._larger, len(contexts))
 
     def grow(self) -> None:
         """Begin to make room for twice as many contexts; those that are held stay. Every `learn` and `merge` from then
@@ -216,10 +220,10 @@ class SoftNgramTable:
     def finish_growth(self) -> None:
         """All that is left of it at once."""
         while self._larger is not None:
-            self._move_some(self._larger)
+            self._move_some(self._larger, 0)
 
-    def _move_some(self, larger: SoftNgramTable) -> None:
-        end = min(len(self._keys), self._num_moved + _MOVED_AT_ONCE)
+    def _move_some(self, larger: SoftNgramTable, num_rows: int) -> None:
+        end = min(len(self._keys), self._num_moved + _MOVED_AT_ONCE + _MOVED_BY_ROW * num_rows)
         arrays = self._keys, self._tokens, self._masses, self._use
         _spread(self._num_moved, end, *arrays, *larger._arrays)
         self._num_moved = end
@@ -253,11 +257,11 @@ class SoftNgramTable:
         them have earned their place. Tokens before them are context."""
         accepted = max(0, min(num_accepted, len(tokens)))
         text = np.array(tokens[max(0, len(tokens) - accepted - self._order) :], np.int32)
-        _credit(*self._arrays, text, accepted, self._order)
+        _credit(*self._arrays, text, accepted, self._order, self.num_slots)
         if self._larger is not None:
-            _credit(*self._larger._arrays, text, accepted, self._order)
+            _credit(*self._larger._arrays, text, accepted, self._order, 2 * self._num_moved)
         if self._delta is not None:  # rows of accepted tokens have just been learnt, so their contexts are there too
-            _credit(*self._delta._arrays, text, accepted, self._order)
+            _credit(*self._delta._arrays, text, accepted, self._order, self._delta.num_slots)
 
     def take_delta(self) -> SoftNgramTable | None:
         """What was learnt here (not merged) since it was last taken, as a table of its own; None if nothing was. Costs
@@ -288,10 +292,10 @@ class SoftNgramTable:
 
     def merge_entries(self, entries: Entries) -> None:
         """Add contexts of a table of this order, as `entries` or `decode_entries` gave them, all or some rows."""
-        _merge(*self._arrays, *entries)
+        _merge(*self._arrays, *entries, self.num_slots)
         if self._larger is not None:
-            _merge(*self._larger._arrays, *entries)
-            self._move_some(self._larger)
+            _merge(*self._larger._arrays, *entries, 2 * self._num_moved)
+            self._move_some(self._larger, len(entries.keys))
 
     def entries(self) -> Entries:
         """Copies of all contexts."""
@@ -429,9 +433,15 @@ def _lengthened(key, token):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, inline="always")
+def _first_slot(keys, key):  # type: ignore[no-untyped-def]
+    """Of the bucket that the hash names."""
+    return np.int64(((key >> np.uint64(32)) * np.uint64(len(keys) // _BUCKET)) >> np.uint64(32)) * _BUCKET
+
+
+@njit(cache=True, nogil=True, inline="always")
 def _find(keys, key):  # type: ignore[no-untyped-def]
     """Slot of a context, or ~(first slot of its bucket)."""
-    first = np.int64(((key >> np.uint64(32)) * np.uint64(len(keys) // _BUCKET)) >> np.uint64(32)) * _BUCKET
+    first = _first_slot(keys, key)
     for slot in range(first, first + _BUCKET):
         if keys[slot] == key:
             return slot
@@ -442,11 +452,7 @@ def _find(keys, key):  # type: ignore[no-untyped-def]
 def _spread(  # type: ignore[no-untyped-def]
     first, end, keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use, new_counters
 ):
-    """Copy the contexts of some buckets into arrays twice as long: those of one go to two that no other one's go to,
-    and are all that there is afterwards."""
-    for slot in range(2 * first, 2 * end):
-        new_counters[_CONTEXTS] -= new_keys[slot] != 0
-        new_keys[slot] = 0
+    """Copy the contexts of some buckets into arrays twice as long: those of one go to two that no other one's go to."""
     for slot in range(first, end):
         if keys[slot] != 0:
             place = ~_find(new_keys, keys[slot])
@@ -547,9 +553,9 @@ def _add_new(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, units, order, orders):  # type: ignore[no-untyped-def]
+def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, units, order, orders, end):  # type: ignore[no-untyped-def]
     """Add rows of weight `units`. orders: int64 [rows], the longest context that each row is added to; -1: as long as
-    shorter ones are known, and becomes that."""
+    shorter ones are known, and becomes that. end: slots from there on are left alone."""
     width = contexts.shape[1]
     row_mass = np.zeros(token_ids.shape[1], np.int64)
     counters[_ROWS] += len(contexts)
@@ -568,6 +574,8 @@ def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, unit
                 if contexts[row, width - k] < 0:
                     break
                 key = _lengthened(key, contexts[row, width - k])
+            if _first_slot(keys, key) >= end:
+                continue
             slot = _find(keys, key)
             is_new = slot < 0
             if is_new:
@@ -586,8 +594,10 @@ def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, unit
 
 
 @njit(cache=True, nogil=True)
-def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses, new_use):  # type: ignore[no-untyped-def]
+def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses, new_use, end):  # type: ignore[no-untyped-def]
     for entry in range(len(new_keys)):
+        if _first_slot(keys, new_keys[entry]) >= end:
+            continue
         count, earned = np.int64(new_use[entry, _COUNT]), np.int64(new_use[entry, _EARNED])
         slot = _find(keys, new_keys[entry])
         if slot < 0:
@@ -612,7 +622,7 @@ def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses
 
 
 @njit(cache=True, nogil=True)
-def _credit(keys, tokens, masses, use, counters, text, num_accepted, order):  # type: ignore[no-untyped-def]
+def _credit(keys, tokens, masses, use, counters, text, num_accepted, order, end):  # type: ignore[no-untyped-def]
     for at in range(len(text) - num_accepted, len(text)):
         key = _NO_TOKENS
         for k in range(min(order, at) + 1):
@@ -620,6 +630,8 @@ def _credit(keys, tokens, masses, use, counters, text, num_accepted, order):  # 
                 if text[at - k] < 0:
                     break
                 key = _lengthened(key, text[at - k])
+            if _first_slot(keys, key) >= end:
+                continue
             slot = _find(keys, key)
             if slot < 0:
                 continue

@@ -559,6 +559,7 @@ def test_a_table_that_grows_beside_its_work_holds_what_one_does_that_was_large_f
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(soft_ngram, "_MOVED_AT_ONCE", 64)  # of 1024
+    monkeypatch.setattr(soft_ngram, "_MOVED_BY_ROW", 0)
     rng = np.random.default_rng(seed)
     grown, large = (SoftNgramTable(size * MIN_BYTES, 2) for size in (128, 256))
     others = SoftNgramTable(16 * MIN_BYTES, 2)
