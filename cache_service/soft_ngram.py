@@ -116,6 +116,15 @@ class Entries(NamedTuple):
         return Entries(self.keys[which], self.tokens[which], self.masses[which], self.use[which])
 
 
+def at_most(entries: Entries, num_rows: float) -> Entries:
+    """The same contexts, none of them with more than `num_rows` rows."""
+    count = entries.use[:, _COUNT].astype(np.int64)
+    most = np.minimum(count, max(1, round(num_rows * _UNIT)))
+    masses = (entries.masses * most[:, None] // np.maximum(count, 1)[:, None]).astype(np.uint16)
+    use = np.stack([most.astype(np.uint16), entries.use[:, _EARNED]], axis=1)
+    return Entries(entries.keys, entries.tokens, masses, use)
+
+
 class SoftNgramTable:
     """Soft n-gram counts in a number of bytes that only `grow` changes. Tokens are int32, >= 0."""
 

@@ -60,7 +60,9 @@ class Replica:
 
     def __init__(self, namespace, *, folds=False, drafter=None, **options):
         self.name = namespace.keys.namespace
-        self.drafter = drafter or SoftNgramDrafter(order=ORDER, delta_bytes=1 << 16, table_bytes=1 << 20)
+        self.drafter = drafter or SoftNgramDrafter(
+            order=ORDER, delta_bytes=1 << 16, table_bytes=1 << 20, merged_rows=32
+        )
         given = SoftExchangeSettings(order=ORDER, export_every_s=0, tick_s=1, folds=folds, **options)
         self.exchange = SoftExchange(namespace.open, given, ManualTurns)
         self.exchange.follow(self.name)

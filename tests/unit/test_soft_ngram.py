@@ -18,7 +18,7 @@ from actors.drafters.soft_ngram import SoftNgramDrafter
 from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
 from cache_service import soft_ngram
-from cache_service.soft_ngram import _HESITATION, _WINDOW, MAX_ORDER, MAX_SUCCESSORS, MIN_BYTES, SoftNgramTable
+from cache_service.soft_ngram import _HESITATION, _WINDOW, MAX_ORDER, MAX_SUCCESSORS, MIN_BYTES, SoftNgramTable, at_most
 from cache_service.soft_ngram import _UNIT as UNIT
 
 ROOMY = 512 * MIN_BYTES
@@ -586,6 +586,35 @@ def test_a_table_that_grows_beside_its_work_holds_what_one_does_that_was_large_f
     assert grown.num_slots == large.num_slots
 
 
+@pytest.mark.parametrize(("merged_rows", "first"), [(1.0, 7), (32.0, 3)])
+def test_what_others_are_sure_of_is_soon_outweighed_by_what_is_learnt_here(merged_rows: float, first: int) -> None:
+    liar = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64)
+    one = SoftNgramDrafter(merged_rows=merged_rows)
+    liar.learn(rows_in("", *[([1, 2], [(3, 0.95)])] * 8, may_share=True))
+    one.merge_delta("", liar.export_delta(""))
+    assert drafts(one, [1, 2]).token_ids[0] == 3
+    for _ in range(2):
+        one.learn(rows_in("", ([1, 2], [(7, 0.95)])))
+    assert drafts(one, [1, 2]).token_ids[0] == first
+
+
+@given(st.floats(0.001, 32.0), st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_contexts_of_few_rows_stay_as_they_are_and_others_keep_their_shares(num_rows: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = SoftNgramTable(64 * MIN_BYTES, 2)
+    table.learn(rng.integers(0, 9, (200, 2)), rng.integers(0, 60, (200, 3)), rng.random((200, 3)) / 3)
+    whole = table.entries()
+    part = at_most(whole, num_rows)
+    most = max(1, round(num_rows * UNIT))
+    assert part.use[:, 0].tolist() == np.minimum(whole.use[:, 0].astype(int), most).tolist()
+    few = whole.use[:, 0].astype(int) <= most
+    assert (part.masses[few] == whole.masses[few]).all()
+    shares = part.masses / part.use[:, :1]
+    assert (np.abs(shares - whole.masses / whole.use[:, :1]) <= 1 / part.use[:, :1] + 1e-9).all()
+    SoftNgramTable(64 * MIN_BYTES, 2).merge_entries(part)
+
+
 def test_prompt_rows_count_less_than_the_targets_own() -> None:
     told = ([1, 2], [(5, 1.0)])
     chance = {}
@@ -632,7 +661,7 @@ def test_rows_with_more_successors_than_wanted_are_cut() -> None:
 
 
 def test_what_one_replica_learns_another_drafts() -> None:
-    one, other = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64), SoftNgramDrafter()
+    one, other = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64), SoftNgramDrafter(merged_rows=32)
     one.learn(rows_in("a", SOFT, SOFT, SOFT, may_share=True))
     other.merge_delta("a", one.export_delta("a"))
     mine, yours = drafts(one, [1, 2], "a"), drafts(other, [1, 2], "a")
