@@ -204,7 +204,8 @@ class SoftExchange:
             self._to_drop.add(namespace)
 
     def tick(self, tables: SoftTables, now: float) -> None:
-        """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt. Call it
+        """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt; beside
+        a table that grows, a part of a millisecond more, and where its memory is touched first up to two. Call it
         between rounds, in the thread that owns the tables, and now and then while there are none. now: seconds of a
         clock that does not go back. Never raises."""
         try:
