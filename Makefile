@@ -5,6 +5,8 @@ VENV ?= .venv
 # More pip arguments for torch alone, to choose its build (see README.md, GPUs).
 TORCH_ARGS ?=
 PACELINE_HOME ?= $(HOME)/.cache/paceline
+# That the tests are shared out to; one Ray cluster runs at a time all the same.
+TEST_PROCESSES ?= 2
 # For `make serve`: a configuration file, and more arguments of `paceline serve`.
 CONFIG ?= configs/laptop.yaml
 ARGS ?=
@@ -45,7 +47,7 @@ serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 	PACELINE_HOME="$(PACELINE_HOME)" exec $(BIN)/paceline serve $(CONFIG) $(ARGS)
 
 test: setup lint  ## what CI runs: lint, then every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## format check, ruff, mypy, import contracts
 	$(BIN)/ruff format --check .

@@ -7,8 +7,10 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from actors.errors import ModelUnavailable
 from actors.models.catalog import models_dir, prepare_model
@@ -18,6 +20,7 @@ from cluster.config import paceline_home
 # share a CPU and run several threads each spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # or the tests beside would starve a cluster of its time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # The package of helpers, for tests and for the Ray workers that they start.
@@ -25,15 +28,33 @@ _support = str(Path(__file__).resolve().parent / "support")
 sys.path.insert(0, _support)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_support, os.environ.get("PYTHONPATH")]))
 
+_RAY_TESTS = "tests/distributed/"
 _given_home = paceline_home()
 _own_home = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests see an empty home: what a developer has built in theirs must not decide whether a test passes."""
-    if "PACELINE_HOME" not in os.environ:
+    if "PACELINE_HOME" not in os.environ and not _hands_out_tests(config):
         config.stash[_own_home] = Path(tempfile.mkdtemp(prefix="paceline-tests-"))
         os.environ["PACELINE_HOME"] = str(config.stash[_own_home])
+
+
+def _hands_out_tests(config: pytest.Config) -> bool:
+    """Whether this process runs none itself; those that do make homes of their own."""
+    return not hasattr(config, "workerinput") and bool(config.getoption("numprocesses"))
+
+
+class OneRayAtATime(LoadFileScheduling):  # type: ignore[misc]  # without types
+    """Files to whichever process is free, but all that start Ray clusters to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return _RAY_TESTS if file.startswith(_RAY_TESTS) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRayAtATime:
+    return OneRayAtATime(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -7,13 +7,13 @@ _FIRST_ROUNDS = 8.0  # asked anyway until this much is known
 _BURST = 4  # rounds of a new try; one alone would only measure how the worker catches up
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 1024
-_HOPELESS_PAUSES = 4  # as long as others, where drafts bring less than half of what they cost
+_TRY_SHARE = 0.005  # of the rounds' time, that tries in vain may take
 
 
 class _Load:
     """What rounds with about this many sequences have shown."""
 
-    __slots__ = ("burst", "gained", "pause", "rounds", "since", "tokens", "verify_s", "wait_s")
+    __slots__ = ("burst", "gained", "lost_s", "pause", "rounds", "since", "tokens", "verify_s", "wait_s")
 
     def __init__(self) -> None:
         self.rounds = 0.0
@@ -24,6 +24,7 @@ class _Load:
         self.since = 0  # rounds since the last try
         self.pause = _FIRST_PAUSE
         self.burst = 0  # rounds left of a try
+        self.lost_s = 0.0  # by waiting in vain, not yet made up for by rounds without
 
     def begin_like(self, other: _Load) -> None:
         """Take over what another load has shown, with the weight of the first rounds."""
@@ -36,11 +37,6 @@ class _Load:
     def has_paid(self) -> bool:
         plain_s = max(self.verify_s, 1e-9)
         return self.tokens * plain_s >= (self.tokens - self.gained) * (plain_s + self.wait_s)
-
-    @property
-    def is_hopeless(self) -> bool:
-        plain_s = max(self.verify_s, 1e-9)
-        return 2.0 * self.gained * (plain_s + self.wait_s) < self.tokens * self.wait_s
 
     def scale(self, factor: float) -> None:
         self.rounds *= factor
@@ -57,8 +53,9 @@ class DraftWait:
 
     Kept apart by load (powers of two of the sequences that emit): waiting delays everyone, so what pays for one
     sequence may not for sixteen. A load that is new is taken to be like the nearest one known: a first try makes the
-    draft models compute every context, which is dear. Where it does not pay, it is tried again after 64 rounds, or 256
-    where it is far from it, then ever more seldom.
+    draft models compute every context, which is dear. Where it does not pay, it is tried again after 64 rounds, then
+    ever more seldom, and not before the rounds without have taken 200 times what the last tries have lost: a context
+    of thousands of tokens costs a draft model as much as many rounds.
     """
 
     def __init__(self) -> None:
@@ -86,9 +83,11 @@ class DraftWait:
         if load.has_paid:
             load.pause = _FIRST_PAUSE
             load.since = 0
+            load.lost_s = 0.0
             return True
         load.since += 1
-        if load.since >= load.pause * (_HOPELESS_PAUSES if load.is_hopeless else 1):
+        load.lost_s -= _TRY_SHARE * load.verify_s / load.rounds
+        if load.since >= load.pause and load.lost_s <= 0.0:
             load.since = 0
             load.pause = min(_LONGEST_PAUSE, load.pause * 2)
             load.burst = _BURST - 1
@@ -115,8 +114,11 @@ class DraftWait:
         load.rounds += 1.0
         load.tokens += tokens
         load.gained += gained
-        load.wait_s += max(0.0, outside_s - self._overhead_s)
-        load.verify_s += verify_s + min(outside_s, self._overhead_s)
+        wait_s, plain_s = max(0.0, outside_s - self._overhead_s), verify_s + min(outside_s, self._overhead_s)
+        load.wait_s += wait_s
+        load.verify_s += plain_s
+        saved_s = (wait_s + plain_s) * gained / max(1, tokens)
+        load.lost_s = max(0.0, load.lost_s + wait_s - saved_s)
 
     def _load(self, num_emitting: int) -> _Load:
         size = num_emitting.bit_length()
