@@ -1,6 +1,7 @@
 """What namespaces are called, in requests and in Redis: who they belong to is told by whoever has the server's key.
 
-    <owner>             32 hexadecimal digits of HMAC-SHA-256 of a tenant or a group; `open`; `public`
+    <owner>             32 hexadecimal digits of HMAC-SHA-256 of a tenant or a group; `open`; `public`; of all that
+                        tenants agree on by salt alone
     <owner>-<salt>      what a salt keeps apart, 32 digits more
     <owner>.<name>      a part that its owner gave a name
     <owner>-<salt>.<name>
@@ -34,8 +35,9 @@ def namespace_of_group(server_key: bytes, group: str, salt: str = "") -> str:
 
 
 def namespace_of_salt(server_key: bytes, salt: str) -> str:
-    """Of all who have agreed on a salt; it is the only thing that keeps others out."""
-    return _digest(server_key, f"agreed:{salt}")
+    """Of all who have agreed on a salt; it is the only thing that keeps others out. Whose it is nobody can tell, so all
+    of them have one owner: who tries salt after salt takes room from no tenant's own."""
+    return salted(server_key, _digest(server_key, "agreed"), salt)
 
 
 def namespace_of_all(server_key: bytes, salt: str = "") -> str:
@@ -55,6 +57,11 @@ def named(namespace: str, name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise SettingError("namespace", name, "it must be 1-32 characters of a-z 0-9 _ -, the last two inside")
     return f"{namespace}.{name}"
+
+
+def owner_of(namespace: str) -> str:
+    """What its name begins with."""
+    return namespace.partition("-")[0].partition(".")[0]
 
 
 def belongs_to(namespace: str, owner: str) -> bool:

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from cache_service.circuit_breaker import CircuitBreaker
 from cache_service.errors import FormatError, StoreError, StoreRefused
+from cache_service.fair_share import first_to_give_way
 from cache_service.frame import FrameCodec
 from cache_service.setting_bounds import require_bounds
 from cache_service.soft_codec import MAX_DELTA_CONTEXTS, ORIGIN_BYTES, Delta, encode_delta
@@ -65,7 +66,7 @@ class SoftExchangeSettings:
     order: int = 3  # of the tables
     tick_s: float = 0.001  # that a tick may take for what comes in
     export_every_s: float = 2.0  # and at most one table in a tick
-    max_namespaces: int = 64  # the least recently asked for gives way
+    max_namespaces: int = 64  # of the owner with most, the least recently asked for gives way
     max_incoming_contexts: int = 2**17  # read and not yet added; no more is read then
     max_log_entries: int = 128  # that the stream of a namespace keeps
     keep_s: int = KEEP_S  # that it lives after the last entry
@@ -191,10 +192,10 @@ class SoftExchange:
             self._fault()
         while True:
             with self._lock:
-                oldest = next(iter(self._feeds)) if len(self._feeds) > self._settings.max_namespaces else None
-            if oldest is None:
+                names = list(self._feeds)
+            if len(names) <= self._settings.max_namespaces:
                 return
-            self.forget(oldest)  # its table too: who does not follow does not hear of a purge
+            self.forget(first_to_give_way(names))  # its table too: who does not follow does not hear of a purge
 
     def forget(self, namespace: str) -> None:
         """Exchange it no longer, and drop what is known of it in the next tick."""
@@ -213,7 +214,8 @@ class SoftExchange:
             self._fault()
 
     def tick(self, tables: SoftTables, now: float) -> None:
-        """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt. Call it
+        """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt; beside
+        a table that grows, a part of a millisecond more, and where its memory is touched first up to two. Call it
         between rounds, in the thread that owns the tables, and now and then while there are none. now: seconds of a
         clock that does not go back. Never raises."""
         try:

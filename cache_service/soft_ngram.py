@@ -8,8 +8,12 @@ Plain n-gram counts are the case of rows that are sure.
 Layout. Flat arrays, 64 bytes in all for a context: a 64-bit hash of its tokens, up to 8 successors with summed
 probability, how many rows were added, how many drafted tokens were accepted there, and when it was last of use.
 Buckets of 8 slots: a context lives in the bucket that its hash names, so a lookup reads one cache line of keys and
-never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `double` is
-called, nothing is moved before, and there are no tombstones. A context remembers a few rows: older ones fade.
+never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `grow` is
+called, and there are no tombstones. A context remembers a few rows: older ones fade.
+
+A table grows to twice its size beside what it does, some thousand slots with every call: what is learnt meanwhile of
+those that have been moved goes into both, and the larger one takes the place of the other when it has all. Moving all
+at once would take milliseconds, most of them for memory that is touched for the first time.
 
 A context of two tokens or more is stored only where the one a token shorter was known before: until the shorter one
 recurs both would say the same, and most never do. On greedy answers this halves the contexts and costs no draft.
@@ -81,6 +85,11 @@ _MAGIC = b"PACENGRM"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQI")  # magic, version, order, entries, CRC-32 of what follows
 HEADER_BYTES = _HEADER.size
+
+# Slots that move while a table grows: with every call, and with every row or context that it brings, so that the
+# smaller one does not overflow meanwhile.
+_MOVED_AT_ONCE = 4096
+_MOVED_BY_ROW = 4
 ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
 """Of one context in an export."""
 
@@ -107,10 +116,21 @@ class Entries(NamedTuple):
         return Entries(self.keys[which], self.tokens[which], self.masses[which], self.use[which])
 
 
-class SoftNgramTable:
-    """Soft n-gram counts in a number of bytes that only `double` changes. Tokens are int32, >= 0."""
+def at_most(entries: Entries, num_rows: float) -> Entries:
+    """The same contexts, none of them with more than `num_rows` rows."""
+    count = entries.use[:, _COUNT].astype(np.int64)
+    most = np.minimum(count, max(1, round(num_rows * _UNIT)))
+    masses = (entries.masses * most[:, None] // np.maximum(count, 1)[:, None]).astype(np.uint16)
+    use = np.stack([most.astype(np.uint16), entries.use[:, _EARNED]], axis=1)
+    return Entries(entries.keys, entries.tokens, masses, use)
 
-    __slots__ = ("__weakref__", "_counters", "_delta", "_keys", "_masses", "_order", "_tokens", "_use")
+
+class SoftNgramTable:
+    """Soft n-gram counts in a number of bytes that only `grow` changes. Tokens are int32, >= 0."""
+
+    __slots__ = (
+        "__weakref__", "_counters", "_delta", "_keys", "_larger", "_masses", "_num_moved", "_order", "_tokens", "_use",
+    )  # fmt: skip
 
     def __init__(self, budget_bytes: int, order: int = 3, *, delta_bytes: int = 0) -> None:
         """budget_bytes: for all contexts, of which delta_bytes keep what was learnt since the last export (0: nothing
@@ -132,6 +152,8 @@ class SoftNgramTable:
         self._use = np.zeros((slots, _USE_COLUMNS), np.uint16)
         self._counters = np.zeros(_COUNTERS, np.int64)
         self._delta = SoftNgramTable(delta_bytes, order) if delta_bytes else None
+        self._larger: SoftNgramTable | None = None  # that takes this one's place
+        self._num_moved = 0  # slots whose contexts it has
 
     def __len__(self) -> int:
         """Contexts held."""
@@ -149,7 +171,13 @@ class SoftNgramTable:
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated; the operating system backs those that were touched."""
-        return self.num_slots * SLOT_BYTES + (self._delta.memory_bytes if self._delta is not None else 0)
+        return self.num_slots * SLOT_BYTES + sum(
+            other.memory_bytes for other in (self._delta, self._larger) if other is not None
+        )
+
+    @property
+    def is_growing(self) -> bool:
+        return self._larger is not None
 
     @property
     def stats(self) -> SoftNgramStats:
@@ -179,21 +207,41 @@ class SoftNgramTable:
         mass = np.array(probs, np.float32, order="C")
         units = max(1, round(_UNIT * weight))
         orders = np.full(len(contexts), -1, np.int64)
-        _learn(*self._arrays, *rows, mass, units, self._order, orders)
+        _learn(*self._arrays, *rows, mass, units, self._order, orders, self.num_slots)
         if self._delta is not None and for_export:
-            _learn(*self._delta._arrays, *rows, mass, units, self._order, orders)
+            _learn(*self._delta._arrays, *rows, mass, units, self._order, orders, self._delta.num_slots)
+        if self._larger is not None:
+            _learn(*self._larger._arrays, *rows, mass, units, self._order, orders, 2 * self._num_moved)
+            self._move_some(self._larger, len(contexts))
 
-    def double(self) -> None:
-        """Make room for twice as many contexts; those that are held stay. The delta keeps its size. Raises ValueError
-        beyond MAX_BYTES."""
-        slots = 2 * len(self._keys)
-        if slots * SLOT_BYTES > MAX_BYTES:
-            raise ValueError(f"twice {len(self._keys) * SLOT_BYTES} bytes are too many; the most is {MAX_BYTES}")
-        old = self._keys, self._tokens, self._masses, self._use
-        self._keys, self._tokens, self._masses, self._use = (
-            np.zeros((slots, *array.shape[1:]), array.dtype) for array in old
-        )
-        _spread(*old, self._keys, self._tokens, self._masses, self._use)
+    def grow(self) -> None:
+        """Begin to make room for twice as many contexts; those that are held stay. Every `learn` and `merge` from then
+        on does a part of it, and the last of them ends it. The delta keeps its size. Nothing where it grows already.
+        Raises ValueError beyond MAX_BYTES."""
+        if self._larger is not None:
+            return
+        num_bytes = 2 * len(self._keys) * SLOT_BYTES
+        if num_bytes > MAX_BYTES:
+            raise ValueError(f"twice {num_bytes // 2} bytes are too many; the most is {MAX_BYTES}")
+        self._larger, self._num_moved = SoftNgramTable(num_bytes, self._order), 0
+        self._larger._counters[_CLOCK] = self._counters[_CLOCK]
+
+    def finish_growth(self) -> None:
+        """All that is left of it at once."""
+        while self._larger is not None:
+            self._move_some(self._larger, 0)
+
+    def _move_some(self, larger: SoftNgramTable, num_rows: int) -> None:
+        end = min(len(self._keys), self._num_moved + _MOVED_AT_ONCE + _MOVED_BY_ROW * num_rows)
+        arrays = self._keys, self._tokens, self._masses, self._use
+        _spread(self._num_moved, end, *arrays, *larger._arrays)
+        self._num_moved = end
+        counters = self._counters.copy()  # both go by one clock
+        counters[_CONTEXTS] = len(larger)
+        larger._counters[:] = counters
+        if end == len(self._keys):
+            self._keys, self._tokens, self._masses, self._use, self._counters = larger._arrays
+            self._larger = None
 
     def draft(
         self, last_tokens: npt.NDArray[np.integer], max_nodes: int, floor: float = 0.0
@@ -218,9 +266,11 @@ class SoftNgramTable:
         them have earned their place. Tokens before them are context."""
         accepted = max(0, min(num_accepted, len(tokens)))
         text = np.array(tokens[max(0, len(tokens) - accepted - self._order) :], np.int32)
-        _credit(*self._arrays, text, accepted, self._order)
+        _credit(*self._arrays, text, accepted, self._order, self.num_slots)
+        if self._larger is not None:
+            _credit(*self._larger._arrays, text, accepted, self._order, 2 * self._num_moved)
         if self._delta is not None:  # rows of accepted tokens have just been learnt, so their contexts are there too
-            _credit(*self._delta._arrays, text, accepted, self._order)
+            _credit(*self._delta._arrays, text, accepted, self._order, self._delta.num_slots)
 
     def take_delta(self) -> SoftNgramTable | None:
         """What was learnt here (not merged) since it was last taken, as a table of its own; None if nothing was. Costs
@@ -251,7 +301,10 @@ class SoftNgramTable:
 
     def merge_entries(self, entries: Entries) -> None:
         """Add contexts of a table of this order, as `entries` or `decode_entries` gave them, all or some rows."""
-        _merge(*self._arrays, *entries)
+        _merge(*self._arrays, *entries, self.num_slots)
+        if self._larger is not None:
+            _merge(*self._larger._arrays, *entries, 2 * self._num_moved)
+            self._move_some(self._larger, len(entries.keys))
 
     def entries(self) -> Entries:
         """Copies of all contexts."""
@@ -311,7 +364,9 @@ def warm_up() -> None:
     table.draft(tokens[0], 4)
     table.credit(tokens[0], 1)
     table.merge(table.export_delta())
-    table.double()
+    table.grow()
+    table.credit(tokens[0], 1)
+    table.learn(tokens, tokens, np.full((2, 2), 0.5, np.float32))
 
 
 def _no_entries() -> Entries:
@@ -387,9 +442,15 @@ def _lengthened(key, token):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, inline="always")
+def _first_slot(keys, key):  # type: ignore[no-untyped-def]
+    """Of the bucket that the hash names."""
+    return np.int64(((key >> np.uint64(32)) * np.uint64(len(keys) // _BUCKET)) >> np.uint64(32)) * _BUCKET
+
+
+@njit(cache=True, nogil=True, inline="always")
 def _find(keys, key):  # type: ignore[no-untyped-def]
     """Slot of a context, or ~(first slot of its bucket)."""
-    first = np.int64(((key >> np.uint64(32)) * np.uint64(len(keys) // _BUCKET)) >> np.uint64(32)) * _BUCKET
+    first = _first_slot(keys, key)
     for slot in range(first, first + _BUCKET):
         if keys[slot] == key:
             return slot
@@ -397,14 +458,17 @@ def _find(keys, key):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _spread(keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use):  # type: ignore[no-untyped-def]
-    """Copy all contexts into arrays twice as long: those of a bucket go to two that no other one's go to."""
-    for slot in range(len(keys)):
+def _spread(  # type: ignore[no-untyped-def]
+    first, end, keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use, new_counters
+):
+    """Copy the contexts of some buckets into arrays twice as long: those of one go to two that no other one's go to."""
+    for slot in range(first, end):
         if keys[slot] != 0:
             place = ~_find(new_keys, keys[slot])
             while new_keys[place] != 0:
                 place += 1
             new_keys[place] = keys[slot]
+            new_counters[_CONTEXTS] += 1
             for i in range(MAX_SUCCESSORS):
                 new_tokens[place, i] = tokens[slot, i]
                 new_masses[place, i] = masses[slot, i]
@@ -498,9 +562,9 @@ def _add_new(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, units, order, orders):  # type: ignore[no-untyped-def]
+def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, units, order, orders, end):  # type: ignore[no-untyped-def]
     """Add rows of weight `units`. orders: int64 [rows], the longest context that each row is added to; -1: as long as
-    shorter ones are known, and becomes that."""
+    shorter ones are known, and becomes that. end: slots from there on are left alone."""
     width = contexts.shape[1]
     row_mass = np.zeros(token_ids.shape[1], np.int64)
     counters[_ROWS] += len(contexts)
@@ -519,6 +583,8 @@ def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, unit
                 if contexts[row, width - k] < 0:
                     break
                 key = _lengthened(key, contexts[row, width - k])
+            if _first_slot(keys, key) >= end:
+                continue
             slot = _find(keys, key)
             is_new = slot < 0
             if is_new:
@@ -537,8 +603,10 @@ def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, unit
 
 
 @njit(cache=True, nogil=True)
-def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses, new_use):  # type: ignore[no-untyped-def]
+def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses, new_use, end):  # type: ignore[no-untyped-def]
     for entry in range(len(new_keys)):
+        if _first_slot(keys, new_keys[entry]) >= end:
+            continue
         count, earned = np.int64(new_use[entry, _COUNT]), np.int64(new_use[entry, _EARNED])
         slot = _find(keys, new_keys[entry])
         if slot < 0:
@@ -563,7 +631,7 @@ def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses
 
 
 @njit(cache=True, nogil=True)
-def _credit(keys, tokens, masses, use, counters, text, num_accepted, order):  # type: ignore[no-untyped-def]
+def _credit(keys, tokens, masses, use, counters, text, num_accepted, order, end):  # type: ignore[no-untyped-def]
     for at in range(len(text) - num_accepted, len(text)):
         key = _NO_TOKENS
         for k in range(min(order, at) + 1):
@@ -571,6 +639,8 @@ def _credit(keys, tokens, masses, use, counters, text, num_accepted, order):  # 
                 if text[at - k] < 0:
                     break
                 key = _lengthened(key, text[at - k])
+            if _first_slot(keys, key) >= end:
+                continue
             slot = _find(keys, key)
             if slot < 0:
                 continue

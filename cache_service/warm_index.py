@@ -22,6 +22,7 @@ from cache_service.automata import Automata
 from cache_service.corpus_index import CorpusHeader
 from cache_service.documents import Piece
 from cache_service.errors import SettingError
+from cache_service.fair_share import first_to_give_way
 from cache_service.follower import Follower, FollowerSettings
 from cache_service.frame import FrameCodec
 from cache_service.index_files import IndexFiles, default_directory, digest_of, index_name
@@ -30,6 +31,7 @@ from cache_service.joined_text import warm_up as warm_up_joining
 from cache_service.live_tail import LiveTail
 from cache_service.log_reader import LogReader, ReaderCounters
 from cache_service.manifest import Manifest, SegmentEntry
+from cache_service.namespaces import owner_of
 from cache_service.piece_codec import PieceColumns
 from cache_service.setting_bounds import require_bounds
 from cache_service.static_automaton import MAX_TOKEN_ID, StaticAutomaton
@@ -58,7 +60,7 @@ class WarmIndexSettings:
     directory: Path | None = field(default_factory=default_directory)
     """Where the processes of a node share their indexes, decrypted: its owner's alone, best in memory; None: nowhere"""
     vocab_size: int = MAX_TOKEN_ID + 1  # tokens that are not below it are left out
-    index_tokens: int = 16 * 2**20  # of all namespaces together; then the least recently used one gives way
+    index_tokens: int = 16 * 2**20  # of all namespaces together; then one of the owner with most gives way
     namespace_tokens: int = 4 * 2**20  # of the newest segments of one namespace
     base_tokens: int = 2**16  # fewer are no base: they go into the tail
     max_namespaces: int = 64
@@ -150,7 +152,8 @@ class WarmIndex:
     def follow(self, namespace: str) -> None:
         """Begin to learn what a namespace holds. Cheap, and nothing if it is followed already.
 
-        Where there are too many, the least recently used one gives way, if it has not been used for `stay_s`.
+        Where there are too many, the least recently used one of the owner with most gives way, if it has not been used
+        for `stay_s`, or the new one is somebody else's.
         """
         followed = self._followed.get(namespace)
         if followed is not None:
@@ -159,7 +162,7 @@ class WarmIndex:
         with self._lock:
             if self._is_closed or namespace in self._followed:
                 return
-            if len(self._followed) >= self._settings.max_namespaces and not self._evict_one():
+            if len(self._followed) >= self._settings.max_namespaces and not self._evict_one_for(namespace):
                 self._counts.refusals += 1
                 return
             try:
@@ -248,14 +251,25 @@ class WarmIndex:
         edition.close()
         _add_to(self._past, edition.counters)
 
-    def _evict_one(self) -> bool:
-        """Let the least recently used namespace go, if it may. Call it with the lock held."""
-        oldest = min(self._followed, key=lambda namespace: self._followed[namespace].used)
-        if time.monotonic() - self._followed[oldest].used < self._settings.stay_s:
+    def _evict_one_for(self, newcomer: str) -> bool:
+        """Make room for another namespace, if one may go. Call it with the lock held."""
+        names = [*self._by_last_use(), newcomer]
+        loser = first_to_give_way(names)
+        owners = [owner_of(name) for name in names]
+        # Whoever holds more than the newcomer's owner must not lock it out by asking all the time.
+        has_more = owners.count(owner_of(loser)) > owners.count(owner_of(newcomer))
+        return self._evict(loser, stays=not has_more)
+
+    def _evict(self, namespace: str, *, stays: bool) -> bool:
+        """stays: where it was used just now. Call it with the lock held."""
+        if stays and time.monotonic() - self._followed[namespace].used < self._settings.stay_s:
             return False
-        self._end(self._followed.pop(oldest))
+        self._end(self._followed.pop(namespace))
         self._counts.evictions += 1
         return True
+
+    def _by_last_use(self) -> list[str]:
+        return sorted(self._followed, key=lambda namespace: self._followed[namespace].used)
 
     def _warm_up(self) -> float:
         warm_up_documents()
@@ -277,7 +291,9 @@ class WarmIndex:
                 is_busy = is_busy or followed.successor is not None
             num_tokens = sum(followed.live.num_tokens for followed in self._followed.values())
             if num_tokens > self._settings.index_tokens and len(self._followed) > 1:
-                self._evict_one()
+                names = self._by_last_use()
+                loser = first_to_give_way(names, lambda name: self._followed[name].live.num_tokens, num_spared=0)
+                self._evict(loser, stays=True)
             editions = [followed.live for followed in self._followed.values()]
         if time.monotonic() - self._touched > _TOUCH_S:
             self._touched = time.monotonic()

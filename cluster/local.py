@@ -14,9 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import jinja2
+import msgspec
 import numpy as np
 from pydantic import ValidationError
 
@@ -40,17 +41,23 @@ from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
 from actors.messages import (
     Acceptance,
+    CacheUse,
     DraftBatch,
     DraftResult,
     GenerationRequest,
     SamplingParams,
     SpeculationStats,
     TokenChunk,
+    VerifyResult,
 )
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import resolve_draft_model
 from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quantization import Quantization
+from cache_service.errors import SettingError
+from cache_service.namespaces import OPEN
+from cache_service.soft_exchange import DELTA_BYTES
+from cache_service.store_keys import StoreKeys
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.text_codec import TextCodec
@@ -69,6 +76,8 @@ OnRound = Callable[[RoundTrace], None]
 DEFAULT_NEW_TOKENS = 256
 MAX_BEAMS = 64
 _DRAFT_WORKER = "local"
+_CATCH_UP_TICKS = 64  # a millisecond each: what others have learnt since the last request
+_ROUTER_SECONDS = 0.001  # of a round, where it is told how long it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,8 @@ class GenerateOptions(TypedDict, total=False):
     drafters: Sequence[str] | None
     max_draft_tokens: int | None
     predictions: Sequence[str | Sequence[int]]
+    namespace: str
+    cache: CacheUse
 
 
 @dataclass(slots=True)
@@ -181,6 +192,7 @@ class LocalEngine:
         max_rows: int | None = None,
         kv_cache_tokens: int | None = None,
         cache: SharedCache | None = None,
+        seconds_of_rows: Callable[[int], float] | None = None,
         home: Path | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -195,7 +207,9 @@ class LocalEngine:
         target's. acceptance: "rejection": the rule of p to q, under which the draft model alone drafts.
         max_draft_tokens: draft tokens of a sequence in a round; max_rows: rows of a round spent on drafts, a lookahead
         window included, None: 64, or more if a window needs it. cache: the shared cache of this model, to draft from
-        and to publish to; whoever has opened it closes it. Raises ModelError or InvalidRequest.
+        and to publish to; whoever has opened it closes it. seconds_of_rows: what a forward of so many rows is taken to
+        last, instead of the clock's word: then which drafts are verified does not depend on how busy the machine is.
+        Raises ModelError or InvalidRequest.
         """
         home = home or paceline_home()
         source = resolve_model(model, home, progress)
@@ -222,6 +236,7 @@ class LocalEngine:
             tokenizer_fingerprint=self.info.tokenizer_fingerprint,
             options=drafter_options,
             index=None if cache is None else cache.index,
+            delta_bytes=0 if cache is None else DELTA_BYTES,
         )
         if max_rows is None:
             max_rows = max(SpeculationConfig().max_rows, least_max_rows(local.values()) + max_draft_tokens)
@@ -252,6 +267,12 @@ class LocalEngine:
         self.drafter_names = names
         self.acceptance = acceptance
         options = self._target.options
+        self._seconds_of_rows = seconds_of_rows
+        self._told_s = 0.0  # that all rounds have lasted, where they are told
+        profile = warm_up(self._target)
+        if seconds_of_rows is not None:
+            profile = [(rows, seconds_of_rows(rows)) for rows, _ in profile]
+        sharing = None if cache is None else cache.share_counts(local)
         self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
         self.core = RouterCore(
             router_config,
@@ -262,11 +283,12 @@ class LocalEngine:
             options.block_size,
             gamma,
             branch=branch,
-            profile=warm_up(self._target),
+            profile=profile,
             row_steps=self._target.row_steps,
             has_head=self._target.has_head,
             token_sink=cache,
             index=None if cache is None else cache.index,
+            soft_sharing=sharing,
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
@@ -299,6 +321,8 @@ class LocalEngine:
         drafters: Sequence[str] | None = None,
         max_draft_tokens: int | None = None,
         predictions: Sequence[str | Sequence[int]] = (),
+        namespace: str = "",
+        cache: CacheUse = "read_write",
         on_progress: Callable[[int, int], None] | None = None,
         on_round: OnRound | None = None,
     ) -> list[Generation]:
@@ -306,9 +330,10 @@ class LocalEngine:
 
         max_new_tokens None: 256, or what the model has room for. drafters: some of the engine's own, () for none,
         None for all; max_draft_tokens: at most so many a round, or None. predictions: what will probably come out of
-        each prompt, text or token ids, "" for no idea; () for none. on_progress(prompts finished, tokens emitted) is
-        called for every chunk of tokens, on_round after every round. Raises InvalidRequest, by the same limits as
-        over HTTP, before anything is computed.
+        each prompt, text or token ids, "" for no idea; () for none. namespace: within which all that is learnt stays,
+        here and in the shared cache. cache: whether to draft from the shared cache, and add to it.
+        on_progress(prompts finished, tokens emitted) is called for every chunk of tokens, on_round after every round.
+        Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
         """
         options: GenerateOptions = {
             "max_new_tokens": max_new_tokens,
@@ -325,6 +350,8 @@ class LocalEngine:
             "drafters": drafters,
             "max_draft_tokens": max_draft_tokens,
             "predictions": predictions,
+            "namespace": namespace,
+            "cache": cache,
         }
         requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
         done: dict[str, Generation] = {}
@@ -411,12 +438,13 @@ class LocalEngine:
     def _requests(self, prompts: Sequence[tuple[str, Prompt]], options: GenerateOptions) -> list[GenerationRequest]:
         """prompts: with what an error calls them. Raises InvalidRequest."""
         stop_token_ids = options.get("stop_token_ids", ())
-        checked = {
-            name: value for name, value in options.items() if name not in ("ignore_eos", "drafters", "predictions")
-        }
+        own = ("ignore_eos", "drafters", "predictions", "namespace", "cache")
+        checked = {name: value for name, value in options.items() if name not in own}
         check_local_fields({**checked, "stop_token_ids": list(stop_token_ids)})
         check_token_ids("stop_token_ids", stop_token_ids, self._target.vocab_size)
         drafters = self._chosen_drafters(options.get("drafters"))
+        namespace, cache = options.get("namespace", ""), options.get("cache", "read_write")
+        self._check_sharing(namespace, cache)
         seed = options.get("seed")
         base_seed = secrets.randbits(64) if seed is None else seed
         predictions = options.get("predictions") or [""] * len(prompts)
@@ -452,12 +480,22 @@ class LocalEngine:
                         self.info.max_side_len,
                     ),
                     stop_token_ids=stops,
+                    namespace=namespace,
+                    cache=cache,
                     drafters=drafters,
                     max_draft_tokens=options.get("max_draft_tokens"),
                     prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
                 )
             )
         return requests
+
+    def _check_sharing(self, namespace: str, cache: str) -> None:
+        if cache not in get_args(CacheUse):
+            raise InvalidRequest("cache", cache, f"it must be one of {', '.join(get_args(CacheUse))}")
+        try:
+            StoreKeys(self.info.fingerprint, namespace or OPEN)
+        except SettingError as error:
+            raise InvalidRequest("namespace", namespace, error.limit) from None
 
     def _chosen_drafters(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
         if names is None:
@@ -478,6 +516,7 @@ class LocalEngine:
         """
         waiting = deque(requests)
         open_ids: list[str] = []
+        self._catch_up()
         try:
             while waiting or open_ids:
                 while waiting and self.core.num_running + self.core.num_waiting < self._batch_size:
@@ -524,7 +563,7 @@ class LocalEngine:
         trace = None
         try:
             self.core.exchange(time.monotonic())
-            round, events = self.core.plan_round(time.monotonic())
+            round, events = self.core.plan_round(self._now())
             self._deliver(events)
             if round is None:
                 return
@@ -532,9 +571,9 @@ class LocalEngine:
             self.core.draft_locally(round)
             batch = self.core.assemble(round, results)
             drafted = time.perf_counter()
-            result = self._target.verify(batch)
+            result = self._timed(self._target.verify(batch))
             verified = time.perf_counter()
-            events = self.core.commit(round, result, time.monotonic())
+            events = self.core.commit(round, result, self._now())
             self._deliver(events)
             if on_round is not None:
                 draft_s, verify_s = drafted - started + result.head_s, verified - drafted - result.head_s
@@ -548,6 +587,26 @@ class LocalEngine:
             self._is_in_round = False
         if on_round is not None and trace is not None:
             on_round(trace)
+
+    def _catch_up(self) -> None:
+        """Take in what has come while nobody asked for anything."""
+        sharing = self.core.soft_sharing
+        for _ in range(_CATCH_UP_TICKS if sharing is not None and not self._is_in_round else 0):
+            self.core.exchange(time.monotonic())
+            if sharing is None or not sharing.stats().waiting_contexts:
+                return
+
+    def _now(self) -> float:
+        """Of the clock that rounds go by."""
+        return time.monotonic() if self._seconds_of_rows is None else self._told_s
+
+    def _timed(self, result: VerifyResult) -> VerifyResult:
+        """With the time that the round is said to have taken, if that is told."""
+        if self._seconds_of_rows is None:
+            return result
+        seconds = self._seconds_of_rows(max(1, result.rows))
+        self._told_s += seconds + _ROUTER_SECONDS
+        return msgspec.structs.replace(result, elapsed_s=seconds, head_s=0.0)
 
     def _deliver(self, events: Sequence[RouterEvent]) -> None:
         for event in events:

@@ -22,6 +22,7 @@ from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
 from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
 from cache_service.errors import SettingError
+from cache_service.fair_share import first_to_give_way
 from cache_service.frame import FrameCodec
 from cache_service.index_files import default_directory
 from cache_service.key_ring import KeyRing
@@ -88,6 +89,7 @@ class SharedCache:
         self.epochs = EpochWatch(self._connection, self._keys, self._settings.epochs)
         self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # those written to last come last
         self._folds = 0  # of compactors that are gone
+        self._sharings: list[SoftSharing] = []
         self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
         self._others: deque[tuple[str, TenantBudget]] = deque(maxlen=self._settings.max_compacted)
 
@@ -122,13 +124,15 @@ class SharedCache:
         return self.epochs.ended()
 
     def share_counts(self, drafters: Mapping[str, Drafter]) -> SoftSharing | None:
-        """Have the drafter soft_ngram learn from those of other processes, and they from it. Whoever calls this closes
-        what it gets, before the cache. None: there is no such drafter, or it keeps nothing for others."""
+        """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed.
+        None: there is no such drafter, or it keeps nothing for others."""
         drafter = drafters.get(SOFT_NGRAM)
         if not isinstance(drafter, SoftNgramDrafter) or not drafter.delta_bytes:
             return None
         exchange = SoftExchange(self._open, replace(self._settings.soft, order=drafter.order))
-        return SoftSharing(exchange, drafter, self._settings.publish_prompts)
+        sharing = SoftSharing(exchange, drafter, self._settings.publish_prompts)
+        self._sharings.append(sharing)
+        return sharing
 
     def stats(self) -> CacheStats:
         return CacheStats(
@@ -143,9 +147,9 @@ class SharedCache:
         """Write what is queued and end all threads; False if that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         is_done = True
-        parts = (self.publisher, self.compactor, self.index, self.earnings, self.epochs)
-        for part in parts:
-            is_done &= part.close(max(0.0, deadline - time.monotonic()))
+        own = (self.publisher.close, self.compactor.close, self.index.close, self.earnings.close, self.epochs.close)
+        for close in (*own, *(sharing.close for sharing in self._sharings)):
+            is_done &= close(max(0.0, deadline - time.monotonic()))
         self._connection.close()
         return is_done
 
@@ -184,7 +188,8 @@ class SharedCache:
         if replaced is not None:
             self._folds += replaced.counters.folds
         if len(self._compactors) > self._settings.max_compacted:
-            gone, compactor = self._compactors.popitem(last=False)
+            gone = first_to_give_way(list(self._compactors))
+            compactor = self._compactors.pop(gone)
             self.compactor.forget(gone)
             self._budgets.pop(gone, None)
             self._folds += compactor.counters.folds

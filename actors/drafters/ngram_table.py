@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numba import njit
@@ -18,6 +18,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
+from cache_service.fair_share import first_to_give_way
 
 _FLOOR = 0.03
 _MAX_NGRAMS = 1 << 18  # a table; 64 to 128 bytes each
@@ -103,7 +104,10 @@ class NgramTableDrafter:
         """n: tokens of an n-gram, 2 to MAX_CONTEXT + 1. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
         filler_top_k: likeliest tokens of every row that are counted too; 1: only what was emitted. keep: counts of one
         request or of all in its namespace. unknown: what comes after a context never seen. max_ngrams: of a table.
-        budget_bytes: of all tables together; those longest unused make room. Raises InvalidRequest."""
+        budget_bytes: of all tables together; of whoever has most, those longest unused make room.
+
+        Raises InvalidRequest.
+        """
         limits = {
             "n": (n, 2, MAX_CONTEXT + 1),
             "filler_top_k": (filler_top_k, 1, 64),
@@ -186,9 +190,15 @@ class NgramTableDrafter:
         table.count(contexts, token_ids, self._shortest, self._longest, self._max_ngrams)
         self._num_bytes += table.memory_bytes - before
         while self._num_bytes > self._budget_bytes:
-            _, unused = self._tables.popitem(last=False)
-            self._num_bytes -= unused.memory_bytes
+            self._num_bytes -= self._tables.pop(self._first_to_give_way()).memory_bytes
         return table
+
+    def _first_to_give_way(self) -> int | str:
+        """Never the table used last: one alone is within the budget."""
+        if self._by_request:
+            return next(iter(self._tables))
+        names = cast(list[str], list(self._tables))
+        return first_to_give_way(names, lambda name: self._tables[name].memory_bytes)
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
         key = context.seq_id if self._by_request else context.namespace

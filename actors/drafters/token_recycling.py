@@ -24,6 +24,7 @@ from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.automata import AutomataIndex
+from cache_service.fair_share import first_to_give_way
 from cache_service.shared_phrases import SharedPhrases
 
 _SUCCESSORS = 8
@@ -121,7 +122,7 @@ class TokenRecyclingDrafter:
         if known is None:
             known = self._namespaces[name] = _Namespace()
             if len(self._namespaces) > self._max_namespaces:
-                self._namespaces.popitem(last=False)
+                del self._namespaces[first_to_give_way(list(self._namespaces))]
         self._namespaces.move_to_end(name)
         return known
 

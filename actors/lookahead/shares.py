@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from cache_service.fair_share import first_to_give_way
+
 Shares = TypeVar("Shares")
 
 _MAX_NAMESPACES = 64  # whose shares are known at a time
@@ -27,7 +29,7 @@ def share_after(share: float, came_true: bool) -> float:
 
 class SharesByNamespace(Generic[Shares]):
     """The shares of each namespace by themselves: they say something of its text, so no other's drafts go by them.
-    Whoever began a sequence least recently is forgotten first."""
+    Of the owner with most namespaces, whoever began a sequence least recently is forgotten first."""
 
     def __init__(self, make_first: Callable[[], Shares]) -> None:
         self._make_first = make_first
@@ -38,7 +40,7 @@ class SharesByNamespace(Generic[Shares]):
         if namespace not in self._shares:
             self._shares[namespace] = self._make_first()
             if len(self._shares) > _MAX_NAMESPACES:
-                self._shares.popitem(last=False)
+                del self._shares[first_to_give_way(list(self._shares))]
         self._shares.move_to_end(namespace)
         return self._shares[namespace]
 

@@ -7,12 +7,19 @@ from typing import TextIO
 
 import numpy as np
 
-from cluster.bench.cache import CachePlan, CacheReport, IndexCost, ScenarioResult
+from actors.drafters.registry import CACHE, SOFT_NGRAM
+from cluster.bench.cache import CacheReport, IndexCost
+from cluster.bench.cache_plan import CachePlan
+from cluster.bench.cache_value import ScenarioResult
 from cluster.bench.local_report import show_ratio
 from cluster.bench.machine import describe_machine, describe_versions
 from cluster.bench.table import print_table
 
 _MAX_SHOWN_DIFFERENCES = 5
+_COLUMNS = (
+    ("requests", 12), ("asked", 5), ("before", 6), ("tokens/round cold", 17), ("warm", 5), ("x", 5),
+    ("tokens/s cold", 13), ("warm", 6), ("x", 5), ("from cache", 10), ("soft_ngram", 10), ("identical", 9),
+)  # fmt: skip
 
 
 def print_cache_heading(plan: CachePlan, out: TextIO) -> None:
@@ -21,37 +28,37 @@ def print_cache_heading(plan: CachePlan, out: TextIO) -> None:
     print("machine   " + ", ".join(f"{key} {value}" for key, value in machine.items()), file=out)
     print("versions  " + ", ".join(f"{key} {value}" for key, value in versions.items()), file=out)
     print(
-        f"config    model {plan.model}, draft model {plan.draft_model}, drafters {','.join(plan.drafters)}, "
+        f"config    model {plan.model}, draft model {plan.draft_model}, "
         f"{plan.dtype}, batch 1, greedy, {plan.max_new_tokens} new tokens at most, "
         f"{plan.max_draft_tokens} draft tokens at most",
         file=out,
     )
     print(
-        "compared  two engines on the same requests: cold, with an empty cache, and warm, with what another engine has "
-        "answered before\n",
+        "compared  two fresh engines on the same requests: cold, without a cache, and warm, with what another engine "
+        "has answered before; tokens/s by what forwards take that nothing disturbs\n",
         file=out,
         flush=True,
     )
 
 
-def print_scenarios(results: Sequence[ScenarioResult], out: TextIO) -> None:
-    """What the cache is worth, by kind of request; x is warm by cold."""
-    header = (
-        "requests", "asked", "before", "tokens/round cold", "warm", "x", "tokens/s cold", "warm", "x", "from cache",
-        "identical",
-    )  # fmt: skip
-    print_table("worth", header, [_row(result) for result in results], out)
-    for result in results:
-        for one in result.equality.differences[:_MAX_SHOWN_DIFFERENCES]:
-            expected, found = ("end" if token is None else token for token in (one.expected, one.found))
-            print(f"  prompt {one.prompt}, token {one.position}: {expected} cold, {found} warm", file=out)
-        if result.num_unsettled:
-            print(f"  {result.name}: {result.num_unsettled} times the cache had not arrived in good time", file=out)
-    print(file=out, flush=True)
+def print_scenario(result: ScenarioResult, is_first: bool, out: TextIO) -> None:
+    """What the cache is worth for one kind of requests; x is warm by cold. is_first: of its set of drafters."""
+    if is_first:
+        print(f"worth with drafters {','.join(result.drafters)}", file=out)
+        print(_line([name for name, _ in _COLUMNS]), file=out)
+    print(_line(_row(result)), file=out)
+    for one in result.equality.differences[:_MAX_SHOWN_DIFFERENCES]:
+        expected, found = ("end" if token is None else token for token in (one.expected, one.found))
+        print(f"  prompt {one.prompt}, token {one.position}: {expected} cold, {found} warm", file=out)
+    if not result.is_settled:
+        print("  not all that was published had arrived in good time", file=out)
+    out.flush()
 
 
 def print_costs(report: CacheReport, out: TextIO) -> None:
-    """What it costs."""
+    """What it costs, and what the figures before go by."""
+    times = ", ".join(f"{rows}: {1000 * seconds:.1f}" for rows, seconds in report.config["row_seconds"])
+    print(f"\nms of a forward by its rows, by which rounds were chosen and timed: {times}\n", file=out)
     if report.index_cost is not None:
         _print_index(report.index_cost, out)
     if report.round_costs:
@@ -93,9 +100,17 @@ def _print_index(cost: IndexCost, out: TextIO) -> None:
     print(file=out)
 
 
+def _line(cells: Sequence[str]) -> str:
+    """The first to the left, the others to the right."""
+    widths = [width for _, width in _COLUMNS]
+    return "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
+
+
 def _row(result: ScenarioResult) -> list[str]:
     cold, warm = result.cold, result.warm
-    from_cache = warm.accepted_tokens.get("cache", 0) / max(1, warm.num_tokens)
+    from_cache, from_counts = (
+        warm.accepted_tokens.get(name, 0) / max(1, warm.num_tokens) for name in (CACHE, SOFT_NGRAM)
+    )
     return [
         result.name,
         str(cold.num_prompts),
@@ -107,5 +122,6 @@ def _row(result: ScenarioResult) -> list[str]:
         f"{warm.tokens_per_second:.1f}",
         show_ratio(warm.ratio),
         f"{from_cache:.0%}",
+        f"{from_counts:.0%}",
         f"{result.equality.num_identical}/{result.equality.num_compared}",
     ]

@@ -205,11 +205,19 @@ def cache(
     rows_before: int = typer.Option(4, min=1, help="Other rows of each task that have been answered before."),
     max_new_tokens: int = typer.Option(96, min=1),
     dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
-    drafters: str = typer.Option("auto", help="Names, comma-separated, as in `paceline generate`."),
+    drafters: list[str] = typer.Option(
+        ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
+    ),
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "none",
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
     device: DeviceOption = "auto",
+    answers: Path = typer.Option(
+        None, help="Keep what was answered before the measurement here, so that the next run has it sooner."
+    ),
+    row_times: str = typer.Option(
+        "", metavar="ROWS:MS,...", help="What forwards take, such as 1:36,8:42,16:61; by default as measured here."
+    ),
     index_tokens: int = typer.Option(
         200_000, min=0, help="Tokens in the index whose start, drafting and freshness are timed; 0: left out."
     ),
@@ -226,10 +234,13 @@ def cache(
     if dtype not in DTYPES:
         raise InvalidRequest("--dtype", dtype, f"it must be one of {', '.join(DTYPES)}")
     check_writable("--json", json_file)
+    check_writable("--answers", answers)
     import torch
 
-    from cluster.bench.cache import CachePlan, run_cache
-    from cluster.bench.cache_report import print_cache_heading, print_costs, print_scenarios
+    from cluster.bench.cache import run_cache
+    from cluster.bench.cache_plan import CachePlan
+    from cluster.bench.cache_report import print_cache_heading, print_costs, print_scenario
+    from cluster.bench.cache_value import ScenarioResult
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -237,7 +248,7 @@ def cache(
         prompts=tuple(bench_prompts),
         model=model,
         draft_model=draft_model,
-        drafters=split_names(drafters),
+        drafters=tuple(split_names(names) for names in drafters),
         rows=rows,
         rows_per_task=rows_per_task,
         rows_before_per_task=rows_before,
@@ -245,13 +256,20 @@ def cache(
         max_draft_tokens=max_draft_tokens,
         dtype=dtype,
         device=device,
+        answers=answers,
+        row_seconds=_row_seconds(row_times),
         index_tokens=index_tokens,
         rounds=rounds,
     )
     print_cache_heading(plan, sys.stdout)
+    shown: list[tuple[str, ...]] = []
+
+    def show(result: ScenarioResult) -> None:
+        print_scenario(result, result.drafters not in shown, sys.stdout)
+        shown.append(result.drafters)
+
     with progress_bars() as progress:
-        report = run_cache(plan, progress)
-    print_scenarios(report.scenarios, sys.stdout)
+        report = run_cache(plan, progress, show)
     print_costs(report, sys.stdout)
     if json_file is not None:
         save_json(json_file, report.as_json())
@@ -266,6 +284,19 @@ def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[Bench
     if spec_bench is not None and file is None:
         return read_spec_bench(spec_bench)
     raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
+
+
+def _row_seconds(text: str) -> tuple[tuple[int, float], ...]:
+    points = []
+    for point in text.split(",") if text else ():
+        rows, _, milliseconds = point.partition(":")
+        try:
+            points.append((int(rows), float(milliseconds) / 1000))
+        except ValueError:
+            points.append((0, 0.0))
+    if any(rows < 1 or not 0.0 < seconds < float("inf") for rows, seconds in points):
+        raise InvalidRequest("--row-times", text, "write rows:milliseconds, comma-separated, both above 0")
+    return tuple(points)
 
 
 def _objective(text: str) -> tuple[str, float]:

@@ -135,15 +135,15 @@ class SourceCalibration:
     rejection rule.
     """
 
-    def __init__(self, num_sources: int, max_namespaces: int = MAX_NAMESPACES) -> None:
-        """max_namespaces: those that can be in one round, at least."""
+    def __init__(self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES) -> None:
+        """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those."""
         self.num_sources = num_sources
         self.own = Calibration(num_sources)
         self.in_context = Calibration(num_sources * NUM_RECORDS, self.own)
         self.agreement = Calibration(num_sources + 1)
         self.chain = Calibration(1)
         self._all = (self.own, self.in_context, self.agreement, self.chain)  # a special one after its general one
-        self._slots = NamespaceSlots(max_namespaces)
+        self._slots = NamespaceSlots(max_sequences, max_namespaces)
         self._num_groups = 1
 
     def group(self, namespace: str) -> int:

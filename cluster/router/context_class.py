@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from cache_service.fair_share import first_to_give_way
+
 AS_EXPECTED, WORSE, BETTER = range(3)
 NUM_RECORDS = 3
-MAX_NAMESPACES = 64  # that are known at a time; more where more may be in one round
+MAX_NAMESPACES = 64  # that are known at a time, beside those that are in a round
 
 _FADING = 0.97  # of a text's record, each round that adds to it
 _DOUBT = 4.0  # nodes that a record lacks to be clear
@@ -40,10 +42,12 @@ class DraftRecord:
 
 
 class NamespaceSlots:
-    """Numbers below `capacity` for the namespaces in use; the one that was used least recently gives its up."""
+    """Numbers for the namespaces in use. Of the owner who has most of them, the namespace that was used least recently
+    gives its up, but none of the last `num_spared`."""
 
-    def __init__(self, capacity: int = MAX_NAMESPACES) -> None:
-        self._capacity = capacity
+    def __init__(self, num_spared: int, num_others: int = MAX_NAMESPACES) -> None:
+        self._num_spared = num_spared
+        self._capacity = num_spared + num_others
         self._slots: OrderedDict[str, int] = OrderedDict()
 
     def slot(self, namespace: str) -> tuple[int, bool]:
@@ -54,7 +58,7 @@ class NamespaceSlots:
             return found, False
         free = len(self._slots)
         if free == self._capacity:
-            _, free = self._slots.popitem(last=False)
+            free = self._slots.pop(first_to_give_way([*self._slots, namespace], num_spared=self._num_spared))
         self._slots[namespace] = free
         return free, True
 

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 8192
 _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
-_CLOSE_S = 2.0  # for an exchange that waits for Redis
 
 
 class Router:
@@ -101,8 +100,6 @@ class Router:
             self._driver.close()
         self._task.cancel()
         self._connections.close()
-        if self._soft_sharing is not None:
-            await asyncio.to_thread(self._soft_sharing.close, _CLOSE_S)
         if self._cache is not None:
             await asyncio.to_thread(self._cache.close)
 

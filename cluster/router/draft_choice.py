@@ -10,7 +10,7 @@ import numpy as np
 
 from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import SourceCalibration
-from cluster.router.context_class import MAX_NAMESPACES, DraftRecord
+from cluster.router.context_class import DraftRecord
 from cluster.router.counters import RouterCounters
 from cluster.router.planner import (
     Proposal,
@@ -57,7 +57,7 @@ class DraftChoice:
         self._names = list(names)
         # Source indices of the draft workers; a sequence has drafts of one of them only.
         self._from_workers = [index for index, name in enumerate(names) if name in (DRAFT_MODEL, OUROBOROS)]
-        self._calibration = SourceCalibration(len(names), max(MAX_NAMESPACES, max_sequences))
+        self._calibration = SourceCalibration(len(names), max_sequences)
         self._max_rows = max_rows
         self._most_required = most_required
         self._vocab_size = vocab_size

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from cache_service.fair_share import first_to_give_way
 from cluster.router.draft_wait import DraftWait
 
 FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
@@ -29,7 +30,7 @@ class Traffic:
 
 
 class TrafficRecords:
-    """Whose namespace was used least recently is forgotten first."""
+    """Of the owner with most namespaces, the one that was used least recently is forgotten first."""
 
     def __init__(self) -> None:
         self._mixed = Traffic()
@@ -43,9 +44,9 @@ class TrafficRecords:
         namespace = distinct.pop()
         record = self._records.get(namespace)
         if record is None:
-            if len(self._records) == _MAX_NAMESPACES:
-                self._records.popitem(last=False)
             record = self._records[namespace] = Traffic()
+            if len(self._records) > _MAX_NAMESPACES:
+                del self._records[first_to_give_way(list(self._records))]
         self._records.move_to_end(namespace)
         return record
 

@@ -61,7 +61,9 @@ class Replica:
 
     def __init__(self, namespace, *, folds=False, drafter=None, **options):
         self.name = namespace.keys.namespace
-        self.drafter = drafter or SoftNgramDrafter(order=ORDER, delta_bytes=1 << 16, table_bytes=1 << 20)
+        self.drafter = drafter or SoftNgramDrafter(
+            order=ORDER, delta_bytes=1 << 16, table_bytes=1 << 20, merged_rows=32
+        )
         given = SoftExchangeSettings(order=ORDER, export_every_s=0, tick_s=1, folds=folds, **options)
         self.exchange = SoftExchange(namespace.open, given, ManualTurns)
         self.exchange.follow(self.name)
@@ -251,6 +253,18 @@ def test_the_namespaces_longest_unasked_for_give_way(namespace):
         one.exchange.follow(name)
     assert set(one.exchange._feeds) == {one.name, "c"}
     assert one.exchange.stats.namespaces == 2
+
+
+def test_an_owner_with_ever_new_namespaces_pushes_out_its_own(namespace):
+    one = Replica(namespace, max_namespaces=3)
+    one.learn([1])
+    one.catch_up()
+    contents = one.contents
+    for salt in range(50):
+        one.exchange.follow(f"restless{one.name}-{salt}")
+    assert list(one.exchange._feeds)[-2:] == [f"restless{one.name}-{salt}" for salt in (48, 49)]
+    one.catch_up()
+    assert one.contents == contents != {}
 
 
 def test_a_reader_that_was_away_too_long_begins_again(namespace):

@@ -382,6 +382,24 @@ def test_the_least_recently_used_namespace_gives_way(namespace, open_index):
     assert busy.stats().refusals == 3
 
 
+def test_a_tenant_with_ever_new_namespaces_pushes_out_its_own_however_busy_it_is(namespace, open_index):
+    owner = namespace.keys.namespace
+    namespace.append(piece("d", 0, document(1)))
+    index = open_index(namespace, max_namespaces=4, stay_s=0.0)
+    index.follow(owner)
+    assert until(lambda: knows(index, owner, document(1)))
+    for salt in range(200):
+        index.follow(f"restless{owner}-{salt}")
+    assert index.stats().evictions == 197
+    assert knows(index, owner, document(1))
+    busy = open_index(namespace, max_namespaces=4, stay_s=60.0)
+    for salt in range(200):
+        busy.follow(f"restless{owner}-{salt}")
+    assert busy.stats().refusals == 196
+    busy.follow(owner)
+    assert until(lambda: knows(busy, owner, document(1)))
+
+
 def test_more_tokens_than_the_budget_make_the_least_recently_used_give_way(namespace, open_index):
     names = [f"{namespace.keys.namespace}-{row}" for row in range(2)]
     for name in names:

@@ -7,11 +7,18 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from actors.errors import InvalidRequest
 from actors.models.toy import save_tiny_model
-from cluster.bench.cache import CachePlan, make_scenarios, run_cache
+from cluster.bench.cache import run_cache
+from cluster.bench.cache_plan import CachePlan, make_scenarios
 from cluster.bench.cache_prompts import edit_prompts, repeated_prompts, templated_prompts
+from cluster.bench.known_answers import KnownAnswers
 from cluster.bench.prompts import BenchPrompt
 from cluster.cli.bench import app
+
+KINDS = ["repeated", "templated", "edits", "unrelated", "other-topic", "stale", "random", "hostile"]
+SETS = (("cache",), ("soft_ngram",))
+CHEAP = ((1, 0.03), (64, 0.031))  # drafts always pay
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +31,13 @@ def report(directory):
     rows = tuple(
         BenchPrompt(str(row), f"task {row % 2}", ({"role": "user", "content": f"word {row}"},)) for row in range(8)
     )
-    return run_cache(
+    shown = []
+    report = run_cache(
         CachePlan(
             rows,
             model=str(directory),
-            drafters=("cache",),
+            drafters=SETS,
+            row_seconds=CHEAP,
             rows=2,
             rows_per_task=1,
             rows_before_per_task=2,
@@ -36,8 +45,11 @@ def report(directory):
             index_tokens=12_000,
             rounds=6,
             batch_size=2,
-        )
+        ),
+        on_result=shown.append,
     )
+    assert shown == report.scenarios
+    return report
 
 
 def text(prompt):
@@ -63,17 +75,40 @@ def test_prompts_differ_from_those_before_as_much_as_their_kind_says():
 
 
 def test_without_a_prompts_file_there_are_no_unrelated_requests():
-    assert [one.name for one in make_scenarios(CachePlan())] == ["repeated", "templated", "edits", "stale", "random"]
+    assert [one.name for one in make_scenarios(CachePlan())] == [kind for kind in KINDS if kind != "unrelated"]
+
+
+def test_nothing_that_is_asked_has_been_asked_before_but_for_repeated_requests():
+    rows = tuple(BenchPrompt(str(row), "task", ({"role": "user", "content": f"word {row}"},)) for row in range(8))
+    for one in make_scenarios(CachePlan(rows, rows_before_per_task=99))[1:]:
+        assert not {text(row) for row in one.before} & {text(row) for row in one.asked}
 
 
 def test_answers_are_the_same_whatever_the_cache_holds(report):
-    assert [one.name for one in report.scenarios] == ["repeated", "templated", "edits", "unrelated", "stale", "random"]
+    assert [(one.drafters, one.name) for one in report.scenarios] == [(names, kind) for names in SETS for kind in KINDS]
     for one in report.scenarios:
         assert one.equality.num_compared == 2
         assert one.equality.differences == ()
         assert one.cold.num_tokens == one.warm.num_tokens
-        assert one.num_unsettled == 0
-    assert [one.num_before for one in report.scenarios] == [2, 6, 2, 4, 0, 0]
+        assert one.is_settled
+    assert [one.num_before for one in report.scenarios] == 2 * [2, 6, 2, 4, 2, 0, 0, 0]
+
+
+def test_what_was_answered_before_takes_fewer_rounds_with_either_source(report):
+    for one in report.scenarios:
+        (source,) = one.drafters
+        assert (one.soft_contexts > 0) == (source == "soft_ngram")
+        if one.name == "repeated":
+            assert one.tokens_per_round_ratio > 1.0
+            assert one.warm.ratio > 1.0
+            assert one.warm.accepted_tokens[source] > one.cold.accepted_tokens.get(source, 0)
+
+
+def test_figures_go_by_the_times_that_were_given(report):
+    assert report.config["row_seconds"] == list(CHEAP)
+    for one in report.scenarios:
+        rounds = sum(answer.rounds for block in one.blocks if block.method == "cold" for answer in block.answers)
+        assert 0.03 * rounds < one.cold.seconds < 0.033 * (rounds + 2 * one.cold.num_prompts)
 
 
 def test_every_state_of_the_server_is_timed(report):
@@ -113,14 +148,42 @@ def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory,
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
-    for name in ("repeated", "templated", "edits", "stale", "random"):
+    kinds = [kind for kind in KINDS if kind != "unrelated"]
+    for name in kinds:
         assert [row[-1] for row in rows if row and row[0] == name] == ["1/1"]
+    assert [row[3] for row in rows if row[:1] == ["worth"]] == ["cache"]
     report = json.loads(saved.read_text())
-    assert [one["name"] for one in report["scenarios"]] == ["repeated", "templated", "edits", "stale", "random"]
+    assert [one["name"] for one in report["scenarios"]] == kinds
     assert report["round_costs"] == []
     assert report["stopped_p99_ratio"] is None
 
 
-def test_a_dtype_that_is_not_known_is_named(directory):
-    result = CliRunner().invoke(app, ["cache", "--dtype", "int3"])
-    assert "--dtype is 'int3'" in str(result.exception)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "int3"], "--dtype is 'int3'"),
+        (["--row-times", "1:36,8"], "--row-times is '1:36,8'; write rows:milliseconds"),
+        (["--row-times", "0:36"], "--row-times is '0:36'"),
+        (["--answers", "/nowhere/answers.jsonl"], "--answers is '/nowhere/answers.jsonl'; its directory must exist"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(options, message):
+    result = CliRunner().invoke(app, ["cache", *options])
+    assert message in str(result.exception)
+
+
+def test_answers_are_known_again_by_model_prompt_and_length(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    known = KnownAnswers(file, "weights", 8)
+    assert known.find([1, 2]) is None
+    known.keep([1, 2], [3, 4])
+    known.keep([1, 2], [3, 4])
+    assert len(file.read_text().splitlines()) == 1
+    assert KnownAnswers(file, "weights", 8).find([1, 2]) == [3, 4]
+    assert KnownAnswers(file, "weights", 8).find([1, 2, 3]) is None
+    assert KnownAnswers(file, "weights", 9).find([1, 2]) is None
+    assert KnownAnswers(file, "others", 8).find([1, 2]) is None
+    file.write_text("not json")
+    with pytest.raises(InvalidRequest, match=r"--answers is '.*'; it must hold answers of an earlier run"):
+        KnownAnswers(file, "weights", 8)
+    KnownAnswers(None, "weights", 8).keep([1], [2])

@@ -312,7 +312,7 @@ def test_no_namespace_learns_from_another():
 
 
 def test_a_namespace_whose_curves_have_gone_to_another_begins_anew():
-    calibration = SourceCalibration(2, max_namespaces=3)
+    calibration = SourceCalibration(2, max_namespaces=2)
     one = tree([(1, -1)], [0.9])
     context = calibration.first_context("a")
     for _ in range(50):
