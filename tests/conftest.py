@@ -20,6 +20,7 @@ from cluster.config import paceline_home
 # share a CPU and run several threads each spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # or the tests beside would starve a cluster of its time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # The package of helpers, for tests and for the Ray workers that they start.

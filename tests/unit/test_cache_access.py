@@ -42,12 +42,12 @@ def test_passwords_come_from_a_file_before_the_environment_and_are_never_shown(t
     monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
     assert connection_settings(config).password == SECRET
     file = tmp_path / "password"
-    file.write_text("open\n")
+    file.write_text("of-the-file\n")
     config = configured(url="redis://host:1234/2", username="reader", password_file=file)
     settings = connection_settings(config)
-    assert (settings.password, settings.username) == ("open", "reader")
+    assert (settings.password, settings.username) == ("of-the-file", "reader")
     assert str(settings) == "single host:1234"
-    assert not [text for text in (repr(settings), repr(config), str(settings)) if "open" in text]
+    assert not [text for text in (repr(settings), repr(config), str(settings)) if "of-the-file" in text]
 
 
 def test_keys_come_from_a_file_before_the_environment_and_the_newest_encrypts(tmp_path, monkeypatch):

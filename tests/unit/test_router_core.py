@@ -929,16 +929,16 @@ def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
 
 
 def test_a_slow_draft_model_is_left_alone_and_tried_again_later():
-    target = ToyTarget(VOCAB_SIZE, 4096, seconds=lambda rows: 0.02)
-    core = make_core({"chain": Chain(right(target))}, max_model_len=4096)
+    target = ToyTarget(VOCAB_SIZE, 16_384, seconds=lambda rows: 0.02)
+    core = make_core({"chain": Chain(right(target))}, max_model_len=16_384)
     core.set_draft_workers(["w"])
-    core.add(request(stop_token_ids=(), max_new_tokens=4000, max_draft_tokens=4), 0.0)
+    core.add(request(stop_token_ids=(), max_new_tokens=16_000, max_draft_tokens=4), 0.0)
     worker, now, asked = Worker(target), 0.0, 0
-    for index in range(400):
+    for index in range(2000):
         round, _ = core.plan_round(now)
         core.draft_locally(round)
         results = asking({"w": worker})(round)
-        now += 0.05 * bool(round.awaited_workers)
+        now += 0.01 * bool(round.awaited_workers)
         asked += bool(round.awaited_workers) and index >= 20
         result = target.verify(core.assemble(round, results))
         now += 0.02
