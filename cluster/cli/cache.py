@@ -96,7 +96,7 @@ class _Place:
         model = cache(lambda: _model(target or self.config.target.model, progress))
         audit_file = paceline_home() / "cache-audit.jsonl"
         with administered(self.config.cache, audit_file, f"cli {os_user()}") as administration:
-            yield CacheAdminService(administration, model, self.names)
+            yield CacheAdminService(administration, model, self.names, self.config.cache.promotion)
 
 
 @app.command("import")
@@ -239,7 +239,7 @@ def purge(
     settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
 ) -> None:
     """Remove what was learnt in a namespace, of every model, or in some time. Routers stop drafting from it within a
-    second."""
+    second. What a tenant has brought into the public pool goes with what is its own."""
     now = int(time.time())
     since_s, until_s = _time("--since", since, now), _time("--until", until, now)
     place = _Place(config, settings, url, directory)
@@ -252,7 +252,7 @@ def purge(
         if meant and not yes:
             _ask(meant, since_s is not None or until_s is not None)
         with _undisturbed():
-            done = service.purge(query, since_s, until_s) if meant else []
+            done = service.purge(query, since_s, until_s)  # even of nothing: the public pool may hold what was said
     if as_json:
         _print_json(done)
         return

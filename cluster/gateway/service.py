@@ -196,6 +196,7 @@ class GenerationService:
                         namespace=scope.namespace,
                         cache=scope.cache,
                         readable=scope.readable,
+                        promotes=scope.promotes,
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
