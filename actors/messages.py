@@ -59,6 +59,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and what it says goes there
     readable: tuple[str, ...] = ()  # namespaces of the shared cache that it may draft from, beside its own; in order
     cache_bytes: int | None = None  # that what is learnt from its tenant may take in the shared cache; None: no limit
+    # Who offers its answer to the public pool: an opaque name of the organisation; "": it stays in its namespace.
+    promotes: str = ""
     timeout_s: float | None = None  # None: no deadline
     wants_stats: bool = False  # in every chunk, for a caller that may stop listening before the last one
     drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation

@@ -4,7 +4,7 @@ but those that only look at counts."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from cache_service.compactor import Compactor, CompactorSettings
 from cache_service.connection import Connection
 from cache_service.documents import Piece
 from cache_service.earnings import Earnings
-from cache_service.errors import FormatError, NamespaceUnknown
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown
 from cache_service.fold_plan import FoldLimits
 from cache_service.frame import FrameCodec
 from cache_service.importer import Importer, ImportResult
@@ -24,11 +24,15 @@ from cache_service.index_files import IndexFiles, index_name
 from cache_service.key_ring import KeyRing
 from cache_service.manifest import decode_manifest
 from cache_service.namespace_contents import Progress, read_contents, silent
+from cache_service.namespaces import PUBLIC
+from cache_service.promotion import PromotionGate, PromotionTerms, nothing_blocked
 from cache_service.purge import Purge, PurgeResult
 from cache_service.purged_times import TimeRange
 from cache_service.store import KEEP_S, Store
 from cache_service.store_keys import StoreKeys
 from cache_service.verification import Verification, Verifier
+
+_WITHDRAWALS = 5  # tries, where a batch is written at the same time
 
 IMPORT_KEEP_S = 365 * 24 * 3600
 """What was imported lives so long without being written to: it does not come back by itself, as traffic does."""
@@ -221,6 +225,31 @@ class CacheAdministration:
             figures |= {"keys": result.keys, "tokens": result.tokens}
             return result
 
+    def withdraw(
+        self, organisations: Collection[str], terms: PromotionTerms, fingerprint: str | None = None
+    ) -> list[StoreKeys]:
+        """What these have said so far supports nothing in the public pools, of one fingerprint or of any: what is
+        public through it alone goes at once. Those among the terms' members begin anew, the others stay out; members
+        that had opted out before may come in again.
+
+        Returns the pools there are. Raises NamespaceBusy for one that others write all the time.
+        """
+        try:
+            pools = self.find(PUBLIC, fingerprint)
+        except NamespaceUnknown:
+            return []
+        for keys in pools:
+            with self._action("withdraw", keys, organisations=len(organisations)) as figures:
+                store, _, codec = self._opened(keys)
+                gate = PromotionGate(store, codec, terms.secret, nothing_blocked, terms.policy)
+                gate.admit(terms.members)
+                for organisation in organisations:
+                    gate.opt_out(organisation)
+                    if organisation in terms.members:
+                        gate.opt_in(organisation)
+                figures["revoked"] = _revoke(gate) if organisations else 0
+        return pools
+
     def compact(self, keys: StoreKeys) -> CompactResult:
         """Fold all of the log, if nobody else does."""
         with self._action("compact", keys) as figures:
@@ -289,6 +318,15 @@ class CacheAdministration:
             return nullcontext({})
         told = {"fingerprint": keys.fingerprint, "namespace": keys.namespace, **fields}
         return self._audit.action(self._actor, action, **told)
+
+
+def _revoke(gate: PromotionGate) -> int:
+    """How many phrases have gone."""
+    before = gate.public()
+    for _ in range(_WITHDRAWALS):
+        if gate.revoke(seizes=True) is not None or not gate.public():
+            return len(before - gate.public())
+    raise NamespaceBusy("somebody else writes the public pool all the time; try again")
 
 
 def _has_content(kinds: list[str]) -> bool:

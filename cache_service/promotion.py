@@ -10,40 +10,53 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import secrets
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from cache_service.circuit_breaker import CircuitBreaker
-from cache_service.documents import Int32Array, Piece, RecordKind
-from cache_service.errors import FormatError, SettingError, StoreError
+from cache_service.documents import Piece, RecordKind
+from cache_service.errors import FormatError, SettingError
 from cache_service.frame import Content, FrameCodec
 from cache_service.manifest import Generation, Manifest, SegmentEntry, decode_manifest, encode_manifest
 from cache_service.phrases import Phrase, decode_phrase, encode_phrase, phrases_of
-from cache_service.promotion_policy import Candidate, PromotionPolicy, batch_time, noise_of, support_of, verdict
+from cache_service.promotion_policy import (
+    NEVER,
+    Candidate,
+    PromotionPolicy,
+    batch_time,
+    noise_of,
+    support_of,
+    verdict,
+)
 from cache_service.promotion_store import MAX_OFFERS, PromotionStore
 from cache_service.segment import decode_segment, encode_segment
 from cache_service.store import KEEP_S, Store
-from cache_service.turns import Turns
 
 log = logging.getLogger(__name__)
 
 ID_BYTES = 16
 MIN_SECRET_BYTES = 16
 
+MAX_TEXT_TOKENS = 4096
+"""Of a text that are looked at: it has no more phrases than fit into them, and looking takes time."""
+
 _LEASE_MS = 60_000
 _RETIRE_S = 60  # that the segment of the batch before stays for its readers
+_CUT_TOKENS = 64  # before a cut: what goes on behind it may be sensitive
 _MAX_PHRASE_BODY = 1 + 8 + 64
 _VERSION = 1
 
 Blocks = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 """Which tokens of a text (int [n]) must not become public, bool [n]: a `SensitiveSpans`, or a rule of one's own."""
+
+
+def nothing_blocked(token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """For gates that only take out: what is in the pool has been looked at."""
+    return np.zeros(len(token_ids), np.bool_)
 
 
 @dataclass(slots=True)
@@ -66,6 +79,15 @@ class Batch:
 
     time_s: int  # the fixed time that it belongs to
     phrases: frozenset[Phrase]
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionTerms:
+    """What all gates of a cluster must agree on, wherever they are opened."""
+
+    secret: bytes = field(repr=False)
+    policy: PromotionPolicy
+    members: frozenset[str]  # organisations that may support phrases
 
 
 class PromotionGate:
@@ -93,16 +115,33 @@ class PromotionGate:
         self._secret = secret
         self._clock = clock
         self._owner = secrets.token_hex(16)
-        self._released_s = -1  # the batch that this gate has dealt with
+        self._members: frozenset[bytes] | None = None  # None: whoever has not opted out
+        self.released_s = -1  # Unix time of the batch that this gate has dealt with last
 
-    def offer(self, organisation: str, phrases: Iterable[Phrase]) -> None:
-        """`organisation` has said these: whoever is billed, so that one with many tenants counts once. Phrases that are
-        too long are left out, and so are those that look sensitive once enough others have said them."""
+    def admit(self, organisations: Iterable[str]) -> bool:
+        """Only these support phrases from now on. Those that had opted out may again, with what they say from now on;
+        those that were admitted here before opt out. Returns whether somebody may have left the pool: see `revoke`."""
+        members, left = frozenset(map(self._organisation_id, organisations)), self._gate.left()
+        gone = frozenset() if self._members is None else self._members - members
+        for organisation_id in gone:
+            self._gate.opt_out(organisation_id)
+        for organisation_id in members:
+            if left.get(organisation_id) == NEVER:
+                self._gate.opt_in(organisation_id, self._now())
+        has_changed = self._members is None or bool(gone)
+        self._members = members
+        return has_changed
+
+    def offer(self, organisation: str, phrases: Iterable[Phrase], age_s: float = 0.0) -> None:
+        """`organisation` has said these `age_s` seconds ago: whoever is billed, so that one with many tenants counts
+        once. Phrases that are too long are left out, and so are those that look sensitive once enough others have said
+        them."""
         kept = [phrase for phrase in phrases if self._has_right_size(phrase)]
-        tenant, now_s = self._hash(b"tenant\0", organisation.encode()), self._now()
+        tenant, now_s = self._organisation_id(organisation), self._now()
+        said_s = now_s - math.ceil(age_s)
         for begin in range(0, len(kept), MAX_OFFERS):
             some = {self._phrase_id(phrase): phrase for phrase in kept[begin : begin + MAX_OFFERS]}
-            answers = self._gate.support(tenant, list(some), now_s, self.policy)
+            answers = self._gate.support(tenant, list(some), said_s, self.policy)
             self.counters.offered += len(some)
             if answers == [-2]:
                 self.counters.refused_offers += len(some)
@@ -113,29 +152,38 @@ class PromotionGate:
                     frame = self._encode(phrase, now_s)
                     self.counters.kept += self._gate.keep_phrase(phrase_id, frame, self.policy)
 
-    def offer_text(self, organisation: str, token_ids: npt.NDArray[np.integer]) -> None:
-        """`organisation` has said this text (ints [n]): its phrases, without what looks sensitive where it stands."""
-        tokens = np.asarray(token_ids, np.int64)
-        self.offer(organisation, phrases_of(tokens, self._blocks(tokens)))
+    def offer_text(self, organisation: str, token_ids: npt.NDArray[np.integer], age_s: float = 0.0) -> None:
+        """`organisation` has said this text (ints [n]) `age_s` seconds ago: its phrases, without what looks sensitive
+        where it stands. Of a long text its beginning."""
+        tokens = np.asarray(token_ids[:MAX_TEXT_TOKENS], np.int64)
+        blocked = self._blocks(tokens)
+        if len(tokens) < len(token_ids):
+            blocked[-_CUT_TOKENS:] = True
+        self.offer(organisation, phrases_of(tokens, blocked), age_s)
 
     def opt_out(self, organisation: str) -> None:
         """It supports nothing from now on. What is public through it goes with `revoke`, or else the next batch."""
-        self._gate.opt_out(self._hash(b"tenant\0", organisation.encode()))
+        self._gate.opt_out(self._organisation_id(organisation))
 
     def opt_in(self, organisation: str) -> None:
         """It may support phrases again, with what it says from now on."""
-        self._gate.opt_in(self._hash(b"tenant\0", organisation.encode()), self._now())
+        self._gate.opt_in(self._organisation_id(organisation), self._now())
 
     def release(self) -> Batch | None:
         """Write the batch that is due. None: it has been, another gate is at it, or it was refused."""
         due_s = batch_time(self._now(), self.policy)
-        if due_s <= self._released_s:
+        if due_s <= self.released_s:
             return None
-        return self._with_lease(lambda token: self._release(token, due_s))
+        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
+        return None if token is None else self._with_lease(token, due_s)
 
-    def revoke(self) -> Batch | None:
-        """Take out of the pool at once what may no longer be in it; nothing comes in. None as in `release`."""
-        return self._with_lease(lambda token: self._release(token, None))
+    def revoke(self, *, seizes: bool = False) -> Batch | None:
+        """Take out of the pool at once what may no longer be in it; nothing comes in. None: there is no pool, another
+        gate is at it, or it was refused. seizes: other gates must stop."""
+        if seizes:
+            return self._with_lease(self._gate.seize_lease(self._owner, _LEASE_MS), None)
+        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
+        return None if token is None else self._with_lease(token, None)
 
     def public(self) -> frozenset[Phrase]:
         """What is public now."""
@@ -144,12 +192,9 @@ class PromotionGate:
 
     # --- batches
 
-    def _with_lease(self, act: Callable[[int], Batch | None]) -> Batch | None:
-        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
-        if token is None:
-            return None
+    def _with_lease(self, token: int, due_s: int | None) -> Batch | None:
         try:
-            return act(token)
+            return self._release(token, due_s)
         finally:
             self._gate.release_lease(self._owner)
 
@@ -167,7 +212,7 @@ class PromotionGate:
             allowed = self._decide(released_s)
             allowed = {phrase_id: phrase for phrase_id, phrase in allowed.items() if phrase_id in before}
         elif due_s <= released_s:
-            self._released_s = released_s
+            self.released_s = released_s
             return None
         else:
             allowed = self._decide(due_s)
@@ -177,7 +222,7 @@ class PromotionGate:
         elif not self._write(token, epoch, version, time_s, allowed, manifest):
             return None
         if due_s is not None:
-            self._released_s = due_s
+            self.released_s = due_s
         return Batch(time_s, frozenset(allowed.values()))
 
     def _decide(self, batch_s: int) -> dict[bytes, Phrase]:
@@ -191,7 +236,7 @@ class PromotionGate:
                 candidate = self._decode(phrase_id, frame, seen_s)
                 if candidate is None:
                     continue
-                support = support_of(candidate, since_s, now_s, policy.window_s)
+                support = support_of(candidate, since_s, now_s, policy.window_s, self._members)
                 noise = noise_of(self._secret, phrase_id, policy.noise_epsilon)
                 found = verdict(candidate, support, noise, self._is_sensitive(candidate.phrase), policy, batch_s)
                 if found == "public":
@@ -268,6 +313,9 @@ class PromotionGate:
     def _is_sensitive(self, phrase: Phrase) -> bool:
         return bool(self._blocks(np.array(phrase, np.int64)).any())
 
+    def _organisation_id(self, organisation: str) -> bytes:
+        return self._hash(b"tenant\0", organisation.encode())
+
     def _phrase_id(self, phrase: Phrase) -> bytes:
         return self._hash(b"phrase\0", encode_phrase(phrase))
 
@@ -294,91 +342,3 @@ class PromotionGate:
 
     def _now(self) -> int:
         return self._gate.time_s() if self._clock is None else int(self._clock())
-
-
-class PromotionThread:
-    """Brings finished answers to the gate and releases batches, in one background thread.
-
-    No method raises or waits for Redis. What does not fit into the queue is dropped, oldest first, and counted.
-    """
-
-    def __init__(self, gate: PromotionGate, *, max_queued_texts: int = 1024, poll_s: float = 1.0) -> None:
-        """gate: of this thread alone from now on, but for its counters."""
-        self.dropped_texts = 0
-        self.failures = 0
-        self._gate = gate
-        self._max_queued = max_queued_texts
-        self._poll_s = poll_s
-        self._lock = threading.Lock()
-        self._texts: deque[tuple[str, Int32Array]] = deque()
-        self._changes: deque[tuple[str, bool]] = deque()  # organisation, whether it opts out
-        self._must_revoke = False
-        self._breaker = CircuitBreaker()
-        self._turns = Turns("cache-promotion")
-        self._turns.add("gate", self._turn)
-
-    def submit(self, organisation: str, token_ids: Sequence[int] | Int32Array) -> None:
-        """A finished answer, whole (ints [n], copied), of an organisation whose policy lets it feed the pool."""
-        try:
-            text = np.array(token_ids, np.int32)
-        except (ValueError, TypeError, OverflowError):
-            self.dropped_texts += 1
-            return
-        with self._lock:
-            self._texts.append((organisation, text))
-            while len(self._texts) > self._max_queued:
-                self._texts.popleft()
-                self.dropped_texts += 1
-
-    def opt_out(self, organisation: str) -> None:
-        """Take out at once what is public through it, and drop what it has submitted."""
-        with self._lock:
-            self._texts = deque(item for item in self._texts if item[0] != organisation)
-            self._changes.append((organisation, True))
-        self._turns.add("gate", self._turn)
-
-    def opt_in(self, organisation: str) -> None:
-        with self._lock:
-            self._changes.append((organisation, False))
-
-    @property
-    def queued_texts(self) -> int:
-        return len(self._texts)
-
-    def close(self, timeout_s: float = 2.0) -> bool:
-        """End the thread; False if it still waits for Redis after `timeout_s`. What is queued is lost."""
-        return self._turns.close(timeout_s)
-
-    def _turn(self) -> float:
-        try:
-            self._change()
-            if self._must_revoke:
-                self._must_revoke = self._gate.revoke() is None and bool(self._gate.public())
-            has_more = self._offer_next()
-            self._gate.release()
-        except StoreError as error:
-            self.failures += 1
-            if not self._breaker.is_open:
-                log.warning("phrases cannot be promoted for now: %s", error)
-            self._breaker.failed(time.monotonic())
-            return max(self._breaker.wait_s(time.monotonic()), self._poll_s)
-        self._breaker.succeeded()
-        return 0.0 if has_more else self._poll_s
-
-    def _change(self) -> None:
-        while self._changes:
-            organisation, leaves = self._changes[0]
-            if leaves:
-                self._gate.opt_out(organisation)
-                self._must_revoke = True
-            else:
-                self._gate.opt_in(organisation)
-            self._changes.popleft()  # only now: a fault of the store leaves it to the next turn
-
-    def _offer_next(self) -> bool:
-        with self._lock:
-            if not self._texts:
-                return False
-            organisation, text = self._texts.popleft()
-        self._gate.offer_text(organisation, text)
-        return bool(self._texts)

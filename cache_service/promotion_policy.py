@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,10 +69,19 @@ class Candidate:
     seen_s: Mapping[bytes, float]  # when each tenant last said it
 
 
-def support_of(candidate: Candidate, since_s: Mapping[bytes, float], now_s: float, window_s: float) -> int:
-    """How many tenants support a phrase. since_s: of tenants that opted out, when they began anew, or NEVER."""
+def support_of(
+    candidate: Candidate,
+    since_s: Mapping[bytes, float],
+    now_s: float,
+    window_s: float,
+    members: Set[bytes] | None = None,
+) -> int:
+    """How many tenants support a phrase. since_s: of tenants that opted out, when they began anew, or NEVER; members:
+    those that may support any, None: all."""
     return sum(
-        now_s - window_s <= seen_s and seen_s > since_s.get(tenant, -math.inf)
+        now_s - window_s <= seen_s
+        and seen_s > since_s.get(tenant, -math.inf)
+        and (members is None or tenant in members)
         for tenant, seen_s in candidate.seen_s.items()
     )
 

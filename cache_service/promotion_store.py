@@ -11,7 +11,7 @@ from typing import Any
 from cache_service.answers import as_bytes, as_count, faults_told
 from cache_service.errors import StoreUnavailable
 from cache_service.promotion_policy import NEVER, PromotionPolicy
-from cache_service.scripts import ACQUIRE_LEASE, KEEP_PHRASE, RELEASE_LEASE, SUPPORT_PHRASES
+from cache_service.scripts import ACQUIRE_LEASE, KEEP_PHRASE, RELEASE_LEASE, SEIZE_LEASE, SUPPORT_PHRASES
 from cache_service.store import KEEP_S, Store
 
 MAX_OFFERS = 32
@@ -98,6 +98,12 @@ class PromotionStore:
         with faults_told():
             keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
             return as_count(self._store._call(ACQUIRE_LEASE, keys, [owner, lease_ms, KEEP_S])) or None
+
+    def seize_lease(self, owner: str, lease_ms: int) -> int:
+        """The fencing token of a lease that is taken from whoever holds it."""
+        with faults_told():
+            keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
+            return as_count(self._store._call(SEIZE_LEASE, keys, [owner, lease_ms, KEEP_S]))
 
     def release_lease(self, owner: str) -> None:
         with faults_told():

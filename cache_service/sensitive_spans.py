@@ -41,7 +41,8 @@ _WHOLE = (_HEX_GROUPS, _KEY_PREFIX, _KEY_BLOCK, _SECRET, _HOME)
 class SensitiveSpans:
     """Blocks tokens, by what a tokenizer makes of them.
 
-    piece_of: the bytes of a token (UTF-8, of which it may have part of a character), from a table or a tokenizer;
+    piece_of: the bytes of a token (UTF-8, of which it may have part of a character), from a table or a tokenizer; one
+    without any is blocked;
     is_rare: whether a token is seldom used; rare_run: so many of them in a row are blocked; never: texts that must
     never become public, upper and lower case alike.
     """
@@ -56,6 +57,7 @@ class SensitiveSpans:
         tokens = [int(token) for token in token_ids]
         blocked = np.zeros(len(tokens), np.bool_)
         pieces = [self.piece_of(token) for token in tokens]
+        blocked |= np.array([not piece for piece in pieces], np.bool_)  # nobody can tell what they stand for
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         text = b"".join(pieces).decode("utf-8", "surrogateescape")
         places = _byte_places(text)

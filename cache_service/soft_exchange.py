@@ -25,6 +25,7 @@ from cache_service.circuit_breaker import CircuitBreaker
 from cache_service.errors import FormatError, StoreError, StoreRefused
 from cache_service.fair_share import first_to_give_way
 from cache_service.frame import FrameCodec
+from cache_service.namespaces import PUBLIC
 from cache_service.setting_bounds import require_bounds
 from cache_service.soft_codec import MAX_DELTA_CONTEXTS, ORIGIN_BYTES, Delta, encode_delta
 from cache_service.soft_compactor import SoftCompactor, SoftCompactorSettings
@@ -181,6 +182,8 @@ class SoftExchange:
 
     def follow(self, namespace: str) -> None:
         """Exchange a namespace's counts from now on; call it for every request. Cheap, and never raises."""
+        if namespace == PUBLIC:  # it has none: the promotion gate alone writes to it
+            return
         with self._lock:
             known = self._feeds.pop(namespace, None)
             if known is not None:

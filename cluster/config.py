@@ -145,6 +145,23 @@ class TenantsConfig(_Section):
     allow_shared: bool = False  # tenants with policy shared do share; else they are isolated
 
 
+class PromotionConfig(_Section):
+    """What tenants with policy `promoted` have all said becomes readable to all of them: see
+    `cache_service.promotion_policy`. Without tenants nothing does."""
+
+    enabled: bool = True  # else policy promoted is as isolated
+    min_tenants: Annotated[int, Field(ge=5, le=10_000)] = 20  # distinct ones that must have said a phrase
+    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600  # that it waits then
+    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600  # phrases appear together, at multiples of this
+    max_tokens: Annotated[int, Field(ge=1, le=16)] = 16  # of a phrase
+    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600  # how long a tenant supports what it has said
+    # Of the Laplace mechanism on the number of tenants; None: no noise. It keeps some phrases waiting.
+    noise_epsilon: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16  # that are public or wait to be
+    tenant_offers: Annotated[int, Field(ge=1, le=2**31)] = 10_000  # phrases of one tenant a day that count
+    never: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()  # texts that must not become public
+
+
 class CacheConfig(_Section):
     """The shared warm cache: what one router has learnt, all of them draft from.
 
@@ -173,6 +190,7 @@ class CacheConfig(_Section):
     index_tokens: Annotated[int, Field(ge=1024, le=2**40)] = 16 * 2**20  # of all of them together
     namespace_tokens: Annotated[int, Field(ge=1024, le=2**29)] = 4 * 2**20  # of each of them, the newest
     index_directory: Path | None = None  # of indexes that processes of a machine share; None: in memory (/dev/shm)
+    promotion: PromotionConfig = PromotionConfig()
 
     @model_validator(mode="after")
     def _address(self) -> CacheConfig:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.router.connections import Connections
     from cluster.router.core import RouterCore
     from cluster.router.driver import RouterDriver
-    from cluster.shared_cache import CacheStats, SharedCache
+    from cluster.shared_cache import CacheStats, PromotionStats, SharedCache
 
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -249,6 +249,44 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     dropped.add_metric(["refused"], stats.publisher.refused_tokens)
     dropped.add_metric(["purged"], stats.publisher.purged_tokens)
     yield dropped
+    if stats.promotion is not None:
+        yield from _promotion_metrics(stats.promotion)
+
+
+def _promotion_metrics(stats: PromotionStats) -> Iterator[Metric]:
+    """Of the promotion gate. What it counts of phrases is told with each batch, and not before."""
+    counters = stats.counters
+    yield GaugeMetricFamily(
+        "paceline_cache_promotion_queued_answers",
+        "Answers that wait to be looked through for phrases",
+        value=stats.queued_texts,
+    )
+    counts = {
+        "paceline_cache_promotion_offered_phrases": ("Phrases offered to the gate", counters.offered),
+        "paceline_cache_promotion_refused_phrases": (
+            "Phrases of tenants that had opted out or offered too much",
+            counters.refused_offers,
+        ),
+        "paceline_cache_promotion_kept_phrases": ("Phrases that got enough supporters", counters.kept),
+        "paceline_cache_promotion_dropped_phrases": (
+            "Phrases that lost their support, or look sensitive",
+            counters.dropped,
+        ),
+        "paceline_cache_promotion_batches": ("Batches of the public pool written", counters.batches),
+        "paceline_cache_promotion_refused_batches": ("Batches that the store refused", counters.refused_batches),
+        "paceline_cache_promotion_damaged": ("Stored phrases and batches that cannot be read", counters.unreadable),
+        "paceline_cache_promotion_foreign_writes": (
+            "Times that somebody had written into the public pool past the gate",
+            counters.foreign_writes,
+        ),
+        "paceline_cache_promotion_dropped_answers": (
+            "Answers not looked through: too many, or their tenant had left",
+            stats.dropped_texts,
+        ),
+        "paceline_cache_promotion_failures": ("Tries that found the store unavailable or refusing", stats.failures),
+    }
+    for name, (text, count) in counts.items():
+        yield CounterMetricFamily(name, text, value=count)
 
 
 def _soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:

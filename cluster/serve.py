@@ -37,6 +37,7 @@ from cluster.directory import get_or_create_directory
 from cluster.draft_pool import draft_pool_application
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
+from cluster.promotion import PromotionSource
 from cluster.router.deployment import router_application
 from cluster.router.required_rows import check_required_rows
 from cluster.target_group import target_group_application
@@ -196,6 +197,9 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             target=plan.target,
         )
         upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
+    promotion = None
+    if config.cache.promotion.enabled:
+        promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
     router = router_application(
         config.router,
         config.speculation,
@@ -205,6 +209,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         DIRECTORY,
         TARGET_ID,
         *upstream,
+        promotion=promotion,
     )
     model = served_model(plan)
     return gateway_application(router, str(plan.target.path), model, config.gateway, access=plan.access)

@@ -26,7 +26,9 @@ from cache_service.fair_share import first_to_give_way
 from cache_service.frame import FrameCodec
 from cache_service.index_files import default_directory
 from cache_service.key_ring import KeyRing
-from cache_service.namespaces import OPEN
+from cache_service.namespaces import OPEN, PUBLIC
+from cache_service.promotion import PromotionCounters
+from cache_service.promotion_thread import PromotionThread
 from cache_service.publisher import Publisher, PublisherCounters, PublisherSettings
 from cache_service.soft_compactor import SoftCompactorSettings
 from cache_service.soft_exchange import MAX_NAMESPACES, SoftExchange, SoftExchangeSettings
@@ -37,6 +39,7 @@ from cache_service.warm_index import WarmIndex, WarmIndexSettings, WarmIndexStat
 from cluster.cache_access import connection_settings, key_ring
 from cluster.config import CacheConfig
 from cluster.errors import ConfigError
+from cluster.promotion import PromotionSource, PublicPool
 from cluster.soft_sharing import SoftSharing
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,16 @@ class SharedCacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PromotionStats:
+    """Of the promotion gate in this process; `counters` are those of the last batch."""
+
+    counters: PromotionCounters
+    queued_texts: int
+    dropped_texts: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """What the metrics tell of it."""
 
@@ -64,6 +77,7 @@ class CacheStats:
     breaker_open: bool
     folds: int
     index: WarmIndexStats
+    promotion: PromotionStats | None  # None: nothing is promoted through this process
 
 
 class SharedCache:
@@ -75,8 +89,10 @@ class SharedCache:
         fingerprint: str,
         ring: KeyRing | None = None,
         settings: SharedCacheSettings | None = None,
+        promotion: PromotionSource | None = None,
     ) -> None:
-        """fingerprint: of target weights, tokenizer and chat template. Raises SettingError."""
+        """fingerprint: of target weights, tokenizer and chat template. promotion: None: nothing of what is said here
+        becomes public. Raises SettingError."""
         StoreKeys(fingerprint, OPEN)
         self._settings = settings or SharedCacheSettings()
         self.fingerprint = fingerprint
@@ -92,6 +108,10 @@ class SharedCache:
         self._sharings: list[SoftSharing] = []
         self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
         self._others: deque[tuple[str, TenantBudget]] = deque(maxlen=self._settings.max_compacted)
+        self._promotion: PromotionThread | None = None
+        if promotion is not None:
+            pool = PublicPool(promotion, lambda: self._open(PUBLIC))
+            self._promotion = PromotionThread(pool.look, poll_s=promotion.poll_s)
 
     def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
         budget = TenantBudget(tenant, max_bytes)
@@ -108,6 +128,10 @@ class SharedCache:
 
     def committed(self, namespace: str, document_id: bytes, offset: int, token_ids: Sequence[int] | Int32Array) -> None:
         self._publish(namespace, document_id, offset, token_ids, RecordKind.OUTPUT)
+
+    def answered(self, organisation: str, token_ids: Int32Array) -> None:
+        if self._promotion is not None:
+            self._promotion.submit(organisation, token_ids)
 
     def finished(self, namespace: str, rounds: int, accepted_tokens: int) -> None:
         self.earnings.add(namespace, Earnings(1, int(accepted_tokens > 0), rounds, accepted_tokens))
@@ -141,6 +165,7 @@ class SharedCache:
             breaker_open=self.publisher.is_breaker_open,
             folds=self._folds + sum(compactor.counters.folds for compactor in list(self._compactors.values())),
             index=self.index.stats(),
+            promotion=self._promotion_stats(),
         )
 
     def close(self, timeout_s: float = 2.0) -> bool:
@@ -148,10 +173,19 @@ class SharedCache:
         deadline = time.monotonic() + timeout_s
         is_done = True
         own = (self.publisher.close, self.compactor.close, self.index.close, self.earnings.close, self.epochs.close)
-        for close in (*own, *(sharing.close for sharing in self._sharings)):
+        lent = [sharing.close for sharing in self._sharings]
+        if self._promotion is not None:
+            lent.append(self._promotion.close)
+        for close in (*own, *lent):
             is_done &= close(max(0.0, deadline - time.monotonic()))
         self._connection.close()
         return is_done
+
+    def _promotion_stats(self) -> PromotionStats | None:
+        thread = self._promotion
+        if thread is None:
+            return None
+        return PromotionStats(thread.counters, thread.queued_texts, thread.dropped_texts, thread.failures)
 
     def _publish(
         self,
@@ -205,7 +239,9 @@ class SharedCache:
         return AdminStore(self._connection, self._keys(namespace))
 
 
-def open_shared_cache(config: CacheConfig, fingerprint: str, vocab_size: int) -> SharedCache | None:
+def open_shared_cache(
+    config: CacheConfig, fingerprint: str, vocab_size: int, promotion: PromotionSource | None = None
+) -> SharedCache | None:
     """What `cache` of a cluster's configuration says, for the model of that fingerprint; None where there is none, or
     its secrets cannot be read here."""
     try:
@@ -215,7 +251,7 @@ def open_shared_cache(config: CacheConfig, fingerprint: str, vocab_size: int) ->
         return None
     if connection is None:
         return None
-    cache = SharedCache(connection, fingerprint, ring, settings_of(config, vocab_size))
+    cache = SharedCache(connection, fingerprint, ring, settings_of(config, vocab_size), promotion)
     cache.follow([OPEN])  # those of tenants are followed when they come
     return cache
 

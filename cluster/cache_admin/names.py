@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from actors.errors import InvalidRequest
@@ -17,6 +18,7 @@ from cache_service.namespaces import (
     namespace_of_all,
     namespace_of_group,
 )
+from cluster.promotion import organisation_of
 from cluster.tenants.registry import Registry, StoredTenant
 
 _WHOLE = re.compile(rf"({OPEN}|{PUBLIC}|[0-9a-f]{{32}})(-[0-9a-f]{{32}})?(\.{NAME_PATTERN})?")
@@ -45,6 +47,16 @@ class Names:
         id of one that has been removed. Raises InvalidRequest."""
         owner = namespace_of(self._server_key(tenant), self._id_of(tenant))
         return [namespace for namespace in namespaces if belongs_to(namespace, owner)]
+
+    def feed_from(self, namespaces: Collection[str], tenant: str = "") -> set[str]:
+        """Who feeds the public pool, as the promotion gate knows them, with what is said in these namespaces; and the
+        tenant, if one is named, as in `belong_to`. Raises InvalidRequest."""
+        if self.registry is None:
+            return set()
+        own = {organisation_of(self.registry, known.id) for known in self.registry.tenants}
+        return own.intersection(namespaces) | (
+            {organisation_of(self.registry, self._id_of(tenant))} if tenant else set()
+        )
 
     def shares_with(self, tenant: str) -> str | None:
         """The namespace that the tenant uses together with others; None: it does not, or has been removed."""

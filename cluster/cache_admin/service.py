@@ -27,6 +27,8 @@ from cache_service.store_keys import StoreKeys
 from cache_service.verification import Verification
 from cluster.cache_admin.documents import DocumentReader, ImportModel, tokenizer_of
 from cluster.cache_admin.names import Names
+from cluster.config import PromotionConfig
+from cluster.promotion import terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,24 @@ class Export:
 
 
 class CacheAdminService:
-    """model: that imports are for, made when it is first needed; names: as the registry of tenants is now."""
+    """model: that imports are for, made when it is first needed; names: as the registry of tenants is now; promotion:
+    the cluster's."""
 
     def __init__(
-        self, administration: CacheAdministration, model: Callable[[], ImportModel], names: Callable[[], Names]
+        self,
+        administration: CacheAdministration,
+        model: Callable[[], ImportModel],
+        names: Callable[[], Names],
+        promotion: PromotionConfig | None = None,
     ) -> None:
         self._administration = administration
         self._model = model
         self._names = names
+        self._promotion = promotion or PromotionConfig()
 
     def acting_for(self, actor: str) -> CacheAdminService:
         """The same, with somebody else in the audit log."""
-        return CacheAdminService(self._administration.acting_for(actor), self._model, self._names)
+        return CacheAdminService(self._administration.acting_for(actor), self._model, self._names, self._promotion)
 
     def namespaces(self, fingerprint: str = "") -> list[NamespaceSummary]:
         return self._administration.namespaces(fingerprint or None)
@@ -89,7 +97,10 @@ class CacheAdminService:
         return Export(keys, self._administration.export(keys))
 
     def purge(self, query: NamespaceQuery, since_s: int | None = None, until_s: int | None = None) -> list[PurgeResult]:
-        """Of a tenant without a namespace: all that is its own. Of a namespace: of any model, unless one is named."""
+        """Of a tenant without a namespace: all that is its own. Of a namespace: of any model, unless one is named.
+
+        What a tenant's own namespace has brought into the public pool goes as well, whenever it was said.
+        """
         try:
             times = TimeRange(FIRST_S if since_s is None else since_s, LAST_S if until_s is None else until_s)
         except SettingError as error:
@@ -97,7 +108,13 @@ class CacheAdminService:
         meant = self.to_purge(query)
         if not times.is_all and any(keys.namespace == PUBLIC for keys in meant):
             raise InvalidRequest("namespace", PUBLIC, "what is in it has no time of its own; purge all of it")
-        return [self._administration.purge(keys, times) for keys in meant]
+        done = [self._administration.purge(keys, times) for keys in meant]
+        names = self._names()
+        organisations = names.feed_from([keys.namespace for keys in meant], "" if query.namespace else query.tenant)
+        if names.registry is not None and organisations:
+            terms = terms_of(names.registry, self._promotion)
+            self._administration.withdraw(organisations, terms, query.fingerprint or None)
+        return done
 
     def find(self, query: NamespaceQuery) -> list[StoreKeys]:
         """The namespace, once for each model that has it. Raises NamespaceUnknown if none has."""

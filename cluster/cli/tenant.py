@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +14,12 @@ import typer
 from rich.table import Table
 
 from actors.errors import InvalidRequest
+from cache_service.errors import CacheError
 from cluster.cli.durations import parsed_seconds, shown_seconds
 from cluster.cli.serve import default_config
 from cluster.cli.tables import print_table
-from cluster.config import load_config, paceline_home
+from cluster.config import ClusterConfig, load_config, paceline_home
+from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.administration import IssuedKey, TenantAdministration
 from cluster.tenants.registry import StoredTenant, TenantLimits, now_utc
@@ -114,7 +117,8 @@ def remove(
     settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
 ) -> None:
     """Remove a tenant with all its keys, or one key."""
-    _administration(config, settings).remove(name, key)
+    with _changing(config, settings) as administration:
+        administration.remove(name, key)
     typer.echo(f"removed {name if key is None else f'key {key} of {name}'}", err=True)
 
 
@@ -139,13 +143,34 @@ def change(
         fields["disabled"] = disabled
     if not fields:
         raise InvalidRequest("options", "none", "name at least one thing to change; see --help")
-    _administration(config, settings).change(name, fields)
+    with _changing(config, settings) as administration:
+        administration.change(name, fields)
     typer.echo(f"changed {name}: {', '.join(f'{key} {_shown(value)}' for key, value in fields.items())}", err=True)
 
 
 def _administration(config: Path | None, settings: list[str]) -> TenantAdministration:
+    return _administration_of(load_config(config or default_config(), settings))
+
+
+def _administration_of(config: ClusterConfig) -> TenantAdministration:
+    return TenantAdministration(registry_path(config, paceline_home()), allow_shared=config.tenants.allow_shared)
+
+
+@contextmanager
+def _changing(config: Path | None, settings: list[str]) -> Iterator[TenantAdministration]:
+    """Whoever may feed the public pool no longer after what is done in the block is taken out of it."""
+    from cluster.cache_admin.withdrawal import feeders, withdraw_those_gone
+
     loaded = load_config(config or default_config(), settings)
-    return TenantAdministration(registry_path(loaded, paceline_home()), allow_shared=loaded.tenants.allow_shared)
+    before = feeders(loaded)
+    yield _administration_of(loaded)
+    try:
+        has_withdrawn = withdraw_those_gone(loaded, before)
+    except (ConfigError, CacheError) as error:
+        typer.echo(f"the public pool could not be told, which routers will do within seconds: {error}", err=True)
+        return
+    if has_withdrawn:
+        typer.echo("what was public through it alone no longer is", err=True)
 
 
 def _fields(

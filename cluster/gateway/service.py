@@ -198,6 +198,7 @@ class GenerationService:
                         readable=scope.readable,
                         # What a group has is not one tenant's to limit.
                         cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
+                        promotes=scope.promotes,
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)

@@ -697,6 +697,8 @@ class RouterCore:
         stats = sequence.stats
         try:
             sink.finished(sequence.begin.namespace, stats.rounds, stats.accepted_tokens.get(CACHE, 0))
+            if sequence.request.promotes and sequence.request.cache == "read_write":
+                sink.answered(sequence.request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
         except Exception:
             self._sink_failed()
 

@@ -21,6 +21,7 @@ from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationCo
 from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 from cluster.gateway.router_client import RouterStatus
 from cluster.metrics import RouterMetrics
+from cluster.promotion import PromotionSource
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
@@ -47,6 +48,7 @@ class Router:
         directory_name: str,
         target_id: str,
         *upstream: Any,
+        promotion: PromotionSource | None = None,
     ) -> None:
         self._config = config
         self._speculation = speculation
@@ -57,7 +59,7 @@ class Router:
         self._connections = Connections(keys, target_id)
         self._driver: RouterDriver | None = None
         self._metrics: RouterMetrics | None = None
-        self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size)
+        self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size, promotion)
         # Kernels compile here, before the first request.
         self._drafters: dict[str, Drafter] = create_drafters(
             expand_drafters(speculation.drafters),
@@ -168,7 +170,9 @@ def router_application(
     directory_name: str,
     target_id: str,
     *upstream: Any,
+    promotion: PromotionSource | None = None,
 ) -> serve.Application:
+    """promotion: None: what tenants say stays with them."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=1,
@@ -179,4 +183,5 @@ def router_application(
         health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    return deployment.bind(config, speculation, draft, cache, model, directory_name, target_id, *upstream)
+    arguments = (config, speculation, draft, cache, model, directory_name, target_id, *upstream)
+    return deployment.bind(*arguments, promotion=promotion)

@@ -12,6 +12,9 @@ class TokenSink(Protocol):
     """Takes tokens of sequences that may be learnt from. Its methods return within microseconds; what they raise is
     counted and costs only what they were told. Arrays are views: a sink copies what it keeps."""
 
+    def answered(self, organisation: str, token_ids: Int32Array) -> None:
+        """A request whose organisation feeds the public pool has got its whole answer, shape [n]."""
+
     def finished(self, namespace: str, rounds: int, accepted_tokens: int) -> None:
         """A request that might draft from the cache has got all its tokens, accepted_tokens of them from there."""
 

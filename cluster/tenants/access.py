@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.config import ClusterConfig
@@ -14,11 +14,13 @@ from cluster.tenants.registry_file import read_registry
 
 @dataclass(frozen=True, slots=True)
 class TenantAccess:
-    """file: absolute. may_be_open: without that file everybody is served; once it is there, keys are asked for."""
+    """file: absolute. may_be_open: without that file everybody is served; once it is there, keys are asked for.
+    allow_shared, allow_promoted: tenants with these policies do share; else they are isolated."""
 
     file: Path
     may_be_open: bool
     allow_shared: bool = False
+    allow_promoted: bool = True
 
     def require_registry(self, registry: Registry | None) -> None:
         """Raises ConfigError."""
@@ -33,7 +35,12 @@ def registry_path(config: ClusterConfig, home: Path) -> Path:
 def tenant_access(config: ClusterConfig, home: Path) -> tuple[TenantAccess, str | None]:
     """With a warning, if there is one to be shown. Raises ConfigError where a cluster would be open by accident."""
     file = registry_path(config, home)
-    access = TenantAccess(file, may_be_open=False, allow_shared=config.tenants.allow_shared)
+    access = TenantAccess(
+        file,
+        may_be_open=False,
+        allow_shared=config.tenants.allow_shared,
+        allow_promoted=config.cache.promotion.enabled,
+    )
     registry = read_registry(file)
     if registry is not None:
         warning = None if registry.tenants else f"{file} holds no tenants, so nobody is served"
@@ -53,4 +60,4 @@ def tenant_access(config: ClusterConfig, home: Path) -> tuple[TenantAccess, str 
             f"gateway.host is {host!r}, and {file} names no tenants: others could reach it without a key; add one with "
             "`paceline tenant add NAME`, stay on 127.0.0.1, or set tenants.open to true"
         )
-    return TenantAccess(file, may_be_open=True, allow_shared=config.tenants.allow_shared), warning
+    return replace(access, may_be_open=True), warning

@@ -115,6 +115,9 @@ class Gatekeeper:
             if policy == "shared" and not self._access.allow_shared:
                 logger.warning("tenant %s has policy shared, which tenants.allow_shared rules out here", stored.id)
                 policy = "isolated"
+            elif policy == "promoted" and not self._access.allow_promoted:
+                logger.warning("tenant %s has policy promoted; cache.promotion.enabled is false here", stored.id)
+                policy = "isolated"
             may_write = stored.limits.cache_bytes != 0
             sharing = Sharing(stored.id, policy, stored.group, bytes.fromhex(registry.server_key), may_write)
             tenant = Tenant(stored.id, sharing, stored.limits, limiters[stored.id])

@@ -44,12 +44,14 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """has_company: other tenants use the namespace, too, with its prefix blocks."""
+    """has_company: other tenants use the namespace, too, with its prefix blocks. promotes: who offers what it says to
+    the public pool, "" for nobody."""
 
     namespace: str
     readable: tuple[str, ...] = ()
     cache: CacheUse = "read_write"
     has_company: bool = False
+    promotes: str = ""
 
     @property
     def reads_others(self) -> bool:
@@ -63,7 +65,7 @@ def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str 
 
     Raises InvalidRequest for a salt too short to be the only secret of a group, which it does not show.
     """
-    has_company, public = False, False
+    has_company, public, feeds = False, False, ""
     if sharing is None:
         whole = salted(b"", OPEN, salt)
     elif sharing.policy == "group" and sharing.group is None and salt:
@@ -75,8 +77,11 @@ def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str 
         whole = salted(sharing.server_key, sharing.namespace, salt)
         has_company = sharing.policy == "shared" or sharing.group is not None
         public = sharing.policy == "promoted"
+        # A salt or a name sets something apart, perhaps for somebody else, who has not agreed that it becomes public.
+        feeds = sharing.namespace if public and not salt and not name else ""
     part = named(whole, name)
     readable = (*([] if part == whole else [whole]), *([PUBLIC] if public else []))
     if cache == "read_write" and sharing is not None and not sharing.may_write:
         cache = "read"
-    return Scope(part, () if cache == "off" else readable, cache, has_company)
+    promotes = feeds if cache == "read_write" else ""
+    return Scope(part, () if cache == "off" else readable, cache, has_company, promotes)

@@ -14,8 +14,9 @@ from cache_service.connection import ConnectionSettings
 from cache_service.embedded_server import EmbeddedServer
 from cache_service.errors import SettingError, StoreUnavailable
 from cache_service.key_ring import KeyRing
-from cache_service.promotion import PromotionGate, PromotionThread
+from cache_service.promotion import PromotionGate
 from cache_service.promotion_policy import MIN_TENANTS, PromotionPolicy, noise_of
+from cache_service.promotion_thread import PromotionThread
 from cache_service.sensitive_spans import SensitiveSpans
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, piece, until
 
@@ -283,19 +284,21 @@ def test_a_weak_secret_is_refused(namespace):
 def test_the_thread_promotes_and_revokes(namespace):
     store, codec = namespace.open()
     policy = PromotionPolicy(min_tenants=K, min_age_s=0, release_every_s=1)
-    thread = PromotionThread(PromotionGate(store, codec, SECRET, no_tokens_blocked, policy), poll_s=0.01)
+    gate = PromotionGate(store, codec, SECRET, no_tokens_blocked, policy)
+    members = [frozenset(f"tenant {tenant}" for tenant in range(K))]
+    thread = PromotionThread(lambda: (gate, members[0]), poll_s=0.01)
     looking = PromotionGate(*namespace.open(), SECRET, no_tokens_blocked, policy)
     text = np.random.default_rng(1).integers(0, 1_000, 200)
     thread.submit("tenant 0", ["nonsense"])
-    for tenant in range(K):
+    for tenant in range(K + 1):  # the last one is no member
         thread.submit(f"tenant {tenant}", text)
     try:
         assert until(lambda: len(looking.public()) > 10)
-        thread.opt_out("tenant 0")
+        members[0] -= {"tenant 0"}
         assert until(lambda: not looking.public())
     finally:
         assert thread.close(20)
-    assert (thread.dropped_texts, thread.failures, thread._turns.num_faults) == (1, 0, 0)
+    assert (thread.dropped_texts, thread.failures, thread._turns.num_faults) == (2, 0, 0)
 
 
 def test_without_a_server_texts_wait_and_the_oldest_are_dropped():
@@ -303,7 +306,7 @@ def test_without_a_server_texts_wait_and_the_oldest_are_dropped():
     gate = PromotionGate(*away.open(), SECRET, no_tokens_blocked)
     with pytest.raises(StoreUnavailable):
         gate.release()
-    thread = PromotionThread(gate, max_queued_texts=3, poll_s=0.01)
+    thread = PromotionThread(lambda: (gate, frozenset({"tenant"})), max_queued_texts=3, poll_s=0.01)
     for number in range(10):
         thread.submit("tenant", [number] * 8)
     assert until(lambda: thread.failures > 0)

@@ -26,6 +26,7 @@ from cache_service.administration import CacheAdministration
 from cache_service.connection import ConnectionSettings
 from cache_service.embedded_server import EmbeddedServer
 from cache_service.key_ring import KeyRing
+from cache_service.namespaces import PUBLIC
 from cache_service.soft_codec import area_of, decode_delta
 from cache_service.soft_compactor import SoftCompactor, SoftCompactorSettings
 from cache_service.soft_exchange import SoftExchange, SoftExchangeSettings
@@ -245,6 +246,13 @@ def test_a_table_that_made_room_is_filled_anew_when_it_is_used_again(namespace):
     one.drafter.drop(one.name)
     one.catch_up()
     assert one.exchange.stats.namespaces == 0, "nobody uses it"
+
+
+def test_the_public_pool_has_no_counts(namespace):
+    one = Replica(namespace)
+    before = one.exchange.stats.namespaces
+    one.exchange.follow(PUBLIC)
+    assert one.exchange.stats.namespaces == before == 1
 
 
 def test_the_namespaces_longest_unasked_for_give_way(namespace):

@@ -170,6 +170,29 @@ async def test_requests_carry_their_tenant_and_its_namespace(admin, tmp_path, ro
     assert "" not in namespaces
 
 
+async def test_all_keys_of_a_tenant_are_one_organisation_to_the_public_pool(admin, tmp_path, router):
+    keys = [admin.add("a", {"policy": "promoted"}), admin.rotate("a", timedelta(hours=1))]
+    keys += [admin.add("b", {"policy": "promoted"}), admin.add("c", {})]
+    async with http_client(make_service(admin, tmp_path, router)) as client:
+        for issued in keys:
+            assert (await complete(client, issued)).status_code == 200
+        assert (await complete(client, keys[0], speculation={"cache": "read"})).status_code == 200
+    first, second, other, nobody, reader = [request.promotes for request in router.requests]
+    assert first == second != other
+    assert (nobody, reader) == ("", "")
+    assert keys[0].tenant.id not in first
+
+
+async def test_where_promotion_is_off_its_tenants_are_isolated(admin, tmp_path, router):
+    issued = admin.add("p", {"policy": "promoted"})
+    metrics = GatewayMetrics()
+    access = TenantAccess(tmp_path / "tenants.json", may_be_open=False, allow_promoted=False)
+    service = GenerationService(router, TOKENIZER, MODEL, CONFIG, metrics, Gatekeeper(access, 1, metrics))
+    async with http_client(service) as client:
+        assert (await complete(client, issued)).status_code == 200
+    assert (router.requests[0].readable, router.requests[0].promotes) == ((), "")
+
+
 async def test_without_tenants_requests_are_nobodys(router):
     async with http_client(GenerationService(router, TOKENIZER, MODEL, CONFIG)) as client:
         assert (await complete(client, None)).status_code == 200

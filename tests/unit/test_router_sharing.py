@@ -30,6 +30,10 @@ class Sink:
         self.prompts = {}
         self.pieces = {}
         self.finishes = []
+        self.answers = []
+
+    def answered(self, organisation, token_ids):
+        self.answers.append((organisation, token_ids.tolist()))
 
     def finished(self, namespace, rounds, accepted_tokens):
         self.finishes.append((namespace, rounds, accepted_tokens))
@@ -207,6 +211,28 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     ((namespace, rounds, accepted_tokens),) = sink.finishes
     assert namespace == "a"
     assert rounds + accepted_tokens == len(text), "a round emits one token, and what was drafted right"
+
+
+def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_is():
+    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+    core = make_core(sink)
+    core.add(request("whole", promotes="org"), 0.0)
+    text = serve(core, target)["whole"]
+    assert sink.answers == [("org", text)]
+    resumed = {"prompt": (1, 2, 3, *text[:10]), "num_output_in_prompt": 10, "max_new_tokens": 20}
+    core.add(request("resumed", promotes="org", **resumed), 0.0)
+    serve(core, target)
+    assert sink.answers == 2 * [("org", text)]
+    for name, fields in {"own": {}, "read": {"promotes": "org", "cache": "read"}}.items():
+        core.add(request(name, **fields), 0.0)
+    core.add(request("cancelled", promotes="org"), 0.0)
+    round, _ = core.plan_round(0.0)
+    core.draft_locally(round)
+    core.commit(round, target.verify(core.assemble(round, {})), 0.0)
+    core.cancel("cancelled")
+    serve(core, target)
+    assert len(sink.answers) == 2
+    assert core.counters.sink_faults == 0
 
 
 def test_an_answer_that_stops_at_once_has_nothing_to_tell():

@@ -96,6 +96,18 @@ def test_whoever_draws_on_others_is_not_told_how_much():
     assert scope_of(sharing("x", "group", "g"), "off").reads_others  # prefix blocks and drafters are shared as well
 
 
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_only_what_a_promoted_tenant_says_in_its_own_namespace_is_offered_to_the_public_pool(kind):
+    one = EVERY_KIND[kind]
+    plain = scope_of(one)
+    assert plain.promotes == (plain.namespace if kind == "promoted" else "")
+    for wishes in ({"salt": SALT}, {"name": "docs"}, {"salt": SALT, "name": "docs"}):
+        assert scope_of(one, **wishes).promotes == ""
+    assert [scope_of(one, use).promotes for use in ("off", "read")] == ["", ""]
+    if one is not None:
+        assert scope_of(Sharing(one.tenant_id, one.policy, one.group, KEY, may_write=False)).promotes == ""
+
+
 def test_all_that_belongs_to_an_owner_begins_with_it():
     own, other = namespace_of(KEY, "x"), namespace_of(KEY, "y")
     for salt, name in itertools.product(("", "s"), ("", "docs")):

@@ -90,7 +90,7 @@ def purge(
     as_json: JsonOption = False,
 ) -> None:
     """Remove what was learnt in a namespace, of every model, or in some time. Routers stop drafting from it within a
-    second."""
+    second. What a tenant has brought into the public pool goes with what is its own."""
     now = int(time.time())
     since_s, until_s = _time("--since", since, now), _time("--until", until, now)
     with told_in_one_line(), place.service() as service:
@@ -102,7 +102,7 @@ def purge(
         if meant and not yes:
             _ask(meant, since_s is not None or until_s is not None)
         with _undisturbed():
-            done = service.purge(query, since_s, until_s) if meant else []
+            done = service.purge(query, since_s, until_s)  # even of nothing: the public pool may hold what was said
     if as_json:
         print_json(done)
         return

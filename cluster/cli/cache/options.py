@@ -90,7 +90,7 @@ class Place:
         model = cache(lambda: self.model(target, progress))
         audit_file = paceline_home() / "cache-audit.jsonl"
         with administered(self.config.cache, audit_file, f"cli {os_user()}") as administration:
-            yield CacheAdminService(administration, model, self.names)
+            yield CacheAdminService(administration, model, self.names, self.config.cache.promotion)
 
 
 def at_place(command: Callable[Concatenate[Place, Own], None]) -> Callable[..., None]:
