@@ -335,5 +335,6 @@ def _has_content(kinds: list[str]) -> bool:
 
 
 def _keep_s(admin: AdminStore) -> int:
-    """That what is written anew lives: what was imported to stay longer does."""
-    return max(KEEP_S, admin.ttl_s("epoch") or 0)
+    """That what is written anew lives: as long as the namespace would have."""
+    left_s = admin.ttl_s("epoch")
+    return left_s if left_s is not None and left_s > 0 else KEEP_S

@@ -90,18 +90,14 @@ if redis.call('HGET', KEYS[2], 'version') ~= ARGV[1] then return 0 end
 return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 """)
 
-WRITE_SEGMENT = _script(
-    _LIVE
-    + """
--- KEYS: segment, fence, epoch. ARGV: fencing token, epoch, seconds that the segment lives at least, frame.
+WRITE_SEGMENT = _script("""
+-- KEYS: segment, fence, epoch. ARGV: fencing token, epoch, seconds that the segment lives, frame.
 -- Returns 1, or 0 if a newer lease has been granted or the data set is another: after a purge nothing comes back.
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
 if tonumber(redis.call('GET', KEYS[2]) or '0') ~= tonumber(ARGV[1]) then return 0 end
-redis.call('SET', KEYS[1], ARGV[4])
-live(KEYS[3], ARGV[3], {KEYS[1]})
+redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[3])
 return 1
-"""
-)
+""")
 
 SEIZE_LEASE = _script("""
 -- KEYS: lease, fence, manifest. ARGV: owner, milliseconds of the lease, seconds that the fence lives.
