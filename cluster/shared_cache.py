@@ -113,14 +113,15 @@ class SharedCache:
             pool = PublicPool(promotion, lambda: self._open(PUBLIC))
             self._promotion = PromotionThread(pool.look, poll_s=promotion.poll_s)
 
-    def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
-        budget = TenantBudget(tenant, max_bytes)
+    def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
+        budget = None if max_bytes is None else TenantBudget(tenant, max_bytes)
         if self._budgets.get(namespace) != budget:
             self._compact(namespace, budget)
         while self._others:  # that another router has begun, perhaps, and nobody writes to any more
-            other, budget = self._others.popleft()
+            other, others_budget = self._others.popleft()
             if other not in self._compactors:
-                self._compact(other, budget)
+                self._compact(other, others_budget)
+                break  # one a request: the tenant may have very many
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         if self._settings.publish_prompts:
@@ -214,10 +215,13 @@ class SharedCache:
                     self._settings.compactor.keep_s,
                     lambda others: self._others.extend((other, budget) for other in others),
                 )
-                self._budgets[namespace] = budget
             replaced = self._compactors.pop(namespace, None)
             self._compactors[namespace] = self.compactor.compact(namespace, limits)
         except SettingError:  # no name for a namespace: the publisher drops it, and says so
+            if budget is not None:
+                self._budgets[namespace] = budget
+            else:
+                self._budgets.pop(namespace, None)
             return
         if replaced is not None:
             self._folds += replaced.counters.folds

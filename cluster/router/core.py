@@ -658,7 +658,7 @@ class RouterCore:
     def _follow(self, sink: TokenSink, request: GenerationRequest) -> None:
         try:
             sink.follow((request.namespace, *request.readable))
-            if request.cache_bytes is not None and request.cache == "read_write":
+            if request.cache == "read_write":
                 sink.bounded(request.namespace, request.tenant, request.cache_bytes)
         except Exception:
             self._sink_failed()

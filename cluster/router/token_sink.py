@@ -21,8 +21,9 @@ class TokenSink(Protocol):
     def follow(self, namespaces: Sequence[str]) -> None:
         """A request has come that may draft from these."""
 
-    def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
-        """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together."""
+    def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
+        """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together;
+        None: as much as others."""
 
     def watch(self, namespace: str) -> None:
         """Something will be learnt here of this namespace, by whatever keeps it: `ended` tells when it must not be kept
