@@ -20,6 +20,7 @@ from cache_service.connection import Connection, ConnectionSettings
 from cache_service.documents import Int32Array, RecordKind
 from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
+from cache_service.epoch_watch import MAX_NAMESPACES as MAX_WATCHED
 from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
 from cache_service.errors import SettingError
 from cache_service.fair_share import first_to_give_way
@@ -142,11 +143,11 @@ class SharedCache:
         for namespace in namespaces:
             self.index.follow(namespace)
 
-    def watch(self, namespace: str) -> None:
-        self.epochs.watch(namespace)
+    def watch(self, namespace: str, learner: object) -> None:
+        self.epochs.watch(namespace, learner)
 
-    def ended(self) -> Sequence[str]:
-        return self.epochs.ended()
+    def ended(self, learner: object) -> Sequence[str]:
+        return self.epochs.ended(learner)
 
     def share_counts(self, drafters: Mapping[str, Drafter]) -> SoftSharing | None:
         """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed.
@@ -217,11 +218,11 @@ class SharedCache:
                 )
             replaced = self._compactors.pop(namespace, None)
             self._compactors[namespace] = self.compactor.compact(namespace, limits)
-        except SettingError:  # no name for a namespace: the publisher drops it, and says so
             if budget is not None:
                 self._budgets[namespace] = budget
             else:
                 self._budgets.pop(namespace, None)
+        except SettingError:  # no name for a namespace: the publisher drops it, and says so
             return
         if replaced is not None:
             self._folds += replaced.counters.folds
@@ -276,6 +277,9 @@ def settings_of(config: CacheConfig, vocab_size: int) -> SharedCacheSettings:
             keep_s=config.keep_s,
             compactor=SoftCompactorSettings(keep_s=config.keep_s),
         ),
-        epochs=EpochWatchSettings(keep_s=config.keep_s),
+        epochs=EpochWatchSettings(
+            max_namespaces=min(max(EpochWatchSettings().max_namespaces, config.max_namespaces), MAX_WATCHED),
+            keep_s=config.keep_s,
+        ),
         publish_prompts=config.publish_prompts,
     )

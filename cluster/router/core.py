@@ -665,14 +665,19 @@ class RouterCore:
 
     def _watch(self, sink: TokenSink, namespace: str) -> None:
         try:
-            sink.watch(namespace)
+            sink.watch(namespace, self)
         except Exception:
             self._sink_failed()
 
     def _forget_ended(self, sink: TokenSink) -> None:
         try:
-            for namespace in sink.ended():
+            ended = sink.ended(self)
+            for namespace in ended:
                 self.drop(namespace)
+            if ended:  # requests that are there go on to teach what is known of theirs
+                in_use = {sequence.begin.namespace for sequence in self._by_request.values()}
+                for namespace in in_use.intersection(ended):
+                    sink.watch(namespace, self)
         except Exception:
             self._sink_failed()
 
