@@ -7,14 +7,18 @@ another namespace, the older ones have less from their next turn on. A purge of 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cache_service.answers import as_count, as_text, faults_told
 from cache_service.connection import Connection
+from cache_service.errors import StoreRefused
 from cache_service.fold_plan import FoldLimits
 from cache_service.store_keys import StoreKeys
+
+log = logging.getLogger(__name__)
 
 _TOLD_AT_ONCE = 16  # others: a tenant may have very many
 _SCAN_COUNT = 1000
@@ -58,9 +62,21 @@ class TenantShare:
         self._keep_s = keep_s
         self._on_others = on_others
         self._clock = clock
+        self._is_refused = False
 
     def __call__(self, has_new: bool) -> FoldLimits:
-        """has_new: there is something to fold, so it lives on. Raises StoreError."""
+        """has_new: there is something to fold, so it lives on. Where Redis does not let us ask, the namespace counts as
+        the tenant's only one: better than none that is folded. Raises StoreUnavailable."""
+        try:
+            num_others = self._ask(has_new)
+        except StoreRefused as error:
+            if not self._is_refused:
+                log.warning("each namespace of a tenant may take what all may together: %s", error)
+            self._is_refused, num_others = True, 0
+        return share_of(self._limits, self._budget.max_bytes, num_others + 1)
+
+    def _ask(self, has_new: bool) -> int:
+        """How many others there are."""
         now = self._clock()
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             if has_new:
@@ -74,7 +90,7 @@ class TenantShare:
             num_others = as_count(count) - (own is not None)
             others = {as_text(member) for member in some or ()} - {self._namespace}
         self._on_others(sorted(others))
-        return share_of(self._limits, self._budget.max_bytes, num_others + 1)
+        return num_others
 
 
 def leave_tenants(connection: Connection, keys: StoreKeys) -> None:
@@ -88,4 +104,4 @@ def leave_tenants(connection: Connection, keys: StoreKeys) -> None:
 
 def tenant_key(fingerprint: str, tenant: str) -> str:
     """A key of the tenant's own: no namespace's, so that it is no part of what a namespace holds."""
-    return f"sd-tenant:{{{fingerprint}:{tenant}}}:namespaces"
+    return f"sd:tenant:{{{fingerprint}:{tenant}}}:namespaces"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cache_service.administration import CacheAdministration
+from cache_service.compactor import Compactor
 from cache_service.fold_plan import FoldLimits
 from cache_service.store_keys import StoreKeys
 from cache_service.tenant_share import TenantBudget, TenantShare, tenant_key
-from paceline_testing.cache_stores import FINGERPRINT, piece
+from paceline_testing.cache_stores import FINGERPRINT, Namespace, piece
 
 KEEP_S = 3600
 
@@ -49,3 +52,17 @@ def test_a_purge_leaves_no_list_of_a_tenants_namespaces(namespace):
     administration.purge(keys)
     assert not namespace.redis.exists(listed)
     assert share(namespace, mine)(False).max_bytes == 10_000
+
+
+def test_a_namespace_is_folded_where_nothing_but_its_own_keys_may_be_touched(namespace):
+    rights = (f"~{namespace.keys.key('*')}", "+@all")
+    namespace.redis.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">pass", *rights)
+    settings = replace(namespace.connection.settings, username="narrow", password="pass")
+    narrow = Namespace(settings, namespace.keys.namespace)
+    namespace.append(piece("a", 0, [1, 2, 3]))
+    limits = share(narrow, namespace.keys.namespace)
+    compactor = Compactor(narrow.store, narrow.codec, limits=limits)
+    compactor.fold()
+    assert compactor.counters.folds == 1
+    assert limits(True).max_bytes == 10_000
+    narrow.connection.close()
