@@ -230,11 +230,16 @@ class CacheAdministration:
             return result
 
     def withdraw(
-        self, organisations: Collection[str], terms: PromotionTerms, fingerprint: str | None = None
+        self,
+        organisations: Collection[str],
+        terms: PromotionTerms,
+        fingerprint: str | None = None,
+        *,
+        erases: bool = False,
     ) -> list[StoreKeys]:
         """What these have said so far supports nothing in the public pools, of one fingerprint or of any: what is
         public through it alone goes at once. Those among the terms' members begin anew, the others stay out; members
-        that had opted out before may come in again.
+        that had opted out before may come in again. erases: nor do hashes stay of what they have said.
 
         Returns the pools there are. Raises NamespaceBusy for one that others write all the time.
         """
@@ -252,6 +257,8 @@ class CacheAdministration:
                     if organisation in terms.members:
                         gate.opt_in(organisation)
                 figures["revoked"] = _revoke(gate) if organisations else 0
+                if erases:
+                    gate.erase(organisations)
         return pools
 
     def compact(self, keys: StoreKeys) -> CompactResult:
