@@ -219,6 +219,8 @@ def test_what_is_refused_over_grpc_says_why(stub):
             ),
             "0 to 258",
         ),
+        # More than gRPC's clients take in an error: they would say so, and try again.
+        (lambda **more: stub.GetStats(pb.NamespaceRequest(name={"namespace": "a" * 10**6}), **more), "-32 characters"),
     ]
     for call, words in cases:
         with pytest.raises(grpc.RpcError) as raised:
@@ -229,6 +231,14 @@ def test_what_is_refused_over_grpc_says_why(stub):
             with pytest.raises(grpc.RpcError) as raised:
                 call(metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_model_of_any_length_is_unknown_over_grpc(stub):
+    name = {"namespace": "docs", "fingerprint": "f" * 10**6}
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.GetStats(pb.NamespaceRequest(name=name), metadata=METADATA)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "there is no namespace 'open.docs' of model 'ffff" in raised.value.details()
 
 
 def test_health_needs_no_credential(channel):
