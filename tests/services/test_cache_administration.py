@@ -175,6 +175,23 @@ def test_traffic_gives_a_namespace_the_time_it_wants_and_no_more(namespace):
             assert keep_s - 30 < namespace.redis.ttl(namespace.keys.key(kind)) <= keep_s
 
 
+@pytest.mark.parametrize("is_folded", [True, False])
+def test_nothing_is_imported_unencrypted_beside_what_is_encrypted(shared_server, is_folded):
+    """The cluster, which has keys, would not read it, and in Redis it would lie open."""
+    namespace = Namespace(shared_server.settings, ring=RING)
+    namespace.append(piece("a", 0, [1]))
+    if is_folded:
+        fold(namespace)
+        namespace.redis.delete(namespace.keys.log)
+    without_key = CacheAdministration(namespace.connection)
+    with pytest.raises(NamespaceUnread, match="cannot be read here: a frame is encrypted with key 1; this side has no"):
+        without_key.import_documents(namespace.keys, [document(2, 3)])
+    assert namespace.redis.xlen(namespace.keys.log) == (0 if is_folded else 1)
+    assert administration(namespace).import_documents(namespace.keys, [document(2, 3)]).documents == 1
+    assert namespace.read()[0].num_tokens == 3
+    namespace.connection.close()
+
+
 def test_documents_are_known_by_what_they_say(namespace):
     admin = administration(namespace)
     result = admin.import_documents(namespace.keys, [document(1, 2, 3), document(1, 2, 3), document(1, 2)])
