@@ -130,7 +130,7 @@ class CacheAdministration:
             if keys.namespace == namespace and fingerprint in (None, keys.fingerprint) and _has_content([kind])
         }
         if not found:
-            of = f" of model {fingerprint}" if fingerprint is not None else ""
+            of = f" of model {fingerprint!r}" if fingerprint is not None else ""
             raise NamespaceUnknown(f"there is no namespace {namespace!r}{of} in the cache")
         return sorted(found, key=lambda keys: keys.fingerprint)
 
