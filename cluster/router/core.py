@@ -332,7 +332,7 @@ class RouterCore:
         round.is_assembled = True
         return VerifyBatch(
             round.round_id,
-            [self._verify_item(entry) for entry in round.entries],
+            [self._verify_item(round, entry) for entry in round.entries],
             round.finished,
             self._drafting.num_successors,
         )
@@ -385,7 +385,7 @@ class RouterCore:
                 self._note_progress(entry, verdict, now)
                 continue
             emitted.append((index, sequence.num_tokens, path))
-            if self._emit(round, entry, path, verdict.next_token):
+            if self._emit(round, entry, path, verdict.next_token, now):
                 done.append(sequence)
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
         if verified is not None and accepted is not None:
@@ -509,9 +509,11 @@ class RouterCore:
                 )
         return entries
 
-    def _verify_item(self, entry: RoundEntry) -> VerifyItem:
+    def _verify_item(self, round: Round, entry: RoundEntry) -> VerifyItem:
         sequence = entry.sequence
         start = sequence.target_known
+        if start == 0 and sequence.started_at is None:
+            sequence.started_at = round.planned_at
         delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
         sequence.target_known = sequence.num_tokens
         sequence.is_at_target = True
@@ -572,7 +574,7 @@ class RouterCore:
         else:
             self._set_back(sequence, now)
 
-    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int) -> bool:
+    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, now: float) -> bool:
         """Commit a round's tokens and queue their chunk; True when the sequence has finished.
 
         A stop token ends the sequence and is not part of its tokens; nothing after it is.
@@ -583,6 +585,9 @@ class RouterCore:
         sources = self._credits(round, entry, path)
         tokens.append(next_token)
         sources.append(TARGET)
+        if sequence.chunk_index == 0 and sequence.started_at is not None:
+            self.counters.queue_time.add(sequence.started_at - sequence.arrived_at)
+            self.counters.prefill_time.add(now - sequence.started_at)
         finish: Literal["stop", "length"] | None = None
         if not sequence.stop_tokens.isdisjoint(tokens):
             end = next(index for index, token in enumerate(tokens) if token in sequence.stop_tokens)

@@ -70,6 +70,7 @@ class Round:
     row_budget: int  # draft nodes of all sequences, beside those that are required
     explores: bool  # verify more than seems to pay, to measure the target there
     traffic: Traffic  # what rounds like this one have shown
+    wanted_rows: int = 0  # draft nodes that sequences could use, whether they pay or not
     draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
     awaited_workers: tuple[str, ...] = ()
     asked_draft_model: bool = False

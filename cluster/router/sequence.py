@@ -23,6 +23,7 @@ class Sequence:
     __slots__ = (
         "_buffer",
         "arrival",
+        "arrived_at",
         "begin",
         "chunk_index",
         "deadline",
@@ -50,6 +51,7 @@ class Sequence:
         "request",
         "request_id",
         "seq_id",
+        "started_at",
         "stats",
         "stop_tokens",
         "target_known",
@@ -77,6 +79,8 @@ class Sequence:
         self.request_id = request.request_id
         self.seq_id = seq_id
         self.arrival = arrival  # order of age; kept when the sequence is preempted
+        self.arrived_at = now
+        self.started_at: float | None = None  # its first round was planned; None: it waits
         self.deadline = None if request.timeout_s is None else now + request.timeout_s
         self.num_prompt = len(prompt)
         self.num_tokens = len(prompt)
