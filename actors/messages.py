@@ -61,6 +61,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None  # that what is learnt from its tenant may take in the shared cache; None: no limit
     # Who offers its answer to the public pool: an opaque name of the organisation; "": it stays in its namespace.
     promotes: str = ""
+    caller_id: str = ""  # of the call that it belongs to, for logs and spans; not unique, a client may have made it up
     timeout_s: float | None = None  # None: no deadline
     wants_stats: bool = False  # in every chunk, for a caller that may stop listening before the last one
     drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation

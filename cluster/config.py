@@ -213,6 +213,13 @@ class CacheConfig(_Section):
         return self
 
 
+class ObservabilityConfig(_Section):
+    """What is told of requests and rounds beside the metrics, which are always there."""
+
+    log_format: Literal["text", "json"] = "text"  # to stderr
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # info: a line for each request and its parts
+
+
 class ClusterConfig(_Section):
     """One file describes one cluster."""
 
@@ -223,6 +230,7 @@ class ClusterConfig(_Section):
     gateway: GatewayConfig = GatewayConfig()
     tenants: TenantsConfig = TenantsConfig()
     cache: CacheConfig = CacheConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")
     def _ports_differ(self) -> ClusterConfig:

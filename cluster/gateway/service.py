@@ -22,7 +22,7 @@ from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
 from actors.messages import GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
-from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.errors import ModelNotFound, status_of, unwrap
 from cluster.gateway.fan_in import fan_in
@@ -47,6 +47,7 @@ class PreparedCall:
     """A call that can be served: one request per answer, in order of choice."""
 
     call_id: str
+    origin: CallOrigin
     arrived: float  # time.monotonic()
     call: GenerationCall
     requests: tuple[GenerationRequest, ...]
@@ -99,10 +100,12 @@ class GenerationService:
         """First of all in a call: whose it is. See `Gatekeeper.enter`."""
         return None if self._gatekeeper is None else self._gatekeeper.enter(authorization)
 
-    async def prepare(self, call: GenerationCall, call_id: str, tenant: Tenant | None = None) -> PreparedCall:
-        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit."""
+    async def prepare(
+        self, call: GenerationCall, call_id: str, tenant: Tenant | None = None, origin: CallOrigin | None = None
+    ) -> PreparedCall:
+        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
         with self.counting_refusals():
-            return await self._prepare(call, call_id, tenant, time.monotonic())
+            return await self._prepare(call, call_id, tenant, origin or CallOrigin(call_id), time.monotonic())
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
@@ -138,7 +141,9 @@ class GenerationService:
                 async for piece in pieces:
                     yield piece
 
-    async def _prepare(self, call: GenerationCall, call_id: str, tenant: Tenant | None, arrived: float) -> PreparedCall:
+    async def _prepare(
+        self, call: GenerationCall, call_id: str, tenant: Tenant | None, origin: CallOrigin, arrived: float
+    ) -> PreparedCall:
         model = self.model  # one for the whole call: another may take its place while text is encoded
         if call.model is not None and call.model != model.name:
             raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
@@ -199,12 +204,15 @@ class GenerationService:
                         # What a group has is not one tenant's to limit.
                         cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
                         promotes=scope.promotes,
+                        caller_id=origin.request_id,
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         deadline = time.monotonic() + timeout_s
         shape = stream_shape(self._config, tenant is not None, call.wants_padding)
-        return PreparedCall(call_id, arrived, call, tuple(requests), num_prompt_tokens, deadline, scope, shape, tenant)
+        return PreparedCall(
+            call_id, origin, arrived, call, tuple(requests), num_prompt_tokens, deadline, scope, shape, tenant
+        )
 
     def _max_new_tokens(self, call: GenerationCall, num_prompt: int, max_model_len: int) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
@@ -293,8 +301,22 @@ class GenerationService:
         finally:
             gauge.dec()
             metrics.generation_tokens.inc(text.num_tokens)
+            _log_end(prepared, request, outcome, text.num_tokens)
             if outcome not in ("stop", "length"):
                 metrics.request_failure.labels(outcome).inc()
+
+
+def _log_end(prepared: PreparedCall, request: GenerationRequest, outcome: str, num_tokens: int) -> None:
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    num_prompt, elapsed_s = len(request.prompt_token_ids), time.monotonic() - prepared.arrived
+    logger.info(
+        "%s ended: %s, %d tokens after %d in %.3f s", request.request_id, outcome, num_tokens, num_prompt, elapsed_s,
+        extra={
+            "request_id": prepared.origin.request_id, "answer_id": request.request_id, "outcome": outcome,
+            "prompt_tokens": num_prompt, "completion_tokens": num_tokens, "seconds": round(elapsed_s, 6),
+        },
+    )  # fmt: skip
 
 
 def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
