@@ -58,6 +58,8 @@ class CallOrigin:
     """Where a call comes from, as far as its headers or metadata say."""
 
     request_id: str  # `x-request-id`, or made up here
+    traceparent: str | None = None  # W3C Trace Context, unchecked
+    tracestate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS, HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
-from cluster.gateway.http_app import create_app
+from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import HandleRouterClient
 from cluster.gateway.service import GenerationService
@@ -51,10 +51,20 @@ class Gateway:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
         metrics = GatewayMetrics()
         gatekeeper = None if access is None else Gatekeeper(access, config.replicas, metrics)
-        service = GenerationService(HandleRouterClient(router), tokenizer, model, config, metrics, gatekeeper)
+        self._tracing = None
+        if observability is not None and observability.otlp_endpoint is not None:
+            from cluster.tracing import open_tracing  # OpenTelemetry takes its time to load
+
+            self._tracing = open_tracing(observability, paceline_version())
+        router_client = HandleRouterClient(router)
+        service = GenerationService(router_client, tokenizer, model, config, metrics, gatekeeper, self._tracing)
         self._grpc = InferenceServicer(service, config)
         self._app = create_app(service, config, answers_request_id=False)
         self._following = asyncio.create_task(service.follow_router())
+
+    async def __del__(self) -> None:
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app

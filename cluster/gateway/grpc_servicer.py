@@ -177,7 +177,8 @@ class InferenceServicer:
 
 def _origin_of(context: Context) -> CallOrigin:
     given = {key.lower(): str(value) for key, value in context.invocation_metadata() or ()}
-    return CallOrigin(request_id_of(given.get(REQUEST_ID_HEADER, given.get("request_id"))))
+    found = request_id_of(given.get(REQUEST_ID_HEADER, given.get("request_id")))
+    return CallOrigin(found, given.get("traceparent"), given.get("tracestate"))
 
 
 def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:

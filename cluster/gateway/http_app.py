@@ -99,8 +99,10 @@ class WithRequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        found = request_id_of(Headers(scope=scope).get(REQUEST_ID_HEADER))
-        scope.setdefault("state", {})["origin"] = CallOrigin(found)
+        headers = Headers(scope=scope)
+        found = request_id_of(headers.get(REQUEST_ID_HEADER))
+        origin = CallOrigin(found, headers.get("traceparent"), headers.get("tracestate"))
+        scope.setdefault("state", {})["origin"] = origin
         request_id.set(found)
 
         async def send_with_id(message: Message) -> None:

@@ -29,6 +29,8 @@ from actors.errors import (
 from actors.messages import (
     DraftResult,
     GenerationRequest,
+    RequestTimes,
+    RoundTimes,
     SequenceDelta,
     SpeculationStats,
     TokenChunk,
@@ -607,6 +609,8 @@ class RouterCore:
             if source is not TARGET:
                 stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
                 self.counters.accepted_tokens[source] += 1
+        if sequence.times is not None:
+            _note_times(sequence, sequence.times, round, entry, len(tokens), now)
         self.counters.draft_tokens += entry.num_verified
         self.counters.emitted_tokens += len(tokens)
         self._events.append(
@@ -618,6 +622,7 @@ class RouterCore:
                 sources=tuple(sources),
                 num_cached_tokens=sequence.num_cached if sequence.chunk_index == 0 else 0,
                 stats=_snapshot(stats) if finish or sequence.request.wants_stats else None,
+                times=sequence.times if finish or sequence.request.wants_stats else None,
             )
         )
         sequence.chunk_index += 1
@@ -804,6 +809,24 @@ class RouterCore:
     def _take_events(self) -> list[RouterEvent]:
         events, self._events = self._events, []
         return events
+
+
+def _note_times(
+    sequence: Sequence, times: RequestTimes, round: Round, entry: RoundEntry, num_tokens: int, now: float
+) -> None:
+    """Of a round that emits tokens of the sequence; the one of its first token is the end of the prefill."""
+    arrived_at = sequence.arrived_at
+    times.ended_s = now - arrived_at
+    if sequence.chunk_index == 0:
+        times.started_s = (sequence.started_at or arrived_at) - arrived_at
+        times.first_token_s = times.ended_s
+        return
+    drafted_at = round.assembled_at or round.planned_at
+    times.draft_s += drafted_at - round.planned_at
+    times.verify_s += now - drafted_at
+    if len(times.rounds) < sequence.request.timed_rounds:
+        planned_s, drafted_s = round.planned_at - arrived_at, drafted_at - arrived_at
+        times.rounds.append(RoundTimes(planned_s, drafted_s, times.ended_s, num_tokens, entry.num_verified))
 
 
 def _snapshot(stats: SpeculationStats) -> SpeculationStats:

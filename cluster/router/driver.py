@@ -186,6 +186,7 @@ class RouterDriver:
         started = time.perf_counter()
         batch = self.core.assemble(round, results)
         self.router_seconds += time.perf_counter() - started
+        round.assembled_at = time.monotonic()
         result = await self._verify(batch)
         if not isinstance(result, VerifyResult):
             self.core.abandon_round(round, is_cleared=isinstance(result, Failure))

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.messages import GenerationRequest, SequenceStart, SpeculationStats
+from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats
 from cluster.router.context_class import DraftRecord
 
 _FIRST_ROOM = 256  # tokens of output that fit before the buffer grows
@@ -55,6 +55,7 @@ class Sequence:
         "stats",
         "stop_tokens",
         "target_known",
+        "times",
         "wants_draft_model",
         "wants_head",
         "wants_lookahead",
@@ -81,6 +82,7 @@ class Sequence:
         self.arrival = arrival  # order of age; kept when the sequence is preempted
         self.arrived_at = now
         self.started_at: float | None = None  # its first round was planned; None: it waits
+        self.times = RequestTimes(rounds=[]) if request.timed_rounds >= 0 else None
         self.deadline = None if request.timeout_s is None else now + request.timeout_s
         self.num_prompt = len(prompt)
         self.num_tokens = len(prompt)
