@@ -20,10 +20,10 @@ MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format proto lock clean
+.PHONY: help setup serve test lint format proto dashboards lock clean
 
 help:  ## this list
-	@awk -F ':.*## *' '/^[a-z]+:.*##/ {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## *' '/^[a-z]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(MODEL)  ## virtual environment in .venv with everything pinned, and the demo model
 
@@ -61,6 +61,9 @@ format: $(STAMP)  ## rewrite the sources in the house's format
 
 proto: $(STAMP)  ## regenerate the gRPC code after a change of a .proto file
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+dashboards: $(STAMP)  ## rewrite k8s/observability/dashboards after a change of their source
+	$(BIN)/python -m cluster.observability.dashboards
 
 # The lock is what a fresh environment holds, so that it names nothing that somebody happened to install.
 lock:  ## refresh requirements.lock from pyproject.toml

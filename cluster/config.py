@@ -213,6 +213,24 @@ class CacheConfig(_Section):
         return self
 
 
+class ObservabilityConfig(_Section):
+    """What is told of requests and rounds beside the metrics, which are always there."""
+
+    log_format: Literal["text", "json"] = "text"  # to stderr
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # info: a line for each request and its parts
+    # Spans of requests go there, as OTLP over HTTP: http://collector:4318. None: no tracing. Headers that the collector
+    # wants are taken from $OTEL_EXPORTER_OTLP_HEADERS.
+    otlp_endpoint: str | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose callers have not decided it
+    round_spans: Annotated[int, Field(ge=0, le=256)] = 16  # rounds of a request with spans of their own; the first
+
+    @model_validator(mode="after")
+    def _address(self) -> ObservabilityConfig:
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.otlp_endpoint):
+            raise ValueError("otlp_endpoint must be a URL like http://collector:4318")
+        return self
+
+
 class ClusterConfig(_Section):
     """One file describes one cluster."""
 
@@ -223,6 +241,7 @@ class ClusterConfig(_Section):
     gateway: GatewayConfig = GatewayConfig()
     tenants: TenantsConfig = TenantsConfig()
     cache: CacheConfig = CacheConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")
     def _ports_differ(self) -> ClusterConfig:

@@ -14,7 +14,9 @@ from ray.util import get_node_ip_address
 
 from actors.draft_worker import DraftSettings, DraftWorker
 from actors.errors import Unavailable
+from cluster.config import ObservabilityConfig
 from cluster.directory import WorkerEntry
+from cluster.logs import configure_logging
 from cluster.registration import Registration
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,11 @@ class DraftReplica:
     It carries no requests. Until the model is there the cluster decodes without this worker.
     """
 
-    def __init__(self, settings: DraftSettings, directory_name: str) -> None:
+    def __init__(
+        self, settings: DraftSettings, directory_name: str, observability: ObservabilityConfig | None = None
+    ) -> None:
+        if observability is not None:
+            configure_logging(observability, "draft")
         self._settings = settings
         self._directory_name = directory_name
         self._worker: DraftWorker | None = None
@@ -73,7 +79,9 @@ class DraftReplica:
             self._error = f"{type(error).__name__}: {error}"
 
 
-def draft_pool_application(settings: DraftSettings, directory_name: str, workers: int) -> serve.Application:
+def draft_pool_application(
+    settings: DraftSettings, directory_name: str, workers: int, observability: ObservabilityConfig | None = None
+) -> serve.Application:
     gpu = settings.device.startswith("cuda")
     deployment = serve.deployment(DraftReplica).options(
         name="DraftPool",
@@ -83,4 +91,4 @@ def draft_pool_application(settings: DraftSettings, directory_name: str, workers
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=5.0,
     )
-    return deployment.bind(settings, directory_name)
+    return deployment.bind(settings, directory_name, observability)

@@ -181,6 +181,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             start_timeout_s=config.target.start_timeout_s,
             batch_limit_s=config.router.verify_timeout_s,
             health_timeout_s=config.target.health_timeout_s,
+            observability=config.observability,
         )
     ]
     if plan.draft is not None:
@@ -196,7 +197,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             ahead=plan.draft_ahead,
             target=plan.target,
         )
-        upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
+        upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers, config.observability))
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
@@ -210,9 +211,12 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         TARGET_ID,
         *upstream,
         promotion=promotion,
+        observability=config.observability,
     )
     model = served_model(plan)
-    return gateway_application(router, str(plan.target.path), model, config.gateway, access=plan.access)
+    return gateway_application(
+        router, str(plan.target.path), model, config.gateway, access=plan.access, observability=config.observability
+    )
 
 
 def served_model(plan: ClusterPlan) -> ServedModel:

@@ -15,7 +15,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.target_worker import TargetSettings, TargetWorker
+from cluster.config import ObservabilityConfig
 from cluster.directory import WorkerEntry
+from cluster.logs import configure_logging
 from cluster.registration import Registration
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,11 @@ def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
 class TargetRank:
     """Actor shell of one rank. Rank 0 enters itself in the directory once the whole group serves."""
 
-    def __init__(self, settings: TargetSettings, rank: int, incarnation: int) -> None:
+    def __init__(
+        self, settings: TargetSettings, rank: int, incarnation: int, observability: ObservabilityConfig | None = None
+    ) -> None:
+        if observability is not None:
+            configure_logging(observability, f"target rank {rank}")
         self._worker = TargetWorker(settings, rank, incarnation)
         self._incarnation = incarnation
         self._registration: Registration | None = None
@@ -90,7 +96,10 @@ class TargetGroup:
         start_timeout_s: float,
         batch_limit_s: float,
         health_timeout_s: float,
+        observability: ObservabilityConfig | None = None,
     ) -> None:
+        if observability is not None:
+            configure_logging(observability, "target")
         self._batch_limit_s = batch_limit_s
         self._health_timeout_s = health_timeout_s
         self._is_healthy = True
@@ -103,7 +112,7 @@ class TargetGroup:
             options: dict[str, object] = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "max_concurrency": 4}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
-            self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation))
+            self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation, observability))
         try:
             async with asyncio.timeout(start_timeout_s):
                 meeting = await self._ranks[0].open_meeting.remote() if settings.tensor_parallel > 1 else None
@@ -151,6 +160,7 @@ def target_group_application(
     start_timeout_s: float,
     batch_limit_s: float,
     health_timeout_s: float,
+    observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
     """One target group as a Serve application, started anew when a batch takes longer than `batch_limit_s`, or a rank
     does not say within `health_timeout_s` how it is, three times in a row.
@@ -177,4 +187,5 @@ def target_group_application(
         start_timeout_s=start_timeout_s,
         batch_limit_s=batch_limit_s,
         health_timeout_s=health_timeout_s,
+        observability=observability,
     )

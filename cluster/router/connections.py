@@ -31,6 +31,7 @@ class Connections:
         self._greeting: asyncio.Task[None] | None = None
         self.target: tuple[WorkerInfo, AsyncLink] | None = None
         self._closed_drops: Counter[str] = Counter()  # of links that are closed by now
+        self._closed_traffic: Counter[str] = Counter()
         self._worker_drops: Counter[str] = Counter()  # of workers that are gone by now
 
     async def refresh(self, entries: list[WorkerEntry]) -> None:
@@ -66,6 +67,16 @@ class Connections:
         """Messages dropped and calls timed out on the router's end of all links there have been, by reason."""
         return sum((_drops_of(link) for link in self.links()), self._closed_drops)
 
+    def traffic(self) -> Counter[str]:
+        """What has gone over the router's end of all links there have been: sent, received (messages), sent_bytes,
+        received_bytes, closed (connections that ended)."""
+        return sum((_traffic_of(link) for link in self.links()), self._closed_traffic)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls to workers that wait for their answer."""
+        return sum(link.in_flight for link in self.links())
+
     def worker_drops(self) -> Counter[str]:
         """The same of the workers' ends, as they last told the directory."""
         told = (Counter(dict(entry.link_drops)) for entry, _ in self._links.values())
@@ -93,6 +104,7 @@ class Connections:
         entry, link = self._links.pop(worker_id)
         link.close()
         self._closed_drops += _drops_of(link)
+        self._closed_traffic += _traffic_of(link)
         self._worker_drops += Counter(dict(entry.link_drops))
         if self.target is not None and self.target[1] is link:
             self.target = None
@@ -102,6 +114,17 @@ def _drops_of(link: AsyncLink) -> Counter[str]:
     drops: Counter[str] = Counter(timeout=link.stats.timeouts)
     drops.update(link.stats.dropped)
     return drops
+
+
+def _traffic_of(link: AsyncLink) -> Counter[str]:
+    stats = link.stats
+    return Counter(
+        sent=stats.sent,
+        received=stats.received,
+        sent_bytes=stats.sent_bytes,
+        received_bytes=stats.received_bytes,
+        closed=stats.closed,
+    )
 
 
 async def keep_connected(

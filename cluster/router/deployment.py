@@ -17,9 +17,10 @@ from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.namespaces import OPEN
 from cache_service.soft_exchange import DELTA_BYTES
-from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationConfig
+from cluster.config import CacheConfig, DraftConfig, ObservabilityConfig, RouterConfig, SpeculationConfig
 from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 from cluster.gateway.router_client import RouterStatus
+from cluster.logs import configure_logging, request_id
 from cluster.metrics import RouterMetrics
 from cluster.promotion import PromotionSource
 from cluster.router.connections import Connections, keep_connected
@@ -49,7 +50,10 @@ class Router:
         target_id: str,
         *upstream: Any,
         promotion: PromotionSource | None = None,
+        observability: ObservabilityConfig | None = None,
     ) -> None:
+        if observability is not None:
+            configure_logging(observability, "router")
         self._config = config
         self._speculation = speculation
         self._draft = draft
@@ -75,14 +79,19 @@ class Router:
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        request_id.set(request.caller_id)  # for all that is logged in this task
         if self._driver is None:
             raise Unavailable("the target group has not started yet")
+        logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
         chunks = self._driver.generate(request)
+        num_tokens = 0
         try:
             async for chunk in chunks:
+                num_tokens += len(chunk.token_ids)
                 yield chunk
         finally:
             await chunks.aclose()
+            logger.info("%s left with %d tokens", request.request_id, num_tokens)
 
     async def status(self) -> RouterStatus:
         return status_of(self._driver, len(self._connections.draft_links()))
@@ -171,8 +180,9 @@ def router_application(
     target_id: str,
     *upstream: Any,
     promotion: PromotionSource | None = None,
+    observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """promotion: None: what tenants say stays with them."""
+    """promotion: None: what tenants say stays with them. observability: None: logs are as the process has them."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=1,
@@ -184,4 +194,4 @@ def router_application(
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     arguments = (config, speculation, draft, cache, model, directory_name, target_id, *upstream)
-    return deployment.bind(*arguments, promotion=promotion)
+    return deployment.bind(*arguments, promotion=promotion, observability=observability)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,15 @@ from cluster.router.rejection_chain import parent_confidence
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
+
+PlannerDecision = Literal[
+    "drafted",  # drafts are verified
+    "explored",  # drafts are verified beyond what seems to pay, to measure
+    "declined",  # there were drafts, and none of them pays
+    "nothing_proposed",
+    "no_row_pays",  # even a sure draft would not: the target is busy enough
+    "not_wanted",  # prompts alone, requests without drafts, last tokens
+]
 
 _LAST_EXPLORE_ROUNDS = 128  # between rounds that verify more than seems to pay, after a while
 _IDLE_EXPLORE_ROUNDS = 512  # and where drafts never pay
@@ -76,6 +86,7 @@ class DraftChoice:
                 entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
         wanted = min(wanted, self._max_rows)
+        round.wanted_rows = wanted
         if not wanted:
             return
         traffic = round.traffic
@@ -121,6 +132,8 @@ class DraftChoice:
             fixed_s += self._head_s
         chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
         self._choose_nodes(round, chain_tokens, chain_rows, fixed_s)
+        if round.entries:
+            self._counters.planner_rounds[_decision_of(round)] += 1
 
     def learn(
         self, round: Round, emitted: list[Emitted], verify_s: float, head_s: float, now: float
@@ -267,6 +280,7 @@ class DraftChoice:
             np.array(stop_start, np.int32),
         )
         merged, round.proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        self._counters.proposed_nodes += len(merged)
         if not round.proposed.is_valid.all():
             for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
                 if not is_valid:
@@ -291,6 +305,16 @@ class DraftChoice:
                 entry.node_start, entry.node_end = start[index], start[index + 1]
                 entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
                 entry.parents = forest.parents[entry.node_start : entry.node_end]
+
+
+def _decision_of(round: Round) -> PlannerDecision:
+    if any(len(entry.token_ids) for entry in round.entries):
+        return "explored" if round.explores else "drafted"
+    if any(entry.proposals for entry in round.entries):
+        return "declined"
+    if round.row_budget:
+        return "nothing_proposed"
+    return "no_row_pays" if round.wanted_rows else "not_wanted"
 
 
 def _owed_to(source: int, masks: list[int]) -> int:

@@ -186,6 +186,7 @@ class RouterDriver:
         started = time.perf_counter()
         batch = self.core.assemble(round, results)
         self.router_seconds += time.perf_counter() - started
+        round.assembled_at = time.monotonic()
         result = await self._verify(batch)
         if not isinstance(result, VerifyResult):
             self.core.abandon_round(round, is_cleared=isinstance(result, Failure))
@@ -213,7 +214,12 @@ class RouterDriver:
     async def _collect(
         self, round: Round, asked: dict[str, asyncio.Task[DraftResult | None]]
     ) -> dict[str, DraftResult | None]:
-        return {worker_id: await task for worker_id, task in asked.items()}
+        if not asked:
+            return {}
+        started = time.perf_counter()
+        results = {worker_id: await task for worker_id, task in asked.items()}
+        self.core.counters.draft_lateness.add(time.perf_counter() - started)
+        return results
 
     async def _verify(self, batch: VerifyBatch) -> VerifyResult | Failure | None:
         link = self._target
