@@ -251,7 +251,7 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
         return ClusterConfig.model_validate(data)
     except ValidationError as error:
         where = str(path) if path is not None else "configuration"
-        raise ConfigError(f"{where}: {_describe(error)}") from None
+        raise ConfigError(f"{where}: {describe(error)}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -286,7 +286,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     section[parts[-1]] = value
 
 
-def _describe(error: ValidationError) -> str:
+def describe(error: ValidationError) -> str:
+    """What is wrong with a configuration, in one line."""
     parts = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"]) or "configuration"
