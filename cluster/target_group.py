@@ -29,16 +29,23 @@ class RankHealth:
     num_batches: int  # progress; only rank 0 counts
     busy_s: float  # how long the present batch has taken so far; 0 between batches, and on other ranks
     process_id: int
+    turn_s: float = 0.0  # the same of the present turn of its loop, in a batch or not
 
 
 def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
-    """Raises Unavailable when a rank no longer serves, or has been at one batch for longer than the limit."""
+    """Raises Unavailable when a rank no longer serves, or has been at one batch, or anything else that its loop does,
+    for longer than the limit."""
     for rank, health in enumerate(ranks):
         if health.failure is not None:
             raise Unavailable(f"target rank {rank}: {health.failure}")
         if health.busy_s > batch_limit_s:
             raise Unavailable(
                 f"target rank {rank}: a batch has been running for {health.busy_s:.1f} s, "
+                f"the limit is {batch_limit_s:g} s"
+            )
+        if health.turn_s > batch_limit_s:
+            raise Unavailable(
+                f"target rank {rank}: its loop has stood still for {health.turn_s:.1f} s, outside of a batch; "
                 f"the limit is {batch_limit_s:g} s"
             )
 
@@ -73,7 +80,8 @@ class TargetRank:
 
     @ray.method
     def health(self) -> RankHealth:
-        return RankHealth(self._worker.failure, self._worker.num_batches, self._worker.busy_s, os.getpid())
+        worker = self._worker
+        return RankHealth(worker.failure, worker.num_batches, worker.busy_s, os.getpid(), worker.turn_s)
 
     @ray.method
     def stop(self) -> None:

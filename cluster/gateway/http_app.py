@@ -190,7 +190,10 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/livez", tags=["operation"])
     async def livez() -> Response:
-        """Whether this gateway answers; says nothing of the router."""
+        """503 when the router's rounds have stopped, which only a restart mends; by what it last said."""
+        status = service.last_status
+        if status is not None and not status.live:
+            return _json({"status": "stopped", "detail": status.detail}, 503)
         return _json({"status": "live"})
 
     @app.get("/readyz", tags=["operation"])

@@ -80,13 +80,18 @@ class GenerationService:
         self._gatekeeper = gatekeeper
         self._tracing = tracing
         self.model = model
+        self.last_status: RouterStatus | None = None  # None: no router has answered
         self.metrics = metrics or GatewayMetrics()
         self._codec = TextCodec(tokenizer, model.name)
         self._config = config
 
     async def router_status(self) -> RouterStatus:
         """Raises what `RouterClient.status` raises."""
-        status = await self.router.status()
+        try:
+            status = self.last_status = await self.router.status()
+        except Exception:
+            self.last_status = None
+            raise
         if status.max_model_len not in (None, self.model.max_model_len):
             self.model = replace(self.model, max_model_len=status.max_model_len)
         return status
