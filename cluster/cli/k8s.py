@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import typer
 
+from cluster.deploy.chart import chart_files
 from cluster.deploy.drain import drain as wait_for_requests
 from cluster.deploy.kustomize import rendered_files
 from cluster.deploy.pods import METRICS_PORT
@@ -17,8 +18,8 @@ app = typer.Typer(no_args_is_help=True, help="Manifests for Kubernetes.")
 
 @app.command()
 def render(out: Path = typer.Option(Path("k8s"), help="The directory to write.")) -> None:
-    """Write base, overlays and components anew from the values in cluster/deploy."""
-    files = rendered_files()
+    """Write base, overlays, components and chart anew from the values in cluster/deploy."""
+    files = rendered_files() | {f"chart/{name}": text for name, text in chart_files().items()}
     try:
         for name, text in files.items():
             path = out / name

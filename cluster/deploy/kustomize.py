@@ -51,7 +51,7 @@ def _overlay(name: str, values: DeployValues) -> dict[str, str]:
         if key in given and (operations := json_patch(given[key], manifest)):
             kind, object_name = key
             file = f"{kind.lower()}-{object_name}.patch.yaml"
-            files[f"{folder}/{file}"] = _text([operations])
+            files[f"{folder}/{file}"] = HEADER + yaml_text([operations])
             patches.append({"path": file, "target": {"kind": kind, "name": object_name}})
     if patches:
         kustomization["patches"] = patches
@@ -70,8 +70,8 @@ def _tree(folder: str, objects: list[Object], kustomization: dict[str, Any]) -> 
     resources = [*kustomization.pop("resources", []), *(f"{part}.yaml" for part in parts)]
     if resources:
         head["resources"] = resources
-    files = {f"{folder}/{part}.yaml": _text(group) for part, group in parts.items()}
-    files[f"{folder}/kustomization.yaml"] = _text([head | kustomization])
+    files = {f"{folder}/{part}.yaml": HEADER + yaml_text(group) for part, group in parts.items()}
+    files[f"{folder}/kustomization.yaml"] = HEADER + yaml_text([head | kustomization])
     return files
 
 
@@ -89,5 +89,5 @@ def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _string)
 
 
-def _text(documents: list[Any]) -> str:
-    return HEADER + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000)
+def yaml_text(documents: list[Any]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import ClusterConfig
+from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
 from cluster.deploy.drain import drain, ongoing_requests
 from cluster.deploy.json_patch import json_patch
 from cluster.deploy.kustomize import overlay_manifests, rendered_files
@@ -67,11 +68,11 @@ def containers_of(spec):
 
 
 def test_what_is_committed_is_what_the_values_say():
-    rendered = rendered_files()
+    rendered = rendered_files() | {f"chart/{name}": text for name, text in chart_files().items()}
     committed = {
         str(path.relative_to(K8S)): path.read_text(encoding="utf-8")
-        for folder in ("base", "overlays", "components")
-        for path in (K8S / folder).rglob("*.yaml")
+        for folder in ("base", "overlays", "components", "chart")
+        for path in (K8S / folder).rglob("*.*")
     }
     assert committed.keys() == rendered.keys(), "run `paceline k8s render`"
     for name, text in rendered.items():
@@ -451,6 +452,75 @@ def test_a_pod_whose_ray_has_ended_does_not_wait():
     time = Time()
     assert drain(lambda: None, 5, 600, time.clock, time.sleep)
     assert time.now < 125
+
+
+# --- the chart
+
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on the PATH")
+
+
+def helm(*arguments):
+    command = ["helm", "template", "release", K8S / "chart", "--namespace", "elsewhere", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@needs_helm
+@every_profile
+def test_the_chart_makes_of_a_profile_what_its_values_say(name):
+    done = helm("--set", f"profile={name}")
+    assert done.returncode == 0, done.stderr
+    made = {identity(each): each for each in yaml.safe_load_all(done.stdout) if each}
+    values = PROFILES[name].model_copy(update={"namespace": "elsewhere"})
+    assert made == {identity(each): each for each in profile_manifests(name, values)}
+
+
+@needs_helm
+def test_chosen_values_are_in_the_manifests_as_if_the_profile_had_them():
+    done = helm("--set", "profile=prod-70b,draft.max=3,model.target=/models/8,target.kv_cache_tokens=4096,image.tag=v9")
+    assert done.returncode == 0, done.stderr
+    made = {identity(each): each for each in yaml.safe_load_all(done.stdout) if each}
+    values = OVERLAYS["prod-70b"].model_dump()
+    values["namespace"] = "elsewhere"
+    values["draft"]["max"], values["model"]["target"] = 3, "/models/8"
+    values["target"]["kv_cache_tokens"], values["image"]["tag"] = 4096, "v9"
+    wanted = {identity(each): each for each in profile_manifests("prod-70b", DeployValues.model_validate(values))}
+    for objects in (made, wanted):  # Helm writes texts in quotes
+        spec = objects["RayService", "paceline"]["spec"]
+        spec["serveConfigV2"] = yaml.safe_load(spec["serveConfigV2"])
+    assert made == wanted
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("draft.maximum=3", "maximum"),
+        ("drafts.max=3", "drafts"),
+        ("router.min=-1", "router.min"),
+        ("profile=laptops", "profile"),
+        ("profile=laptop,cache.secret=mine", "cache.secret cannot be chosen in profile laptop"),
+    ],
+)
+def test_the_chart_refuses_values_by_name(setting, told):
+    done = helm("--set", setting)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_the_schema_of_the_chart_is_closed_and_has_the_limits_of_the_configuration():
+    schema = json.loads(chart_files()["values.schema.json"])
+    assert schema == values_model().model_json_schema()
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(yaml.safe_load(chart_files()["values.yaml"]))
+    assert validator.is_valid({"profile": "laptop", "draft": {"max": 3}})
+    for wrong in ({"drafts": {}}, {"draft": {"maximum": 3}}, {"draft": {"max": 4096}}, {"profile": "laptops"}):
+        assert not validator.is_valid(wrong), wrong
+
+
+def test_the_marks_of_the_chart_stand_for_themselves_alone():
+    text = "".join(rendered_files().values())
+    for mark in MARKS.values():
+        assert str(mark) not in text
 
 
 # --- container files
