@@ -16,12 +16,13 @@ from transformers import AutoTokenizer
 from cluster.config import GatewayConfig, ObservabilityConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
-from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS, HostedGrpcOptions
+from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import HandleRouterClient
 from cluster.gateway.service import GenerationService
+from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
 from cluster.logs import configure_logging
 from cluster.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess
