@@ -68,7 +68,7 @@ class ClusterPlan:
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
         ranks = self.config.target.tensor_parallel
-        drafts = 0.5 * self.config.draft.workers if self.draft is not None else 0.0
+        drafts = 0.5 * self.config.draft.most_workers if self.draft is not None else 0.0
         return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
 
     @property
@@ -196,7 +196,11 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             ahead=plan.draft_ahead,
             target=plan.target,
         )
-        upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
+        upstream.append(
+            draft_pool_application(
+                draft, DIRECTORY, config.draft.workers, config.draft.most_workers, config.autoscaling
+            )
+        )
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)

@@ -59,11 +59,11 @@ class Connections:
         await self._greet_target()
 
     def draft_links(self) -> dict[str, AsyncLink]:
-        """Links to draft workers that are up."""
+        """Links to draft workers that are up and stay."""
         return {
             worker_id: link
             for worker_id, (entry, link) in self._links.items()
-            if entry.role == "draft" and link.is_alive
+            if entry.role == "draft" and link.is_alive and not entry.is_leaving
         }
 
     def links(self) -> list[AsyncLink]:

@@ -45,6 +45,7 @@ from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
+from cluster.router.draft_scaling import DraftScaling
 from cluster.router.drafting import Drafting
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
 from cluster.router.required_rows import check_required_rows
@@ -112,6 +113,7 @@ class RouterCore:
         self._by_request: dict[str, Sequence] = {}
         self._by_seq_id: dict[int, Sequence] = {}
         self._traffic = TrafficRecords()
+        self.draft_scaling = DraftScaling()
         self._drafting = Drafting(
             drafters,
             speculation.drafters,
@@ -122,6 +124,7 @@ class RouterCore:
             self._by_seq_id,
             self.counters,
             SharedPhrases(index) if index is not None and OUROBOROS in speculation.drafters else None,
+            self.draft_scaling,
         )
         self.acceptance = AcceptanceWatch(self._drafting.names)
         self._choice = DraftChoice(
@@ -133,6 +136,7 @@ class RouterCore:
             config.max_running,
             self._drafting.head,
             self._drafting.most_required,
+            self.draft_scaling,
         )
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, to be freed

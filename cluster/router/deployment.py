@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 8192
 _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
+_DEMAND_PERIOD_S = 1.0  # between words to the directory of what draft workers are worth
 
 
 class Router:
@@ -54,6 +57,8 @@ class Router:
         self._speculation = speculation
         self._draft = draft
         self._directory_name = directory_name
+        self._router_id = secrets.token_hex(8)
+        self._told_demand_at = 0.0
         self._directory: DirectoryHandle = find_directory(directory_name)
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys, target_id)
@@ -107,12 +112,20 @@ class Router:
 
     async def _list_workers(self) -> list[WorkerEntry]:
         try:
+            self._tell_demand()
             async with asyncio.timeout(5.0):
                 entries: list[WorkerEntry] = await self._directory.workers.remote()
         except ray.exceptions.ActorDiedError:
             self._directory = find_directory(self._directory_name)
             raise
         return entries
+
+    def _tell_demand(self) -> None:
+        now = time.monotonic()
+        if self._driver is not None and now - self._told_demand_at >= _DEMAND_PERIOD_S:
+            self._told_demand_at = now
+            # Whether it arrives is of no matter: the next word comes soon.
+            self._directory.tell_demand.remote(self._router_id, self._driver.core.draft_scaling.demand(now))
 
     def _adopt(self) -> None:
         """Give the driver the links that stand now."""

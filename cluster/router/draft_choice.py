@@ -12,6 +12,7 @@ from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import SourceCalibration
 from cluster.router.context_class import DraftRecord
 from cluster.router.counters import RouterCounters
+from cluster.router.draft_scaling import DraftScaling
 from cluster.router.planner import (
     Proposal,
     SequenceLimits,
@@ -50,9 +51,11 @@ class DraftChoice:
         max_sequences: int,
         head: int | None = None,
         most_required: Mapping[int, int] = MappingProxyType({}),
+        scaling: DraftScaling | None = None,
     ) -> None:
         """max_rows: draft nodes of all sequences in a round, the required ones included; max_sequences: in a round;
-        most_required: nodes that a source requires of a sequence, by its index, if it does."""
+        most_required: nodes that a source requires of a sequence, by its index, if it does; scaling: told of the rounds
+        that asked draft workers."""
         self._step_times = step_times
         self._names = list(names)
         # Source indices of the draft workers; a sequence has drafts of one of them only.
@@ -63,6 +66,7 @@ class DraftChoice:
         self._vocab_size = vocab_size
         self._counters = counters
         self._head = head
+        self._scaling = scaling or DraftScaling()
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
     def set_budgets(self, round: Round) -> None:
@@ -174,6 +178,8 @@ class DraftChoice:
             round.traffic.draft_wait.observe(
                 round.num_emitting, round.asked_draft_model, num_tokens, num_gained, outside_s, decoding_s
             )
+            if round.asked_draft_model:
+                self._observe_scaling(round, num_tokens, num_gained, outside_s, decoding_s, now)
             if self._head is not None and (round.asked_head or self._has_head_drafts(round)):
                 # The head drafts at the end of one round what the next one verifies; either half is a round's share.
                 # Without it, the rows of its own nodes would not have been computed either.
@@ -197,6 +203,14 @@ class DraftChoice:
     def drop(self, namespace: str) -> None:
         """Forget what drafts have been worth in a namespace."""
         self._calibration.drop(namespace)
+
+    def _observe_scaling(
+        self, round: Round, tokens: int, gained: int, outside_s: float, decoding_s: float, now: float
+    ) -> None:
+        overhead_s = min(outside_s, round.traffic.draft_wait.overhead_s)
+        num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
+        wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
+        self._scaling.observe_round(num_sequences, round.num_draft_workers, tokens, gained, wait_s, plain_s, now)
 
     def _group(self, sequence: Sequence) -> int:
         """Of the sequence's curves."""

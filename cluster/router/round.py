@@ -72,6 +72,7 @@ class Round:
     traffic: Traffic  # what rounds like this one have shown
     draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
     awaited_workers: tuple[str, ...] = ()
+    num_draft_workers: int = 0  # that there were to ask
     asked_draft_model: bool = False
     asked_head: bool = False  # to draft, not only to take rows in
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer

@@ -318,6 +318,21 @@ async def test_draft_workers_come_and_go_in_the_middle_of_streams() -> None:
         assert one.core.counters.drafted_tokens["draft_model"] > 0
 
 
+async def test_a_draft_worker_that_leaves_is_asked_for_nothing_more_and_no_draft_is_lost() -> None:
+    async with cluster(drafts=2) as one:
+        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(6)]
+        await until(lambda: all(one.workers[f"draft-{index}"].engine.num_batches > 5 for index in range(2)))
+        leaving = one.workers["draft-0"]
+        one.listed = [replace(entry, is_leaving=entry is leaving.entry) for entry in one.listed]
+        await until(lambda: list(one.driver._draft_links) == ["draft-1"])
+        num_rounds = one.core.counters.rounds
+        await until(lambda: one.core.counters.rounds > num_rounds + 2 or all(stream.done() for stream in streams))
+        num_batches = leaving.engine.num_batches
+        await asyncio.gather(*streams)
+        assert leaving.engine.num_batches == num_batches
+        leaving.engine.sequences.clear()  # what it held goes with it
+
+
 async def test_a_target_is_there_only_when_a_first_token_has_come_out_of_it() -> None:
     async with cluster() as one:
         await one.stop("target")
@@ -525,6 +540,7 @@ async def test_rounds_that_break_end_every_stream_at_once() -> None:
         one.driver.close()
         one.connections.close()
         await one.stop("target")
+
 
 # Connections
 
