@@ -663,17 +663,3 @@ _ALL = (
     ),
 )
 RULES = {rule.id: rule for rule in _ALL}
-
-
-def as_markdown() -> str:
-    """The rules as tables, one a layer."""
-    parts = []
-    for layer in dict.fromkeys(rule.layer for rule in _ALL):
-        rows = [
-            f"| `{rule.id}`{' (warning)' if rule.level == 'warning' else ''} | {rule.says} | {rule.why} | {rule.fix} |"
-            for rule in _ALL
-            if rule.layer == layer
-        ]
-        head = ["| Rule | What must hold | Why | How to mend |", "| --- | --- | --- | --- |"]
-        parts.append("\n".join([f"## {layer}", "", *head, *rows]))
-    return "\n\n".join(parts) + "\n"
