@@ -9,14 +9,18 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import ROUND_CEILING
 from typing import Any
 
 from cluster.validate.finding import Location, Problem
 from cluster.validate.quantity import parse_quantity
 from cluster.validate.ray_cluster import groups_of, has_autoscaler
+from cluster.validate.resources import is_extended
 from cluster.validate.tree import mapping, whole
 
 Resources = dict[str, float]
+
+_FOUND_BY_RAY = ("memory", "object_store_memory", "TPU", "HPU", "NPU", "neuron_cores")  # on every node, by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class NodeKind:
     count: int
 
     def of(self, name: str) -> float:
-        return math.inf if name in self.found_by_ray else self.resources.get(name, 0.0)
+        if name in self.found_by_ray or name.startswith(_FOUND_BY_RAY) or ":" in name:
+            return math.inf
+        return self.resources.get(name, 0.0)
 
 
 def node_kinds(cluster: dict[str, Any], where: Location) -> list[NodeKind]:
@@ -66,7 +72,10 @@ def _node_kind(name: str, spec: dict[str, Any], container: dict[str, Any], count
     _enter(found, unknown, "CPU", cpus, missing=math.inf)
     devices = [value for key, value in limits.items() if str(key).endswith("gpu")]
     gpus = parameters.get("num-gpus") or own.get("GPU") or (devices[0] if devices else None)
-    _enter(found, unknown, "GPU", gpus, missing=0.0)
+    # Parts of GPUs, claims of devices and runtime classes may bring some that Ray then finds.
+    may_have = any(is_extended(str(key)) for key in limits) or bool(mapping(container, "resources").get("claims"))
+    may_have = may_have or bool(mapping(spec, "template", "spec").get("runtimeClassName"))
+    _enter(found, unknown, "GPU", gpus, missing=math.inf if may_have else 0.0)
     custom = parameters.get("resources")
     if isinstance(custom, str) and custom:
         try:
@@ -83,7 +92,7 @@ def _node_kind(name: str, spec: dict[str, Any], container: dict[str, Any], count
 def _enter(found: Resources, unknown: set[str], name: str, text: object, missing: float) -> None:
     value = parse_quantity(text)
     if value is not None:
-        found[name] = float(math.ceil(value))
+        found[name] = float(value.to_integral_value(ROUND_CEILING))
     elif missing:
         unknown.add(name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.validate.finding import Location, Problem
 from cluster.validate.naming import is_label_value, is_qualified_name
-from cluster.validate.tree import items, mapping
+from cluster.validate.tree import items, listed, mapping
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
@@ -33,7 +33,7 @@ def check_selector(selector: object, where: Location) -> Iterator[Problem]:
     for index, expression in items(selector, "matchExpressions"):
         place = (*where, "matchExpressions", index)
         operator = expression.get("operator")
-        values = expression.get("values") or []
+        values = listed(expression, "values")
         if isinstance(operator, str) and operator not in _OPERATORS:
             yield Problem("enum", (*place, "operator"), f"{operator!r}; it must be one of {', '.join(_OPERATORS)}")
         elif operator in ("In", "NotIn") and not values:
@@ -51,7 +51,7 @@ def selects(selector: object, labels: dict[str, Any]) -> bool:
         wanted, operator, values = (
             str(expression.get("key")),
             expression.get("operator"),
-            expression.get("values") or [],
+            listed(expression, "values"),
         )
         if operator == "In" and labels.get(wanted) not in values:
             return False

@@ -14,7 +14,7 @@ from cluster.validate.labels import check_metadata, check_selector, selects
 from cluster.validate.naming import is_config_key, is_label, is_port, is_port_name, is_service_label, is_subdomain
 from cluster.validate.pods import check_pod, check_template, one_of
 from cluster.validate.quantity import parse_quantity
-from cluster.validate.tree import items, mapping, strings, whole
+from cluster.validate.tree import items, listed, mapping, strings, whole
 
 Manifest = dict[str, Any]
 
@@ -167,7 +167,7 @@ def check_service_spec(spec: Manifest, where: Location) -> Iterator[Problem]:
     yield from one_of(spec, "externalTrafficPolicy", ("Cluster", "Local"), where)
     yield from one_of(spec, "internalTrafficPolicy", ("Cluster", "Local"), where)
     ports = items(spec, "ports")
-    names, numbers = set[str](), set[tuple[object, object]]()
+    names, numbers = set[str](), set[tuple[str, str]]()
     kind = spec.get("type", "ClusterIP")
     if kind == "ExternalName" and not spec.get("externalName"):
         yield Problem("service-type", (*where, "externalName"), "type ExternalName needs it")
@@ -188,7 +188,7 @@ def check_service_spec(spec: Manifest, where: Location) -> Iterator[Problem]:
             names.add(name)
         yield from one_of(port, "protocol", ("TCP", "UDP", "SCTP"), place)
         number = port.get("port")
-        key = (number, port.get("protocol", "TCP"))
+        key = (str(number), str(port.get("protocol", "TCP")))
         if key in numbers:
             yield Problem("port-name-unique", (*place, "port"), f"{number} is given twice")
         numbers.add(key)
@@ -253,8 +253,7 @@ def _autoscaler(manifest: Manifest) -> Iterator[Problem]:
 def _network_policy(manifest: Manifest) -> Iterator[Problem]:
     spec = mapping(manifest, "spec")
     yield from check_selector(spec.get("podSelector"), ("spec", "podSelector"))
-    types = spec.get("policyTypes")
-    for index, name in enumerate(types if isinstance(types, list) else []):
+    for index, name in enumerate(listed(spec, "policyTypes")):
         if name not in ("Ingress", "Egress"):
             yield Problem("enum", ("spec", "policyTypes", index), f"{name!r}; it must be Ingress or Egress")
     for direction, peers in (("ingress", "from"), ("egress", "to")):
@@ -277,8 +276,7 @@ def _peer(peer: Manifest, where: Location) -> Iterator[Problem]:
     network = _network(block.get("cidr"))
     if block and network is None:
         yield Problem("cidr", (*where, "ipBlock", "cidr"), f"{block.get('cidr')!r} is no range of addresses")
-    exceptions = block.get("except")
-    for index, text in enumerate(exceptions if isinstance(exceptions, list) else []):
+    for index, text in enumerate(listed(block, "except")):
         hole = _network(text)
         if hole is None:
             yield Problem("cidr", (*where, "ipBlock", "except", index), f"{text!r} is no range of addresses")
@@ -356,10 +354,10 @@ def _volume_claim(manifest: Manifest) -> Iterator[Problem]:
 
 
 def _claim(spec: Manifest, where: Location) -> Iterator[Problem]:
-    modes = spec.get("accessModes")
+    modes = listed(spec, "accessModes")
     if not modes:
         yield Problem("volume-claim", (*where, "accessModes"), "there is none")
-    for index, mode in enumerate(modes if isinstance(modes, list) else []):
+    for index, mode in enumerate(modes):
         if mode not in _ACCESS:
             yield Problem("enum", (*where, "accessModes", index), f"{mode!r}; it must be one of {', '.join(_ACCESS)}")
     yield from one_of(spec, "volumeMode", ("Filesystem", "Block"), where)

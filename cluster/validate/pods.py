@@ -17,13 +17,13 @@ from cluster.validate.naming import (
     is_qualified_name,
 )
 from cluster.validate.resources import check_resources
-from cluster.validate.tree import items, mapping, whole
+from cluster.validate.tree import items, listed, mapping, whole
 from cluster.validate.volumes import check_mounts, check_volumes
 
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 _LIFECYCLE_HANDLERS = ("exec", "httpGet", "tcpSocket", "sleep")
 _VALUE_SOURCES = ("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef")
-_EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def check_template(
@@ -78,13 +78,12 @@ def one_of(
 ) -> Iterator[Problem]:
     """A text that must be one of a few."""
     given = value.get(key)
-    if isinstance(given, str) and given not in allowed:
+    if isinstance(given, str) and given and given not in allowed:  # "" is as good as not given
         yield Problem(rule, (*where, key), f"{given!r}; it must be {_either(allowed)}")
 
 
 def _either(allowed: tuple[str, ...]) -> str:
-    shown = [name for name in allowed if name]
-    return " or ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    return " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
 
 
 def _container(
@@ -197,7 +196,7 @@ def _security(context: dict[str, Any], where: Location, pod: dict[str, Any]) -> 
 def _tolerations(spec: dict[str, Any], where: Location) -> Iterator[Problem]:
     for index, toleration in items(spec, "tolerations"):
         place = (*where, "tolerations", index)
-        yield from one_of(toleration, "operator", ("", "Equal", "Exists"), place)
+        yield from one_of(toleration, "operator", ("Equal", "Exists"), place)
         yield from one_of(toleration, "effect", _EFFECTS, place)
         if toleration.get("operator") == "Exists" and toleration.get("value"):
             yield Problem("toleration", (*place, "value"), "operator Exists has no value")
@@ -255,7 +254,7 @@ def _node_term(term: dict[str, Any], where: Location) -> Iterator[Problem]:
         place = (*where, "matchExpressions", index)
         operators = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
         yield from one_of(expression, "operator", operators, place)
-        values = expression.get("values") or []
+        values = listed(expression, "values")
         operator = expression.get("operator")
         if operator in ("In", "NotIn") and not values:
             yield Problem("selector-syntax", (*place, "values"), f"operator {operator} needs values")

@@ -35,7 +35,7 @@ def check_resources(resources: dict[str, Any], where: Location) -> Iterator[Prob
                 yield Problem("quantity", place, f"{text!r} is below 0")
             else:
                 read[str(name)] = value
-                if is_extended(str(name)) and value % 1:
+                if is_extended(str(name)) and value != value.to_integral_value():
                     yield Problem("resource-whole", place, f"{text!r} of {name}; devices come whole")
     for name, request in values["requests"].items():
         place = (*where, "requests", name)

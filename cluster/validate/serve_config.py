@@ -16,7 +16,7 @@ from cluster.validate.finding import Location, Problem, place
 from cluster.validate.import_paths import why_not_importable
 from cluster.validate.ray_cluster import cluster_of
 from cluster.validate.suggestion import did_you_mean
-from cluster.validate.tree import at, has, items, mapping
+from cluster.validate.tree import has, items, listed, mapping
 
 BUILDER = "cluster.app:build"  # whose arguments are a cluster configuration
 _WHERE: Location = ("spec", "serveConfigV2")
@@ -45,7 +45,7 @@ def check_serve_config(manifest: dict[str, Any]) -> Iterator[Problem]:
     for index, application in items(document.value, "applications"):
         for rule, where, what in _check_application(application, ("applications", index)):
             yield _inner(document, rule, where, what)
-    for index, path in enumerate(at(document.value, "grpc_options", "grpc_servicer_functions") or []):
+    for index, path in enumerate(listed(document.value, "grpc_options", "grpc_servicer_functions")):
         if isinstance(path, str):
             for rule, what in _check_import(path, {}):
                 yield _inner(document, rule, ("grpc_options", "grpc_servicer_functions", index), what)

@@ -9,7 +9,7 @@ from cluster.validate.documents import Document
 from cluster.validate.finding import Problem
 from cluster.validate.labels import selects
 from cluster.validate.ray_cluster import allows_dns
-from cluster.validate.tree import items, mapping
+from cluster.validate.tree import items, listed, mapping
 
 _WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
@@ -50,7 +50,7 @@ def _service_ports(documents: list[Document]) -> Iterator[tuple[Document, Proble
             and selects({"matchLabels": selector}, mapping(workload, "spec", "template", "metadata", "labels"))
         ]
         names = {
-            port.get("name")
+            str(port.get("name"))
             for workload in chosen
             for group in ("containers", "initContainers")
             for _, container in items(workload, "spec", "template", "spec", group)
@@ -72,8 +72,7 @@ def _dns(documents: list[Document]) -> Iterator[tuple[Document, Problem]]:
     policies = [
         document
         for document in documents
-        if document.value.get("kind") == "NetworkPolicy"
-        and "Egress" in (mapping(document.value, "spec").get("policyTypes") or ())
+        if document.value.get("kind") == "NetworkPolicy" and "Egress" in listed(document.value, "spec", "policyTypes")
     ]
     for document in policies:
         spec = mapping(document.value, "spec")

@@ -17,6 +17,12 @@ def items(value: object, *keys: str | int) -> list[tuple[int, dict[str, Any]]]:
     return [(i, item) for i, item in enumerate(found) if isinstance(item, dict)] if isinstance(found, list) else []
 
 
+def listed(value: object, *keys: str | int) -> list[Any]:
+    """The list at these keys, or an empty one."""
+    found = at(value, *keys)
+    return found if isinstance(found, list) else []
+
+
 def strings(value: object, *keys: str | int) -> dict[str, str]:
     """The entries of the mapping at these keys whose values are texts."""
     return {k: v for k, v in mapping(value, *keys).items() if isinstance(k, str) and isinstance(v, str)}

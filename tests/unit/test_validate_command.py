@@ -273,6 +273,7 @@ RANK = {"CPU": 1.0, "GPU": 1.0}
         ([Demand("a", (RANK,) * 8), Demand("b", (RANK,)), Demand("c", (RANK,))], 1),  # ten GPUs of nine
         ([Demand("a", ({"GPU": 8.0},))], 1),
         ([Demand("a", ({"draft": 1.0},))], 1),
+        ([Demand("a", ({"memory": 1e9, "TPU": 4.0, "accelerator_type:H100": 0.001},))], 0),  # nobody can tell
         ([Demand("a", ({"CPU": 100.0},))], 0),  # Ray finds out how many CPUs a small node has
     ],
 )

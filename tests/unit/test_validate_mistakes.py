@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cluster.validate.check import check_manifest, validate
 from cluster.validate.documents import read_documents
@@ -25,12 +27,12 @@ def schemas_of():
     """Schemas with and without the definitions, read once."""
     made = {}
 
-    def get(given):
-        if given == GIVEN[1] and not CRDS.is_dir():
+    def get(crds):
+        if crds == GIVEN[1] and not CRDS.is_dir():
             pytest.skip(f"{CRDS} is not there")
-        if given not in made:
-            made[given] = Schemas(CRDS if given == GIVEN[1] else None)
-        return made[given]
+        if crds not in made:
+            made[crds] = Schemas(CRDS if crds == GIVEN[1] else None)
+        return made[crds]
 
     return get
 
@@ -43,16 +45,16 @@ def findings(manifest, schemas):
     return found + [document.find(problem) for document, problem in check_set(documents)]
 
 
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("crds", GIVEN)
 @pytest.mark.parametrize("make", [make for make in right.VALID if make is not right.deny_all])
-def test_a_manifest_that_is_right_raises_no_alarm(make, given, schemas_of):
-    assert findings(make(), schemas_of(given)) == []
+def test_a_manifest_that_is_right_raises_no_alarm(make, crds, schemas_of):
+    assert findings(make(), schemas_of(crds)) == []
 
 
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("crds", GIVEN)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake_is_found_by_its_rule_and_no_other(mistake, given, schemas_of):
-    found = findings(mistake.make(), schemas_of(given))
+def test_a_mistake_is_found_by_its_rule_and_no_other(mistake, crds, schemas_of):
+    found = findings(mistake.make(), schemas_of(crds))
     assert {finding.rule for finding in found if finding.level == "error"} == {mistake.rule}
     for finding in found:
         assert finding.line >= 1
@@ -102,6 +104,36 @@ def test_a_misspelt_field_is_told_what_it_may_have_been(schemas_of):
     (found,) = findings(service, schemas_of(GIVEN[0]))
     assert "did you mean tensor_parallel?" in found.what
     assert found.where == "spec.serveConfigV2: applications[0].args.target.tensor_paralel"
+
+
+TEXTS = st.sampled_from(["", "a b", "1Gi", "1e999", "x" * 300])
+KEYS = st.sampled_from(["name", "type", "spec"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(value, where=()):
+    yield where
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from places(child, (*where, key))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_a_value_is_there_is_an_answer(data, schemas_of):
+    manifest = data.draw(st.sampled_from(right.VALID))()
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = data.draw(st.sampled_from([place for place in places(manifest) if len(place) > 1]))
+        value = manifest
+        for key in where[:-1]:
+            value = value[key]
+        value[where[-1]] = data.draw(JSON)
+    for finding in findings(manifest, schemas_of(GIVEN[0])):
+        assert finding.what
 
 
 def test_warnings_are_no_errors(tmp_path):
