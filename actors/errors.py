@@ -14,6 +14,8 @@ Every class passes its arguments to `Exception.__init__`, so it survives picklin
 
 from __future__ import annotations
 
+_MAX_SHOWN_CHARS = 256  # of a wrong value: gRPC clients refuse errors of more than a few kilobytes
+
 
 class PacelineError(Exception):
     """Root of every error that Paceline raises on purpose."""
@@ -30,7 +32,10 @@ class InvalidRequest(PacelineError):
         self.code = code
 
     def __str__(self) -> str:
-        return f"{self.field} is {self.value!r}; {self.limit}"
+        value = repr(self.value)
+        if len(value) > _MAX_SHOWN_CHARS:
+            value = f"{value[:_MAX_SHOWN_CHARS]}..."
+        return f"{self.field} is {value}; {self.limit}"
 
 
 class Overloaded(PacelineError):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
+
+import redis.exceptions as redis_errors
 
 from cache_service.answers import as_bytes, as_count, as_optional_text, faults_told, run_script
 from cache_service.connection import Connection
 from cache_service.earnings import Earnings
+from cache_service.errors import StoreUnavailable
 from cache_service.purged_times import PurgedTimes, TimeRange
 from cache_service.scripts import DROP_ALL, END_LEASE, REPLACE_ALL, SEIZE_LEASE, Script
 from cache_service.store import KEEP_S, VERDICTS, Verdict
@@ -16,6 +20,7 @@ from cache_service.stream_id import START, parse_id
 
 _SCAN_COUNT = 1000
 _DELETED_AT_ONCE = 100
+_NOTE_TRIES = 16
 
 
 def known_keys(connection: Connection, keys: StoreKeys | None = None) -> Iterator[tuple[StoreKeys, str]]:
@@ -99,15 +104,24 @@ class AdminStore:
             return as_count(self._call(END_LEASE, [self.keys.lease, self.keys.fence], [owner])) > 0
 
     def note_purge(self, purged: TimeRange, keep_s: int) -> PurgedTimes:
-        """Tell writers for `keep_s` seconds what is purged. Returns all that they are told."""
+        """Tell writers for `keep_s` seconds what is purged. Returns all that they are told. What is there and is no
+        note of purges is replaced."""
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
-            pipeline.watch(self.keys.purges)
-            known = PurgedTimes.decode(as_bytes(pipeline.get(self.keys.purges) or b""))
-            noted = known.and_also(purged)
-            pipeline.multi()
-            pipeline.set(self.keys.purges, noted.encode(), ex=keep_s)
-            pipeline.execute()
-            return noted
+            for _ in range(_NOTE_TRIES):
+                pipeline.watch(self.keys.purges)
+                noted = self._noted_purges(pipeline).and_also(purged)
+                pipeline.multi()
+                pipeline.set(self.keys.purges, noted.encode(), ex=keep_s)
+                with suppress(redis_errors.WatchError):  # another purge at the same time
+                    pipeline.execute()
+                    return noted
+        raise StoreUnavailable(f"namespace {self.keys.namespace} is purged by others all the time; try again")
+
+    def _noted_purges(self, client: Any) -> PurgedTimes:
+        try:
+            return PurgedTimes.decode(as_bytes(client.get(self.keys.purges) or b""))
+        except (redis_errors.ResponseError, ValueError):  # the first: it is no string
+            return PurgedTimes()
 
     def drop_all(self, token: int) -> int | None:
         """End the epoch, with manifest and log: nobody finds segments any more, and readers forget what they know.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from cache_service.compactor import Compactor, CompactorSettings
 from cache_service.connection import Connection
 from cache_service.documents import Piece
 from cache_service.earnings import Earnings
-from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, StoreRefused
 from cache_service.fold_plan import FoldLimits
 from cache_service.frame import FrameCodec
 from cache_service.importer import Importer, ImportResult
@@ -30,6 +30,7 @@ from cache_service.purge import Purge, PurgeResult
 from cache_service.purged_times import TimeRange
 from cache_service.store import KEEP_S, Store
 from cache_service.store_keys import StoreKeys
+from cache_service.tenant_share import leave_tenants
 from cache_service.verification import Verification, Verifier
 
 _WITHDRAWALS = 5  # tries, where a batch is written at the same time
@@ -129,7 +130,7 @@ class CacheAdministration:
             if keys.namespace == namespace and fingerprint in (None, keys.fingerprint) and _has_content([kind])
         }
         if not found:
-            of = f" of model {fingerprint}" if fingerprint is not None else ""
+            of = f" of model {fingerprint!r}" if fingerprint is not None else ""
             raise NamespaceUnknown(f"there is no namespace {namespace!r}{of} in the cache")
         return sorted(found, key=lambda keys: keys.fingerprint)
 
@@ -220,17 +221,25 @@ class CacheAdministration:
             purge = Purge(store, admin, codec, _keep_s(admin))
             try:
                 result = purge.everything() if times.is_all else purge.learnt_in(times)
+                if times.is_all:
+                    with suppress(StoreRefused):  # who may not see lists of tenants; what is in them expires
+                        leave_tenants(self._connection, keys)
             finally:
                 self._remove_indexes(keys)
             figures |= {"keys": result.keys, "tokens": result.tokens}
             return result
 
     def withdraw(
-        self, organisations: Collection[str], terms: PromotionTerms, fingerprint: str | None = None
+        self,
+        organisations: Collection[str],
+        terms: PromotionTerms,
+        fingerprint: str | None = None,
+        *,
+        erases: bool = False,
     ) -> list[StoreKeys]:
         """What these have said so far supports nothing in the public pools, of one fingerprint or of any: what is
         public through it alone goes at once. Those among the terms' members begin anew, the others stay out; members
-        that had opted out before may come in again.
+        that had opted out before may come in again. erases: nor do hashes stay of what they have said.
 
         Returns the pools there are. Raises NamespaceBusy for one that others write all the time.
         """
@@ -248,6 +257,8 @@ class CacheAdministration:
                     if organisation in terms.members:
                         gate.opt_in(organisation)
                 figures["revoked"] = _revoke(gate) if organisations else 0
+                if erases:
+                    gate.erase(organisations)
         return pools
 
     def compact(self, keys: StoreKeys) -> CompactResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ _NONSENSE = (
     MemoryError,
 )
 
+_OF_SENTINEL = re.compile(r"<redis\..*?>\)>\)> - ")  # its clients, as they are in memory, before what befell them
+
 
 @contextmanager
 def faults_told() -> Iterator[None]:
@@ -31,7 +34,8 @@ def faults_told() -> Iterator[None]:
     try:
         yield
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-        raise StoreUnavailable(f"Redis is unavailable: {type(error).__name__}: {error}"[:300]) from error
+        reason = _OF_SENTINEL.sub("", str(error))
+        raise StoreUnavailable(f"Redis is unavailable: {type(error).__name__}: {reason}"[:300]) from error
     except (redis_errors.ClusterError, redis_errors.RedisClusterException) as error:
         raise StoreUnavailable(f"Redis Cluster is unavailable: {type(error).__name__}") from error
     except redis_errors.ResponseError as error:

@@ -199,7 +199,9 @@ def parse_url(url: str) -> Address:
 def _parse_host(text: str, default_port: int, shown: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", text)
     port = int(match[2]) if match and match[2] else default_port
-    if match is None or not 1 <= port <= 65535:
+    # Of 1 to 63 characters between dots, or no name could be looked up.
+    is_name = match is not None and (match[1][0] == "[" or all(0 < len(part) < 64 for part in match[1].split(".")))
+    if match is None or not is_name or not 1 <= port <= 65535:
         raise SettingError("url", shown, f"a host must be name:port with a port of 1 to 65535; {_FORM}")
     return match[1].strip("[]"), port
 

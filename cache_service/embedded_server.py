@@ -219,15 +219,16 @@ class EmbeddedServer:
             client.close()
 
     def _configuration(self) -> bytes:
-        """Given through standard input: neither the process list nor a file shows the password."""
+        """Given through standard input: neither the process list nor a file shows the password. It names no path, which
+        might hold what means something there: the server starts in its directory."""
         lines = [
             "bind 127.0.0.1",
             f"port {self.port}",
             "protected-mode yes",
             "daemonize no",
             f"requirepass {self._password}",
-            f'dir "{self.directory}"',
-            f'logfile "{self.directory / _LOG_FILE}"',
+            "dir .",
+            f"logfile {_LOG_FILE}",
             'save ""',
             "appendonly yes",
             "appendfsync everysec",

@@ -5,8 +5,9 @@ of one process comes from nowhere in the cache, so nothing there tells of its en
 namespaces that are learnt of, all in one question. It knows no times: whatever part was purged, all of it goes.
 
 What is learnt must not outlive the watch over it. So a namespace that gives way to others counts as ended, and so does
-one that could not be looked at soon after it was first learnt of. One that gives way in an index, which is smaller, is
-still watched and loses nothing.
+one that could not be looked at soon after it was first learnt of, or has a purge noted then: that may have been after
+the beginning. The least recently used of the owner with most namespaces gives way. One that gives way in an index,
+which is smaller, is still watched and loses nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from cache_service.answers import as_optional_text, faults_told
 from cache_service.connection import Connection
 from cache_service.errors import SettingError, StoreError, StoreRefused
+from cache_service.fair_share import first_to_give_way
 from cache_service.setting_bounds import require_bounds
 from cache_service.store import KEEP_S, Store
 from cache_service.store_keys import StoreKeys
 from cache_service.turns import Turns
 
 log = logging.getLogger(__name__)
+
+MAX_NAMESPACES = 4096  # the most that settings may allow
 
 _IDLE_S = 60.0
 
@@ -38,7 +43,7 @@ class EpochWatchSettings:
     look_s: float = 0.3  # between looks
     retry_s: float = 1.0  # after a look that found no server
     first_look_s: float = 1.0  # after the beginning of a watch; later, something may have been missed
-    max_namespaces: int = 256  # the least recently used gives way
+    max_namespaces: int = 256  # then one gives way
     keep_s: int = KEEP_S  # that an epoch lives which the watch has begun
 
     def __post_init__(self) -> None:
@@ -47,7 +52,7 @@ class EpochWatchSettings:
             look_s=(0.001, 60),
             retry_s=(0.001, 60),
             first_look_s=(0.001, 60),
-            max_namespaces=(1, 4096),
+            max_namespaces=(1, MAX_NAMESPACES),
             keep_s=(1, 2**31),
         )
 
@@ -57,6 +62,13 @@ class _Watched:
     keys: StoreKeys
     since: float
     epoch: str | None = None  # None: not known yet
+
+
+class _Anybody:
+    """Who is told where there is only one."""
+
+
+_ANYBODY = _Anybody()
 
 
 class EpochWatch:
@@ -74,14 +86,16 @@ class EpochWatch:
         self._settings = settings or EpochWatchSettings()
         self._lock = threading.Lock()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()  # least recently used first
-        self._ended: dict[str, None] = {}
+        self._ended: WeakKeyDictionary[object, dict[str, None]] = WeakKeyDictionary()  # by who is still to be told
         self._is_away = False
         self._turns = Turns("cache-epochs")
 
-    def watch(self, namespace: str) -> None:
-        """Something is learnt of it from now on. Cheap; call it for every request. A name that no namespace can have is
-        not watched: it cannot be purged either."""
+    def watch(self, namespace: str, learner: object = _ANYBODY) -> None:
+        """Something is learnt of it from now on, by this learner of the process. Cheap; call it for every request, and
+        again for those that run when `ended` tells their namespace. A name that no namespace can have is not watched:
+        it cannot be purged either."""
         with self._lock:
+            self._ended.setdefault(learner, {})
             if namespace in self._watched:
                 self._watched.move_to_end(namespace)
                 return
@@ -89,22 +103,28 @@ class EpochWatch:
                 self._watched[namespace] = _Watched(self._keys_of(namespace), time.monotonic())
             except SettingError:
                 return
-            while len(self._watched) > self._settings.max_namespaces:
-                gone, _ = self._watched.popitem(last=False)
-                self._ended[gone] = None
+            if len(self._watched) > self._settings.max_namespaces:
+                gone = first_to_give_way(list(self._watched))
+                del self._watched[gone]
+                self._end(gone)
         self._turns.add("look", self._look)  # at once
 
-    def ended(self) -> Sequence[str]:
-        """Of which namespaces everything that was learnt here is to be forgotten; each is told once."""
-        if not self._ended:
+    def ended(self, learner: object = _ANYBODY) -> Sequence[str]:
+        """Of which namespaces everything that this one has learnt is to be forgotten; each learner is told once."""
+        if not self._ended.get(learner):
             return ()
         with self._lock:
-            ended, self._ended = self._ended, {}
+            ended, self._ended[learner] = self._ended[learner], {}
         return tuple(ended)
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """End the thread; False if it still waits for Redis after `timeout_s`."""
         return self._turns.close(timeout_s)
+
+    def _end(self, namespace: str) -> None:
+        """Call it with the lock held."""
+        for ended in self._ended.values():
+            ended[namespace] = None
 
     def _look(self) -> float:
         with self._lock:
@@ -112,7 +132,7 @@ class EpochWatch:
         if not watched:
             return _IDLE_S
         try:
-            epochs = self._read([one.keys for _, one in watched])
+            epochs, noted = self._read(watched)
         except StoreError as error:
             if not self._is_away:
                 log.warning("purges are not heard of for now: %s", error)
@@ -125,21 +145,29 @@ class EpochWatch:
                 if epoch is None or self._watched.get(namespace) is not one:
                     continue
                 is_late = one.epoch is None and now - one.since > self._settings.first_look_s
-                if is_late or one.epoch not in (None, epoch):
-                    self._ended[namespace] = None
+                if is_late or namespace in noted or one.epoch not in (None, epoch):
+                    self._end(namespace)
                 one.epoch = epoch
         return self._settings.look_s
 
-    def _read(self, keys: Sequence[StoreKeys]) -> list[str | None]:
-        """Epochs; where there is none one begins, whose end will be seen. None: this server does not let us."""
+    def _read(self, watched: Sequence[tuple[str, _Watched]]) -> tuple[list[str | None], set[str]]:
+        """Epochs; where there is none one begins, whose end will be seen. None: this server does not let us. And of the
+        namespaces that are looked at for the first time, those of which a purge is noted."""
+        new = [(namespace, one.keys) for namespace, one in watched if one.epoch is None]
         with faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
-            for each in keys:
-                pipeline.get(each.epoch)
-            epochs = [as_optional_text(epoch) for epoch in pipeline.execute()]
+            for _, one in watched:
+                pipeline.get(one.keys.epoch)
+            for _, keys in new:
+                pipeline.get(keys.purges)
+            answers = pipeline.execute()
+            epochs = [as_optional_text(epoch) for epoch in answers[: len(watched)]]
+            notes = answers[len(watched) :]
+            noted = {namespace for (namespace, _), note in zip(new, notes, strict=True) if note}
         for index, epoch in enumerate(epochs):
             if epoch is None:
+                keys = watched[index][1].keys
                 try:
-                    epochs[index] = Store(self._connection, keys[index]).begin_epoch(self._settings.keep_s)
+                    epochs[index] = Store(self._connection, keys).begin_epoch(self._settings.keep_s)
                 except StoreRefused as error:
-                    log.debug("no epoch of namespace %s can be begun: %s", keys[index].namespace, error)
-        return epochs
+                    log.debug("no epoch of namespace %s can be begun: %s", keys.namespace, error)
+        return epochs, noted

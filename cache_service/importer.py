@@ -11,15 +11,17 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from cache_service.admin_store import AdminStore
 from cache_service.compactor import Compactor
 from cache_service.documents import DOCUMENT_ID_BYTES, Int32Array, Piece, split_pieces
-from cache_service.entry_codec import MAX_ENTRY_PIECES, encode_entry
-from cache_service.errors import NamespaceBusy
+from cache_service.entry_codec import MAX_ENTRY_PIECES, decode_entry, encode_entry
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnread
 from cache_service.frame import FrameCodec
+from cache_service.manifest import decode_manifest
 from cache_service.namespace_contents import Contents, read_contents
 from cache_service.store import Store
 from cache_service.stream_id import START, parse_id
@@ -81,8 +83,10 @@ class Importer:
         self._last_id = START
 
     def run(self, documents: Iterable[Piece]) -> ImportResult:
-        """Import pieces of documents; what has been imported stays when `documents` raises. Raises StoreError, and
-        NamespaceBusy if another compactor holds the namespace and does not fold."""
+        """Import pieces of documents; what has been imported stays when `documents` raises. Raises StoreError,
+        NamespaceBusy if another compactor holds the namespace and does not fold, and NamespaceUnread where it
+        is in a later format or key than this side knows: the cluster might not be able to read what is written."""
+        self._require_known_key()
         self._note(read_contents(self._store, self._codec))
         try:
             for piece in documents:
@@ -92,6 +96,17 @@ class Importer:
             self._fold()
             self._compactor.release()
         return self.result
+
+    def _require_known_key(self) -> None:
+        frame = self._store.read_manifest().frame
+        try:
+            if frame is not None:
+                decode_manifest(self._codec, frame)
+            for _, entry in islice(self._store.log_after(START, 1), 1):
+                decode_entry(self._codec, entry)
+        except FormatError as error:
+            if error.reason == "newer":
+                raise NamespaceUnread(f"namespace {self._store.keys.namespace} cannot be read here: {error}") from None
 
     def _note(self, contents: Contents) -> None:
         for piece in contents.pieces:

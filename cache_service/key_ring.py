@@ -109,8 +109,9 @@ def parse_keys(text: str) -> KeyRing:
     secrets: dict[int, bytes] = {}
     for place, word in enumerate(words, 1):
         key_id, _, secret = word.partition(":")
-        if not key_id.isdecimal() or not re.fullmatch(r"[0-9a-fA-F]{64}", secret):
-            raise SettingError("keys", f"word {place}", "each key must be id:secret, the secret 64 hex digits")
+        if not re.fullmatch(r"[0-9]{1,10}", key_id) or not re.fullmatch(r"[0-9a-fA-F]{64}", secret):
+            limit = f"each key must be id:secret, the id 1 to {MAX_KEY_ID}, the secret 64 hex digits"
+            raise SettingError("keys", f"word {place}", limit)
         if int(key_id) in secrets:
             raise SettingError("keys", f"word {place}", f"there is another key {key_id}")
         secrets[int(key_id)] = bytes.fromhex(secret)

@@ -169,6 +169,10 @@ class PromotionGate:
         """It may support phrases again, with what it says from now on."""
         self._gate.opt_in(self._organisation_id(organisation), self._now())
 
+    def erase(self, organisations: Iterable[str]) -> None:
+        """Not even hashed does anything stay of what these have said so far, but for who has opted out."""
+        self._gate.erase([self._organisation_id(organisation) for organisation in organisations])
+
     def release(self) -> Batch | None:
         """Write the batch that is due. None: it has been, another gate is at it, or it was refused."""
         due_s = batch_time(self._now(), self.policy)

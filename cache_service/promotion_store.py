@@ -19,6 +19,7 @@ MAX_OFFERS = 32
 
 _DAY_S = 24 * 3600
 _READ_AT_ONCE = 256
+_SCAN_COUNT = 1000
 
 
 class PromotionStore:
@@ -73,6 +74,19 @@ class PromotionStore:
             if self._client.hget(self._left, tenant) == b"never":
                 self._client.hset(self._left, tenant, str(now_s))
 
+    def erase(self, tenants: Sequence[bytes]) -> None:
+        """Take tenants out of the supporters of every phrase. Looks through the whole server."""
+        if not tenants:
+            return
+        with faults_told():
+            names: list[Any] = []
+            for name in self._client.scan_iter(match=self._keys.key("supporters:*"), count=_SCAN_COUNT):
+                names.append(name)
+                if len(names) == _READ_AT_ONCE:
+                    self._remove_from(names, tenants)
+                    names = []
+            self._remove_from(names, tenants)
+
     def left(self) -> dict[bytes, float]:
         """When each tenant that ever opted out began anew, or NEVER."""
         with faults_told():
@@ -125,6 +139,12 @@ class PromotionStore:
     @property
     def _client(self) -> Any:
         return self._store._connection.client()
+
+    def _remove_from(self, names: Sequence[Any], tenants: Sequence[bytes]) -> None:
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.zrem(name, *tenants)
+            pipeline.execute()
 
     def _supporters(self, phrase_id: bytes) -> str:
         return self._keys.key(f"supporters:{phrase_id.hex()}")

@@ -44,6 +44,7 @@ class PromotionThread:
         self._poll_s = poll_s
         self._lock = threading.Lock()
         self._texts: deque[tuple[str, float, Int32Array]] = deque()  # organisation, when it was said, tokens
+        self._is_offering = False  # a text that is in the queue no longer
         self._gate: PromotionGate | None = None
         self._members: frozenset[str] | None = None  # that the gate has been told
         self._must_revoke = False
@@ -67,7 +68,9 @@ class PromotionThread:
 
     @property
     def queued_texts(self) -> int:
-        return len(self._texts)
+        """Those that the gate has not heard of, the one that it is told just now included."""
+        with self._lock:
+            return len(self._texts) + self._is_offering
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """End the thread; False if it still waits for Redis after `timeout_s`. What is queued is lost."""
@@ -105,8 +108,12 @@ class PromotionThread:
             if not self._texts:
                 return False
             organisation, said, text = self._texts.popleft()
-        if organisation in members:
-            gate.offer_text(organisation, text, time.monotonic() - said)
-        else:
-            self.dropped_texts += 1  # it has left since
+            self._is_offering = True
+        try:
+            if organisation in members:
+                gate.offer_text(organisation, text, time.monotonic() - said)
+            else:
+                self.dropped_texts += 1  # it has left since
+        finally:
+            self._is_offering = False
         return bool(self._texts)

@@ -44,6 +44,9 @@ _CLOCK_MARGIN_S = 1  # publishers go by the server's clock, as this does, give o
 # noted who has left it: that was not learnt, and they have not come back.
 _STAYS = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "gate:left"})
 
+# Of a purge that had to delete before it could be noted: it ends with the epoch all the same.
+_LAST = frozenset({"epoch", "purges", "gate:left"})
+
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
@@ -80,6 +83,21 @@ class Purge:
 
     def everything(self) -> PurgeResult:
         """Raises StoreError, NamespaceUnknown if there was nothing, NamespaceBusy if another purge took over."""
+        try:
+            num_keys = self._everything()
+        except StoreRefused:
+            # A server that is full has no room to note a purge, but it deletes. Or something of another type has been
+            # put in the place of a lease, a fence or a manifest.
+            num_keys = self._admin.delete([kind for kind in self._admin.kinds() if kind not in _LAST])
+            if num_keys == 0:
+                raise
+            num_keys += self._everything()
+        if num_keys == 0:
+            raise self._unknown()
+        return PurgeResult(self._keys.fingerprint, self._keys.namespace, None, num_keys)
+
+    def _everything(self) -> int:
+        """How many keys there were."""
         with self._lease() as token:
             self._admin.note_purge(TimeRange(until_s=self._now_s()), PURGES_KEEP_S)
             num_keys = self._admin.drop_all(token)
@@ -88,9 +106,7 @@ class Purge:
             # Only now, because it may take its time: routers forget what they know already.
             num_keys += self._delete([kind for kind in self._admin.kinds() if kind not in _STAYS])
             self._admin.end_lease(self._owner)
-        if num_keys == 0:
-            raise self._unknown()
-        return PurgeResult(self._keys.fingerprint, self._keys.namespace, None, num_keys)
+            return num_keys
 
     def learnt_in(self, times: TimeRange) -> PurgeResult:
         """What was learnt in some time: each stretch of a document by its newest part, and all tables and counts that

@@ -157,8 +157,9 @@ SUPPORT_PHRASES = _script("""
 -- KEYS: opted out, offers of the tenant today, phrases, then the supporters of each phrase, 32 at most. ARGV: tenant,
 -- time, seconds that support lasts, supporters needed, supporters kept, offers allowed, phrases kept, then their ids.
 -- Returns for each phrase 1 if its tokens are wanted, 0 if not, -1 if the tenant has made too many offers; or only -2
--- if it has opted out.
-if redis.call('HGET', KEYS[1], ARGV[1]) == 'never' then return {-2} end
+-- if it has opted out, or began anew later than that.
+local since = redis.call('HGET', KEYS[1], ARGV[1])
+if since and (since == 'never' or tonumber(ARGV[2]) <= tonumber(since)) then return {-2} end
 local has_room = redis.call('HLEN', KEYS[3]) < tonumber(ARGV[7])
 local answers = {}
 for i = 4, math.min(#KEYS, 35) do

@@ -232,7 +232,8 @@ class SoftNgramTable:
             self._move_some(self._larger, 0)
 
     def _move_some(self, larger: SoftNgramTable, num_rows: int) -> None:
-        end = min(len(self._keys), self._num_moved + _MOVED_AT_ONCE + _MOVED_BY_ROW * num_rows)
+        wanted = self._num_moved + _MOVED_AT_ONCE + _MOVED_BY_ROW * num_rows
+        end = min(len(self._keys), wanted + -wanted % _BUCKET)  # whole buckets: what is moved is told by them
         arrays = self._keys, self._tokens, self._masses, self._use
         _spread(self._num_moved, end, *arrays, *larger._arrays)
         self._num_moved = end

@@ -258,15 +258,25 @@ class WarmIndex:
         owners = [owner_of(name) for name in names]
         # Whoever holds more than the newcomer's owner must not lock it out by asking all the time.
         has_more = owners.count(owner_of(loser)) > owners.count(owner_of(newcomer))
-        return self._evict(loser, stays=not has_more)
-
-    def _evict(self, namespace: str, *, stays: bool) -> bool:
-        """stays: where it was used just now. Call it with the lock held."""
-        if stays and time.monotonic() - self._followed[namespace].used < self._settings.stay_s:
+        if not has_more and time.monotonic() - self._followed[loser].used < self._settings.stay_s:
             return False
+        self._evict(loser)
+        return True
+
+    def _evict_an_idle_one(self) -> None:
+        """Make room for the tokens of the others, if one is not used just now. Call it with the lock held."""
+        used = {name: followed.used for name, followed in self._followed.items()}  # other threads go on using them
+        names = sorted(used, key=used.__getitem__)
+        since = time.monotonic() - self._settings.stay_s
+        num_spared = sum(last > since for last in used.values())
+        if num_spared < len(names):
+            # Not of the owner with most alone: where it is busy with all of its own, the budget holds all the same.
+            self._evict(first_to_give_way(names, lambda name: self._followed[name].live.num_tokens, num_spared))
+
+    def _evict(self, namespace: str) -> None:
+        """Call it with the lock held."""
         self._end(self._followed.pop(namespace))
         self._counts.evictions += 1
-        return True
 
     def _by_last_use(self) -> list[str]:
         return sorted(self._followed, key=lambda namespace: self._followed[namespace].used)
@@ -291,9 +301,7 @@ class WarmIndex:
                 is_busy = is_busy or followed.successor is not None
             num_tokens = sum(followed.live.num_tokens for followed in self._followed.values())
             if num_tokens > self._settings.index_tokens and len(self._followed) > 1:
-                names = self._by_last_use()
-                loser = first_to_give_way(names, lambda name: self._followed[name].live.num_tokens, num_spared=0)
-                self._evict(loser, stays=True)
+                self._evict_an_idle_one()
             editions = [followed.live for followed in self._followed.values()]
         if time.monotonic() - self._touched > _TOUCH_S:
             self._touched = time.monotonic()

@@ -20,6 +20,7 @@ from cache_service.connection import Connection, ConnectionSettings
 from cache_service.documents import Int32Array, RecordKind
 from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
+from cache_service.epoch_watch import MAX_NAMESPACES as MAX_WATCHED
 from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
 from cache_service.errors import SettingError
 from cache_service.fair_share import first_to_give_way
@@ -113,14 +114,15 @@ class SharedCache:
             pool = PublicPool(promotion, lambda: self._open(PUBLIC))
             self._promotion = PromotionThread(pool.look, poll_s=promotion.poll_s)
 
-    def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
-        budget = TenantBudget(tenant, max_bytes)
+    def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
+        budget = None if max_bytes is None else TenantBudget(tenant, max_bytes)
         if self._budgets.get(namespace) != budget:
             self._compact(namespace, budget)
         while self._others:  # that another router has begun, perhaps, and nobody writes to any more
-            other, budget = self._others.popleft()
+            other, others_budget = self._others.popleft()
             if other not in self._compactors:
-                self._compact(other, budget)
+                self._compact(other, others_budget)
+                break  # one a request: the tenant may have very many
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         if self._settings.publish_prompts:
@@ -141,11 +143,11 @@ class SharedCache:
         for namespace in namespaces:
             self.index.follow(namespace)
 
-    def watch(self, namespace: str) -> None:
-        self.epochs.watch(namespace)
+    def watch(self, namespace: str, learner: object) -> None:
+        self.epochs.watch(namespace, learner)
 
-    def ended(self) -> Sequence[str]:
-        return self.epochs.ended()
+    def ended(self, learner: object) -> Sequence[str]:
+        return self.epochs.ended(learner)
 
     def share_counts(self, drafters: Mapping[str, Drafter]) -> SoftSharing | None:
         """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed.
@@ -214,9 +216,12 @@ class SharedCache:
                     self._settings.compactor.keep_s,
                     lambda others: self._others.extend((other, budget) for other in others),
                 )
-                self._budgets[namespace] = budget
             replaced = self._compactors.pop(namespace, None)
             self._compactors[namespace] = self.compactor.compact(namespace, limits)
+            if budget is not None:
+                self._budgets[namespace] = budget
+            else:
+                self._budgets.pop(namespace, None)
         except SettingError:  # no name for a namespace: the publisher drops it, and says so
             return
         if replaced is not None:
@@ -272,6 +277,9 @@ def settings_of(config: CacheConfig, vocab_size: int) -> SharedCacheSettings:
             keep_s=config.keep_s,
             compactor=SoftCompactorSettings(keep_s=config.keep_s),
         ),
-        epochs=EpochWatchSettings(keep_s=config.keep_s),
+        epochs=EpochWatchSettings(
+            max_namespaces=min(max(EpochWatchSettings().max_namespaces, config.max_namespaces), MAX_WATCHED),
+            keep_s=config.keep_s,
+        ),
         publish_prompts=config.publish_prompts,
     )

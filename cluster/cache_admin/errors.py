@@ -19,6 +19,7 @@ from cache_service.errors import (
 from cluster.errors import ConfigError
 
 RETRY_AFTER_S = 1
+_MAX_MESSAGE_CHARS = 1024  # gRPC clients refuse errors of more than a few kilobytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +56,5 @@ def status_of(error: BaseException) -> AdminStatus:
     """What is not one of ours is told as "internal error": its text may hold anything."""
     for kind, http, grpc_code, code in _TABLE:
         if isinstance(error, kind):
-            return AdminStatus(http, grpc_code, code, " ".join(str(error).split()))
+            return AdminStatus(http, grpc_code, code, " ".join(str(error).split())[:_MAX_MESSAGE_CHARS])
     return AdminStatus(500, grpc.StatusCode.INTERNAL, "internal_error", "internal error")

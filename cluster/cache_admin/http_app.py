@@ -27,7 +27,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import InvalidRequest, PacelineError
 from cache_service.documents import Piece
@@ -69,11 +69,28 @@ class _Guard:
             return
         found = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(found) == 1 and self._credential.admits(found[0].decode("latin-1")):
-            await self._app(scope, receive, send)
+            await self._until_the_end(scope, receive, send)
             return
         logger.warning("%s %r from %s: no administrator", scope["method"], scope["path"], _client(scope))
         error = {"message": "an administrator's credential is needed", "code": "unauthenticated"}
         await _json({"error": error}, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    async def _until_the_end(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A server that stops cancels what has not ended in time."""
+        has_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            logger.warning("%s %r from %s: given up, the server stops", scope["method"], scope["path"], _client(scope))
+            if not has_begun:
+                error = {"message": "the server stops; what has been done stays", "code": "stopping"}
+                await _json({"error": error}, 503, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
 
 
 def _query(namespace: str = "", tenant: str = "", fingerprint: str = "") -> NamespaceQuery:

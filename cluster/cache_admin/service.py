@@ -113,7 +113,7 @@ class CacheAdminService:
         organisations = names.feed_from([keys.namespace for keys in meant], "" if query.namespace else query.tenant)
         if names.registry is not None and organisations:
             terms = terms_of(names.registry, self._promotion)
-            self._administration.withdraw(organisations, terms, query.fingerprint or None)
+            self._administration.withdraw(organisations, terms, query.fingerprint or None, erases=True)
         return done
 
     def find(self, query: NamespaceQuery) -> list[StoreKeys]:

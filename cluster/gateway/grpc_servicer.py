@@ -128,7 +128,7 @@ class InferenceServicer:
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         if request.service not in ("", SERVICE_NAME):
             context.set_code(grpc.StatusCode.NOT_FOUND)
-            context.set_details(f"no service is named {request.service!r}; there is {SERVICE_NAME!r}")
+            context.set_details(str(InvalidRequest("service", request.service, f"there is {SERVICE_NAME!r}")))
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         return health_pb2.HealthCheckResponse(status=await self._health())
 

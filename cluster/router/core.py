@@ -658,21 +658,26 @@ class RouterCore:
     def _follow(self, sink: TokenSink, request: GenerationRequest) -> None:
         try:
             sink.follow((request.namespace, *request.readable))
-            if request.cache_bytes is not None and request.cache == "read_write":
+            if request.cache == "read_write":
                 sink.bounded(request.namespace, request.tenant, request.cache_bytes)
         except Exception:
             self._sink_failed()
 
     def _watch(self, sink: TokenSink, namespace: str) -> None:
         try:
-            sink.watch(namespace)
+            sink.watch(namespace, self)
         except Exception:
             self._sink_failed()
 
     def _forget_ended(self, sink: TokenSink) -> None:
         try:
-            for namespace in sink.ended():
+            ended = sink.ended(self)
+            for namespace in ended:
                 self.drop(namespace)
+            if ended:  # requests that are there go on to teach what is known of theirs
+                in_use = {sequence.begin.namespace for sequence in self._by_request.values()}
+                for namespace in in_use.intersection(ended):
+                    sink.watch(namespace, self)
         except Exception:
             self._sink_failed()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from cluster.router.isotonic import isotonic
 
 _SAMPLES_PER_TIER = 15
+_SAMPLES_OF_PACE = 5
 _PRIOR_SECONDS = 0.03  # a forward of one row, before anything is known
 _PRIOR_SLOPE = 0.01  # a row more costs this share of the first one, where nothing was measured
 
@@ -37,6 +39,10 @@ class _Tier:
         self.seconds: list[float] = []
         self.write = 0
 
+    @property
+    def is_known(self) -> bool:
+        return len(self.seconds) >= _SAMPLES_OF_PACE
+
     def add(self, rows: int, seconds: float) -> bool:
         """Take in a measurement; True if the tier's point has moved enough for the curve to follow."""
         if len(self.seconds) < _SAMPLES_PER_TIER:
@@ -61,12 +67,15 @@ class _Tier:
 class StepTimeCurve:
     """t_verify(rows): a rising, piecewise linear curve through the medians of row tiers.
 
-    Each tier keeps its last 15 measurements, so that a changed machine is noticed and one slow forward is not. The
-    medians are made non-decreasing by isotonic regression. Outside the measured range the curve goes on with its
-    last slope, and at least with a small prior slope: optimistic, so that the planner tries what it does not know.
-    Profile points `(rows, seconds)` say how the time grows where no round has been yet: a point of a tier without
-    measurements stands there, scaled by what the nearest measured tier takes against the profile. Rounds are slower
-    than the profile's short contexts, and the slope must not suffer from that.
+    Each tier keeps its last 15 measurements, so that one slow forward is not noticed. A machine that others use, and
+    contexts that grow, make all forwards slower at once, the seldom measured ones, too: measurements are kept as they
+    would be at the pace of the first ones. The pace is what the last few forwards in well-known tiers took by the
+    curve, so that it is not mistaken for what rows cost. The medians are made non-decreasing by isotonic regression.
+    Outside the measured range the curve goes on with its last slope, and at least with a small prior slope: optimistic,
+    so that the planner tries what it does not know. Profile points `(rows, seconds)` say how the time grows where no
+    round has been yet: a point of a tier without measurements stands there, scaled by what the nearest measured tier
+    takes against the profile. Rounds are slower than the profile's short contexts, and the slope must not suffer from
+    that.
 
     A target may fill a forward up to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a
     row within a step is free. Beyond the last of them, or where there are none, every row counts by itself.
@@ -86,6 +95,8 @@ class StepTimeCurve:
         self._profile_curve = _curve_through(self._profile, dict.fromkeys(self._profile, 1.0))
         self._curve = self._profile_curve
         self._changed = False
+        self._pace = 1.0
+        self._paces: deque[float] = deque(maxlen=_SAMPLES_OF_PACE)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one forward. Values that cannot be a measurement (no rows, no time, not finite) are ignored."""
@@ -96,7 +107,10 @@ class StepTimeCurve:
         tier = self._tiers.get(index)
         if tier is None:
             tier = self._tiers[index] = _Tier()
-        self._changed |= tier.add(rows, seconds)
+        if tier.is_known:
+            self._paces.append(self._pace * seconds / self.seconds(rows))
+            self._pace = sorted(self._paces)[len(self._paces) // 2]
+        self._changed |= tier.add(rows, seconds / self._pace)
 
     def times(self, first: int, count: int) -> np.ndarray:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""
@@ -106,7 +120,7 @@ class StepTimeCurve:
         if len(self._steps):
             step = np.searchsorted(self._steps, rows)
             rows = np.where(rows <= self._steps[-1], self._steps[np.minimum(step, len(self._steps) - 1)], rows)
-        return np.interp(rows, *self._curve)
+        return self._pace * np.interp(rows, *self._curve)
 
     def times_of_drafts(self, rows: int, decoding_rows: int, count: int) -> np.ndarray:
         """Seconds of a round of `decoding_rows` rows with 0, 1, ..., count - 1 draft rows more: float64 [count],

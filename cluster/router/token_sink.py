@@ -21,15 +21,17 @@ class TokenSink(Protocol):
     def follow(self, namespaces: Sequence[str]) -> None:
         """A request has come that may draft from these."""
 
-    def bounded(self, namespace: str, tenant: str, max_bytes: int) -> None:
-        """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together."""
+    def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
+        """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together;
+        None: as much as others."""
 
-    def watch(self, namespace: str) -> None:
-        """Something will be learnt here of this namespace, by whatever keeps it: `ended` tells when it must not be kept
-        any more."""
+    def watch(self, namespace: str, learner: object) -> None:
+        """The learner (a router) will learn of this namespace: `ended` tells it when nothing of that must be kept any
+        more. Told with every request, and of those that are there when their namespace has ended."""
 
-    def ended(self) -> Sequence[str]:
-        """Namespaces, watched before, of which what has been learnt here is to be forgotten now. Each is told once."""
+    def ended(self, learner: object) -> Sequence[str]:
+        """Namespaces of which whatever this one has learnt is to be forgotten now. Each is told every learner once, and
+        may not be watched any more."""
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         """A sequence begins with this prompt, shape [n]; told once, before its first `committed`."""

@@ -26,7 +26,8 @@ class _Record(BaseModel):
 class TenantLimits(_Record):
     """None: no limit. Of the whole cluster: each gateway process enforces its share."""
 
-    requests_per_second: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    # At least one in twelve days: who is refused is told when to come again, and that must be a time.
+    requests_per_second: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None  # prompt and answer
     max_concurrent: Annotated[int, Field(ge=1, le=100_000)] | None = None  # sequences
     cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # of what its own namespaces have learnt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -68,6 +69,25 @@ def running(service):
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         loop.close()
+
+
+def test_an_import_that_has_stalled_is_told_that_the_server_stops(redis_server, target, monkeypatch, caplog):
+    monkeypatch.setattr("cluster.cache_admin.server._DRAIN_S", 1)
+    model = ImportModel(resolve_model(str(target), paceline_home()))
+    namespace = Namespace(redis_server.settings, "open.docs")
+    service = CacheAdminService(CacheAdministration(namespace.connection), lambda: model, Names)
+    head = f"POST /v1/cache/namespaces/docs/documents HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    with running(service) as ports:
+        client = socket.create_connection(("127.0.0.1", ports[0]), timeout=PATIENCE_S)
+        client.sendall(f"{head}Content-Length: 99\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 100 "), "it waits for the document"
+        client.sendall(b'{"text": ')
+    with client:
+        answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"stopping"' in answer
+    assert not [record for record in caplog.records if record.exc_info]
+    namespace.connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +239,8 @@ def test_what_is_refused_over_grpc_says_why(stub):
             ),
             "0 to 258",
         ),
+        # More than gRPC's clients take in an error: they would say so, and try again.
+        (lambda **more: stub.GetStats(pb.NamespaceRequest(name={"namespace": "a" * 10**6}), **more), "-32 characters"),
     ]
     for call, words in cases:
         with pytest.raises(grpc.RpcError) as raised:
@@ -229,6 +251,14 @@ def test_what_is_refused_over_grpc_says_why(stub):
             with pytest.raises(grpc.RpcError) as raised:
                 call(metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_model_of_any_length_is_unknown_over_grpc(stub):
+    name = {"namespace": "docs", "fingerprint": "f" * 10**6}
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.GetStats(pb.NamespaceRequest(name=name), metadata=METADATA)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "there is no namespace 'open.docs' of model 'ffff" in raised.value.details()
 
 
 def test_health_needs_no_credential(channel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,7 +23,14 @@ from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
 from cache_service.embedded_server import EmbeddedServer
 from cache_service.entry_codec import encode_entry
-from cache_service.errors import AuditError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreUnavailable
+from cache_service.errors import (
+    AuditError,
+    NamespaceBusy,
+    NamespaceUnknown,
+    NamespaceUnread,
+    StoreRefused,
+    StoreUnavailable,
+)
 from cache_service.export_format import decode_piece, encode_piece
 from cache_service.fold_plan import FoldLimits
 from cache_service.follower import Follower, FollowerSettings
@@ -165,6 +173,23 @@ def test_traffic_gives_a_namespace_the_time_it_wants_and_no_more(namespace):
         namespace.store.append([frame], 1_000, keep_s=keep_s)
         for kind in ("epoch", "log"):
             assert keep_s - 30 < namespace.redis.ttl(namespace.keys.key(kind)) <= keep_s
+
+
+@pytest.mark.parametrize("is_folded", [True, False])
+def test_nothing_is_imported_unencrypted_beside_what_is_encrypted(shared_server, is_folded):
+    """The cluster, which has keys, would not read it, and in Redis it would lie open."""
+    namespace = Namespace(shared_server.settings, ring=RING)
+    namespace.append(piece("a", 0, [1]))
+    if is_folded:
+        fold(namespace)
+        namespace.redis.delete(namespace.keys.log)
+    without_key = CacheAdministration(namespace.connection)
+    with pytest.raises(NamespaceUnread, match="cannot be read here: a frame is encrypted with key 1; this side has no"):
+        without_key.import_documents(namespace.keys, [document(2, 3)])
+    assert namespace.redis.xlen(namespace.keys.log) == (0 if is_folded else 1)
+    assert administration(namespace).import_documents(namespace.keys, [document(2, 3)]).documents == 1
+    assert namespace.read()[0].num_tokens == 3
+    namespace.connection.close()
 
 
 def test_documents_are_known_by_what_they_say(namespace):
@@ -407,6 +432,89 @@ def test_of_two_purges_at_once_the_later_goes_on(namespace, times):
         purge.everything() if times.is_all else purge.learnt_in(times)
     assert namespace.read()[0].num_tokens == 1
     assert namespace.redis.get(namespace.keys.lease) == b"another", "it is not released for somebody else"
+
+
+def test_of_many_purges_at_once_one_at_least_is_done_and_the_others_say_why(shared_server):
+    namespace = Namespace(shared_server.settings)
+    connections = [Connection(shared_server.settings) for _ in range(4)]
+    told = []
+
+    def purge(connection):
+        try:
+            told.append(CacheAdministration(connection).purge(namespace.keys).keys > 0)
+        except (NamespaceBusy, NamespaceUnknown) as error:
+            told.append(str(error))
+
+    try:
+        for _ in range(5):
+            told.clear()
+            namespace.append(piece("a", 0, [1]))
+            threads = [threading.Thread(target=purge, args=(connection,)) for connection in connections]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(told) == len(threads)
+            assert True in told
+            assert keys_of(namespace) == ["purges"]
+    finally:
+        for connection in [*connections, namespace.connection]:
+            connection.close()
+
+
+def test_a_purge_that_another_overtakes_at_its_note_is_noted_all_the_same(namespace):
+    """Every try finds that somebody has just noted another one, but for the last."""
+    admin, other = AdminStore(namespace.connection, namespace.keys), Connection(namespace.connection.settings)
+    noted = iter(range(1, 4))
+
+    class Overtaken(AdminStore):
+        def _noted_purges(self, client):
+            found = super()._noted_purges(client)
+            if (second := next(noted, None)) is not None:
+                AdminStore(other, self.keys).note_purge(TimeRange(second, second), 60)
+            return found
+
+    found = Overtaken(namespace.connection, namespace.keys).note_purge(TimeRange(10, 20), 60)
+    other.close()
+    assert [purged.since_s for purged in found.ranges] == [1, 2, 3, 10]
+    assert admin.note_purge(TimeRange(30, 30), 60).ranges[:4] == found.ranges
+
+
+def test_a_full_server_can_be_purged(tmp_path):
+    with EmbeddedServer(tmp_path, extra=("maxmemory-policy noeviction",)) as server:
+        namespace = Namespace(server.settings)
+        rng = np.random.default_rng(0)
+        for row in range(40):
+            namespace.append(piece(f"{row}", 0, rng.integers(0, 2**31 - 1, 4096)))
+        fold(namespace, segment_tokens=40_000)
+        for row in range(40):
+            namespace.append(piece(f"{row}", 1, rng.integers(0, 2**31 - 1, 4096)))
+        used = namespace.redis.info("memory")["used_memory"]
+        namespace.redis.config_set("maxmemory", used - 500_000)
+        with pytest.raises(StoreRefused):
+            namespace.append(piece("more", 0, [1]))
+        assert administration(namespace).purge(namespace.keys).keys > 3
+        assert keys_of(namespace) == ["purges"]
+        namespace.append(piece("more", 0, [1]))
+        assert namespace.read()[0].num_tokens == 1
+        namespace.connection.close()
+
+
+@pytest.mark.parametrize("kind", ["epoch", "log", "manifest", "lease", "fence", "purges", "earnings", "segment:x"])
+@pytest.mark.parametrize("puts", ["a set", "garbage"])
+def test_a_namespace_with_something_else_in_place_of_a_key_can_be_purged(namespace, kind, puts):
+    namespace.append(piece("a", 0, [1]))
+    fold(namespace)
+    key = namespace.keys.key(kind)
+    namespace.redis.delete(key)
+    if puts == "a set":
+        namespace.redis.sadd(key, "x")
+    else:
+        namespace.redis.set(key, b"garbage \xff")
+    administration(namespace).purge(namespace.keys)
+    assert keys_of(namespace) == ["purges"]
+    namespace.append(piece("b", 0, [2]))
+    assert namespace.read()[0].num_tokens == 1
 
 
 # --- looking

@@ -108,6 +108,30 @@ def test_import_export_and_import_again(run, server, target, fingerprint, tmp_pa
     assert "0 problems" in run("verify")[2]
 
 
+def test_an_export_goes_where_it_is_sent_and_replaces_files_alone(run, server, tmp_path):
+    """Not the device or the pipe that a path leads to, or whoever writes to /dev/null next fills the disk."""
+    Namespace(server.settings, "open").append(piece("a", 0, [1]))
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert run("export", "-n", "open", "--out", pipe)[0] == 0
+    received = os.read(reader, 65_536)
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to(file)
+    file.write_text("old")
+    assert run("export", "-n", "open", "--out", link)[0] == 0
+    assert link.is_symlink()
+    assert file.read_bytes() == received
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert received.count(b"\n") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "home", "link", "pipe"]
+    for out in (tmp_path, tmp_path / ("x" * 300)):
+        status, printed, err = run("export", "-n", "open", "--out", out)
+        assert (status, printed, err.count("\n")) == (2, "", 1)
+        assert f"--out {out}: cannot be written: " in err
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -181,6 +205,7 @@ def test_purges_want_a_yes_and_say_what_is_gone(run, server, target, fingerprint
         (("serve-admin", "--key-file", "x"), "--certificate-file and --key-file go together"),
         (("import", "/absent.txt", "-n", "docs"), "/absent.txt: cannot be read: No such file"),
         (("export", "-n", "absent", "--out", "/absent/x"), "there is no namespace"),
+        (("stats", "-n", "absent", "--fingerprint", "\x1b[31m\udcff"), r"of model '\x1b[31m\udcff' in the cache"),
     ],
 )
 def test_what_cannot_be_is_one_line(run, target, arguments, reason):
@@ -214,6 +239,12 @@ def test_a_server_that_is_away_is_one_line(run, monkeypatch, capfd):
     with pytest.raises(SystemExit):
         cli.main()
     assert "Redis is unavailable" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["paceline", "cache", "list", "--url", "redis+sentinel://127.0.0.1:1,[::1]:1/s"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    err = capfd.readouterr().err
+    assert "No master found for 's' : network:ConnectionError, network:ConnectionError" in err
+    assert "<redis" not in err
 
 
 def test_without_a_running_cluster_its_data_are_served_for_the_while(run, tmp_path):

@@ -54,6 +54,16 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
             EmbeddedServer(directory)
 
 
+@pytest.mark.parametrize("name", ['a "b" c', "back\\slash\\x41", "new\nline", "\udcff", "*", "' # "])
+def test_a_directory_may_have_any_name(engine, tmp_path, name):
+    directory = tmp_path / name
+    with EmbeddedServer(directory, engine) as server:
+        open_client(server.settings).set("a", "1")
+    assert (directory / "server.log").stat().st_size > 0
+    with EmbeddedServer(directory, engine) as server:
+        assert open_client(server.settings).get("a") == b"1"
+
+
 @pytest.mark.parametrize("ending", ["kill", "exit"])
 def test_it_ends_with_the_process_that_started_it(tmp_path, ending):
     """Started by a thread that ends early, which must not take the server with it."""

@@ -76,12 +76,55 @@ def test_a_purge_is_heard_of_once_and_by_nobody_else(namespace, times, is_stored
         assert ended(watch) == [mine]
 
 
+def test_everybody_who_learns_in_a_process_hears_of_a_purge(namespace):
+    mine = namespace.keys.namespace
+    namespace.append(piece("a", 0, [1, 2, 3]))
+
+    class Learner:
+        pass
+
+    one, other, gone = Learner(), Learner(), Learner()
+    with watching(namespace) as watch:
+        for learner in (one, other, gone):
+            watch.watch(mine, learner)
+        del gone, learner
+        assert has_looked(namespace, watch, mine)
+        purge(namespace)
+        for learner in (one, other):
+            assert until(lambda who=learner: watch.ended(who) == (mine,))
+            assert watch.ended(learner) == ()
+        assert len(watch._ended) == 2
+
+
 def test_what_is_not_watched_any_more_has_ended(namespace):
     names = [f"{namespace.keys.namespace}-{number}" for number in range(4)]
     with watching(namespace, max_namespaces=3) as watch:
         for name in (*names[:3], names[0], names[3]):
             watch.watch(name)
         assert ended(watch) == [names[1]]
+        assert watch.ended() == ()
+
+
+def test_ever_new_salts_of_one_owner_end_no_watch_of_another(namespace):
+    mine = namespace.keys.namespace
+    restless = [f"restless{mine}-{number}" for number in range(10)]
+    with watching(namespace, max_namespaces=3) as watch:
+        for name in (mine, *restless):
+            watch.watch(name)
+        assert watch.ended() == tuple(restless[:8])
+        assert list(watch._watched) == [mine, *restless[8:]]
+
+
+def test_a_purge_between_the_beginning_of_a_watch_and_its_first_look_is_heard_of(namespace):
+    mine = namespace.keys.namespace
+    namespace.append(piece("a", 0, [1, 2, 3]))
+    with watching(namespace) as watch:
+        assert watch._turns.close(20)  # no look but those below
+        watch.watch(mine)
+        purge(namespace)
+        watch._look()
+        assert watch.ended() == (mine,)
+        watch._look()
         assert watch.ended() == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -299,6 +300,28 @@ def test_the_thread_promotes_and_revokes(namespace):
     finally:
         assert thread.close(20)
     assert (thread.dropped_texts, thread.failures, thread._turns.num_faults) == (2, 0, 0)
+
+
+def test_a_text_waits_until_the_gate_has_heard_of_it(namespace):
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slow(tokens):
+        has_begun.set()
+        assert may_end.wait(20)
+        return no_tokens_blocked(tokens)
+
+    gate = PromotionGate(*namespace.open(), SECRET, slow, POLICY)
+    thread = PromotionThread(lambda: (gate, frozenset({"tenant"})), poll_s=0.01)
+    try:
+        thread.submit("tenant", list(range(8)))
+        assert has_begun.wait(20)
+        assert thread.queued_texts == 1
+        may_end.set()
+        assert until(lambda: thread.queued_texts == 0)
+    finally:
+        may_end.set()
+        assert thread.close(20)
+    assert thread._turns.num_faults == 0
 
 
 def test_without_a_server_texts_wait_and_the_oldest_are_dropped():

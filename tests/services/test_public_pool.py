@@ -224,6 +224,26 @@ def test_a_tenant_whose_cache_was_purged_supports_what_it_says_later(cluster):
     assert until(lambda: len(cluster.public()) > 10)
 
 
+def test_a_purge_leaves_not_even_hashes_of_what_a_tenant_has_said(cluster):
+    def supporters():
+        redis = cluster.namespace.redis
+        keys = redis.scan_iter("sd:{model:public}:gate:supporters:*")
+        return {tenant for key in keys for tenant in redis.zrange(key, 0, -1)}
+
+    cluster.say(SAID)
+    assert until(lambda: len(supporters()) == K)
+    cluster.service().purge(NamespaceQuery(tenant="t0"))
+    assert len(supporters()) == K - 1
+    terms = terms_of(cluster.registry, CONFIG)
+    gate = PromotionGate(*cluster.cache._open(PUBLIC), terms.secret, nothing_blocked, terms.policy)
+    own = organisation_of(cluster.registry, "00000000")
+    gate.offer(own, [(1, 2, 3, 4)], age_s=60.0)  # that has waited in a queue since before the purge
+    assert len(supporters()) == K - 1
+    time.sleep(1.1)
+    gate.offer(own, [(1, 2, 3, 4)])
+    assert len(supporters()) == K
+
+
 def test_a_purge_of_its_namespace_or_of_one_that_has_been_removed_does_so_too(cluster):
     own = organisation_of(cluster.registry, "00000000")
     cluster.cache.committed(own, document_id_of("d"), 0, [1, 2, 3])

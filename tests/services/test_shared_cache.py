@@ -168,6 +168,29 @@ def test_a_limit_that_comes_later_takes_the_place_of_none_and_loses_nothing(serv
     assert len(stored(server.settings, "a")) == 2
 
 
+def test_a_limit_that_is_lifted_holds_no_longer(server):
+    with opened(server.settings, compactor=CompactorSettings(lease_s=0.2, fold_every_s=0.05)) as cache:
+        cache.bounded("a", "t", 1)
+        commit(cache, "a", "d", range(10))
+        assert until(lambda: cache.stats().folds > 0)
+        assert not stored(server.settings, "a")
+        cache.bounded("a", "t", None)
+        commit(cache, "a", "e", range(10))
+        assert until(lambda: cache.stats().folds > 1)
+        assert held_bytes(server.settings, ["a"]) > 1
+
+
+def test_a_request_takes_on_one_namespace_of_its_tenant_at_most(server):
+    with opened(server.settings) as cache:
+        cache.bounded("a", "t", 1000)
+        cache._others.extend((f"a-{number}", cache._budgets["a"]) for number in range(5))
+        cache.bounded("a", "t", 1000)
+        assert len(cache._compactors) == 2
+        cache._others.extendleft((name, cache._budgets["a"]) for name in list(cache._compactors))
+        cache.bounded("a", "t", 1000)
+        assert len(cache._compactors) == 3
+
+
 def test_no_name_and_no_server_are_no_fault_of_the_caller():
     with opened(NOWHERE) as cache:
         for namespace in ("", "a", "no name", "x" * 1000):

@@ -15,6 +15,7 @@ from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
 from cache_service.connection import ConnectionSettings
+from cache_service.epoch_watch import EpochWatchSettings
 from cache_service.soft_exchange import DELTA_BYTES, SoftExchangeSettings
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.metrics import _soft_metrics
@@ -197,3 +198,9 @@ def test_every_setting_reaches_the_exchange():
     soft = settings_of(CacheConfig(keep_s=61, max_namespaces=3), VOCAB_SIZE).soft
     assert (soft.keep_s, soft.compactor.keep_s, soft.max_namespaces) == (61, 61, 3)
     assert settings_of(CacheConfig(max_namespaces=65_536), VOCAB_SIZE).soft.max_namespaces == 4096
+
+
+@pytest.mark.parametrize(("max_namespaces", "watched"), [(3, 256), (1000, 1000), (65_536, 4096)])
+def test_as_many_namespaces_are_watched_as_are_drafted_from(max_namespaces, watched):
+    settings = settings_of(CacheConfig(keep_s=61, max_namespaces=max_namespaces), VOCAB_SIZE)
+    assert settings.epochs == EpochWatchSettings(max_namespaces=watched, keep_s=61)

@@ -414,6 +414,23 @@ def test_more_tokens_than_the_budget_make_the_least_recently_used_give_way(names
     assert until(lambda: knows(index, names[1], document(1, 100)))
 
 
+def test_the_budget_holds_where_the_owner_with_most_is_busy_with_all_it_has(namespace, open_index):
+    busy, idle = f"{namespace.keys.namespace}-busy", f"other{namespace.keys.namespace}"
+    for name, count in ((busy, 120), (idle, 60)):
+        one = Namespace(namespace.connection.settings, name)
+        one.append(piece("d", 0, document(1, count)))
+        one.connection.close()
+    index = open_index(namespace, index_tokens=150, stay_s=600.0)
+    for name in (busy, idle):
+        index.follow(name)
+    assert until(lambda: index.stats().tokens >= 180)
+    assert index.stats().evictions == 0, "both have just been used"
+    index._followed[idle].used -= 1000.0
+    assert until(lambda: index.stats().evictions == 1)
+    assert index.automata(idle) is None
+    assert knows(index, busy, document(1, 120))
+
+
 def test_a_log_that_nobody_folds_is_held_in_part(namespace, open_index):
     name = namespace.keys.namespace
     index = open_index(namespace, namespace_tokens=2 * BASE)

@@ -59,7 +59,20 @@ def test_keys_come_from_a_file_before_the_environment_and_the_newest_encrypts(tm
     assert key_ring(configured(encryption_file=file)).newest == 3
 
 
-@pytest.mark.parametrize("text", ["", "1", f"1:{KEY}0", f"x:{KEY}", f"1:{KEY} 1:{KEY}", f"0:{KEY}", f"1:{KEY[:-1]}g"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1",
+        f"1:{KEY}0",
+        f"x:{KEY}",
+        f"1:{KEY} 1:{KEY}",
+        f"0:{KEY}",
+        f"1:{KEY[:-1]}g",
+        f"{'9' * 5000}:{KEY}",
+        f"²:{KEY}",
+    ],
+)
 def test_keys_that_cannot_be_read_are_refused_without_being_shown(text, tmp_path):
     with pytest.raises(SettingError) as refused:
         parse_keys(text)

@@ -211,6 +211,8 @@ def test_addresses(url, hosts, mode, tls):
         "redis://u:secret@cache?db=1",
         "redis://cache?password=secret",
         "redis+sentinel://u:secret@a",
+        f"redis://u:secret@{'a' * 64}",
+        "redis://u:secret@a..b:1",
         "redis+cluster://u:secret@a/1",
         "redis://u:/secret@cache",
         "redis://u:a@b/secret@cache",

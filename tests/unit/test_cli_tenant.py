@@ -75,7 +75,10 @@ def test_set_and_remove(run, home):
     ("arguments", "message"),
     [
         (("add", "Acme"), "name is 'Acme'; "),
-        (("add", "b", "--requests-per-second", "0"), "requests_per_second is 0.0; it should be greater than 0"),
+        (
+            ("add", "b", "--requests-per-second", "0"),
+            "requests_per_second is 0.0; it should be greater than or equal to",
+        ),
         (("add", "b", "--requests-per-second", "nan"), "requests_per_second is 'nan'; it must be a number, or none"),
         (("add", "b", "--max-concurrent", "1.5"), "max_concurrent is '1.5'; it must be a number, or none"),
         (

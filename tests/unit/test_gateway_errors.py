@@ -70,3 +70,10 @@ def test_metric_names_have_our_prefix_and_base_units():
         assert family.name.startswith("paceline_")
         assert not re.search("_(ms|us|kb|mb)(_|$)", family.name)
         assert family.documentation
+
+
+def test_a_wrong_value_is_told_by_its_beginning():
+    told = str(InvalidRequest("model", "x" * 10**6, "the model served here is 'a'"))
+    assert told.startswith("model is 'xxx")
+    assert told.endswith("...; the model served here is 'a'")
+    assert len(told) < 400

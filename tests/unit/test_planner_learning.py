@@ -231,6 +231,21 @@ def test_what_does_not_pay_for_many_sequences_may_pay_for_one():
     assert run(wait, 100, gain=2, wait_s=0.01, num_emitting=1) == 100
 
 
+@pytest.mark.parametrize("pace", [0.6, 1.3, 2.5])
+def test_a_machine_that_others_use_makes_rows_neither_dearer_nor_cheaper_by_the_row(pace):
+    """Most forwards have few rows, so that those are measured most at the new pace."""
+    curve = StepTimeCurve(row_steps=[4, 8, 12, 16])
+    seconds = {4: 0.06, 8: 0.075, 16: 0.105}
+    for rows in [4, 4, 8, 4, 16] * 10:
+        curve.observe(rows, seconds[rows])
+    for rows in [4] * 10:
+        curve.observe(rows, pace * seconds[rows])
+    assert [curve.seconds(rows) for rows in seconds] == pytest.approx([pace * s for s in seconds.values()], rel=0.02)
+    for rows in [4, 4, 8, 4, 16] * 40:  # and what rows cost is still learnt
+        curve.observe(rows, pace * seconds[rows] * (2.0 if rows == 16 else 1.0))
+    assert curve.seconds(16) / curve.seconds(4) == pytest.approx(3.5, rel=0.05)
+
+
 def test_a_new_load_is_first_taken_to_be_like_the_nearest_known_one():
     bad, good = DraftWait(), DraftWait()
     run(bad, 50, gain=0, wait_s=0.1, num_emitting=16)

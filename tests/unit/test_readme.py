@@ -147,6 +147,8 @@ def test_the_table_of_settings_is_that_of_the_configuration():
     assert len(rows) > 10
     assert {key.split(".")[0] for key, _ in rows} == set(defaults), "every section has a row"
     for key, default in rows:
-        section, name = key.split(".")
-        assert name in defaults[section], f"{key}: there is no such setting"
-        assert yaml.safe_load(default) == defaults[section][name], key
+        value = defaults
+        for name in key.split("."):
+            assert name in value, f"{key}: there is no such setting"
+            value = value[name]
+        assert yaml.safe_load(default) == value, key

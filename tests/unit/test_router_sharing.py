@@ -44,10 +44,10 @@ class Sink:
     def bounded(self, namespace, tenant, max_bytes):
         self.budgets.append((namespace, tenant, max_bytes))
 
-    def watch(self, namespace):
+    def watch(self, namespace, learner):
         self.watched.append(namespace)
 
-    def ended(self):
+    def ended(self, learner):
         gone, self.gone = self.gone, []
         return gone
 
@@ -75,7 +75,7 @@ class Sink:
 
 
 class Broken:
-    def follow(self, namespaces):
+    def follow(self, *_):
         raise RuntimeError("follow")
 
     prompted = committed = finished = bounded = watch = ended = follow
@@ -195,7 +195,7 @@ def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache
     core = make_core(sink)
     core.add(request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes), 0.0)
     serve(core, ToyTarget(VOCAB_SIZE))
-    assert sink.budgets == ([("a", "t", 1000)] if cache == "read_write" and cache_bytes else [])
+    assert sink.budgets == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
 
 
 @pytest.mark.parametrize("cache", ["off", "read", "read_write"])
@@ -276,6 +276,23 @@ def test_drafters_are_told_what_a_sequence_may_read():
     serve(core, ToyTarget(VOCAB_SIZE))
     scopes = {(context.namespace, context.readable, context.reads_cache) for context in drafter.seen}
     assert scopes == {("own", ("group", "public"), True), ("own", (), False)}
+
+
+def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_there():
+    sink = Sink()
+    core = make_core(sink)
+    for name, namespace in (("one", "a"), ("two", "a"), ("three", "b")):
+        core.add(request(name, namespace=namespace), 0.0)
+    assert sink.watched == ["a", "a", "b"]
+    sink.gone = ["a", "nobody's"]
+    core.exchange(0.0)
+    assert sink.watched == ["a", "a", "b", "a"]
+    core.exchange(0.0)
+    serve(core, ToyTarget(VOCAB_SIZE))
+    sink.gone = ["a"]
+    core.exchange(0.0)
+    assert sink.watched == ["a", "a", "b", "a"]
+    assert core.counters.sink_faults == 0
 
 
 def test_a_sink_that_fails_costs_no_round_and_is_reported_once(caplog):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
@@ -584,6 +584,30 @@ def test_a_table_that_grows_beside_its_work_holds_what_one_does_that_was_large_f
         assert drafted[0] == drafted[1]
     assert steps == 15
     assert grown.num_slots == large.num_slots
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_table_that_grows_with_any_number_of_rows_holds_what_one_does_that_has_grown_at_once(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(soft_ngram, "_MOVED_AT_ONCE", 8)  # of 128, and 4 with every row
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 10, (70, 2)), rng.integers(0, 60, (70, 3)), rng.random((70, 3)) / 3
+    slow, at_once = (SoftNgramTable(16 * MIN_BYTES, 2) for _ in range(2))
+    for table in (slow, at_once):
+        for _ in range(3):
+            table.learn(*rows)
+        assume(not table.stats.evicted)
+        table.grow()
+    at_once.finish_growth()
+    while slow.is_growing:
+        some = rng.integers(0, 70, 7)  # all of known contexts
+        for table in (slow, at_once):
+            table.learn(*(array[some] for array in rows))
+    assert contents(slow) == contents(at_once)
+    assert len(slow) == len(at_once)
+    assert slow.check_integrity() is None
 
 
 @pytest.mark.parametrize(("merged_rows", "first"), [(1.0, 7), (32.0, 3)])

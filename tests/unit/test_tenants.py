@@ -99,6 +99,7 @@ def test_files_are_for_their_owner_alone(admin, path):
     ("fields", "field"),
     [
         ({"requests_per_second": 0.0}, "requests_per_second"),
+        ({"requests_per_second": 1e-310}, "requests_per_second"),
         ({"tokens_per_minute": -1}, "tokens_per_minute"),
         ({"max_concurrent": 0}, "max_concurrent"),
         ({"cache_bytes": -1}, "cache_bytes"),

@@ -137,20 +137,26 @@ def _imported(result: ImportResult) -> str:
 
 @contextmanager
 def _output(out: Path) -> Iterator[BinaryIO]:
-    """A file that appears whole or not at all, for its owner alone; or standard output."""
+    """A file that appears whole or not at all, for its owner alone, behind a link as well; or standard output, or what
+    is there and is no file: a pipe, /dev/null."""
     if out == _STDOUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    temporary = None
+    given, temporary = out, None
     try:
+        if out.exists() and not out.is_file():
+            with out.open("wb") as file:
+                yield file
+            return
+        out = out.resolve()
         descriptor, temporary = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)  # with mode 0600
         with os.fdopen(descriptor, "wb") as file:
             yield file
         os.replace(temporary, out)
         temporary = None
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"--out {given}: cannot be written: {error.strerror or error}") from None
     finally:
         if temporary is not None:
             with suppress(OSError):
