@@ -12,6 +12,8 @@ CONFIG ?= configs/laptop.yaml
 ARGS ?=
 
 PIP_VERSION := 26.3
+UV_VERSION := 0.13.8
+CYCLONEDX_VERSION := 7.5.0
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -20,10 +22,10 @@ MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format proto lock clean
+.PHONY: help setup serve test lint format proto dashboards lock image-lock k8s sbom clean
 
 help:  ## this list
-	@awk -F ':.*## *' '/^[a-z]+:.*##/ {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(MODEL)  ## virtual environment in .venv with everything pinned, and the demo model
 
@@ -62,6 +64,9 @@ format: $(STAMP)  ## rewrite the sources in the house's format
 proto: $(STAMP)  ## regenerate the gRPC code after a change of a .proto file
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
 
+dashboards: $(STAMP)  ## rewrite k8s/observability/dashboards after a change of their source
+	$(BIN)/python -m cluster.observability.dashboards
+
 # The lock is what a fresh environment holds, so that it names nothing that somebody happened to install.
 lock:  ## refresh requirements.lock from pyproject.toml
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
@@ -73,6 +78,32 @@ lock:  ## refresh requirements.lock from pyproject.toml
 		sed 's/+[a-z0-9.]*$$//'; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock
 	rm -rf build/lock
+
+# Needs no environment: uv asks the index for names, versions and hashes, and installs nothing.
+image-lock:  ## refresh the hashes of the container images from requirements.lock
+	rm -rf build/image-lock && $(PYTHON) -m venv build/image-lock
+	build/image-lock/bin/python -m pip install --quiet uv==$(UV_VERSION)
+	{ sed -n "/^requires/p; /^dependencies/,/^]/p" pyproject.toml | grep -o "\"[^\"]*==[^\"]*\"" | tr -d "\""; } \
+		> build/image-lock/requirements.in
+	build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c requirements.lock \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --index-url https://pypi.org/simple \
+		build/image-lock/requirements.in -o build/image-lock/all.txt
+	awk -v common=k8s/containers/requirements.txt -v cuda=k8s/containers/requirements-cuda.txt \
+		-f k8s/containers/split_requirements.awk build/image-lock/all.txt
+	rm -rf build/image-lock
+
+k8s: setup  ## render the manifests in k8s from cluster/deploy
+	$(BIN)/paceline k8s render --out k8s
+
+sbom:  ## what the images hold, as CycloneDX: build/sbom-cpu.json, build/sbom-cuda.json
+	rm -rf build/sbom && $(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet cyclonedx-bom==$(CYCLONEDX_VERSION)
+	for kind in cpu cuda; do \
+		cat k8s/containers/requirements.txt k8s/containers/requirements-$$kind.txt > build/sbom/requirements.txt && \
+		build/sbom/bin/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml \
+			-o build/sbom-$$kind.json build/sbom/requirements.txt || exit 1; \
+	done
+	rm -rf build/sbom
 
 clean:  ## remove the environment and all caches of tools
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -71,6 +71,20 @@ class DraftWorker:
     def num_batches(self) -> int:
         return self._loop.num_batches
 
+    @property
+    def turn_s(self) -> float:
+        """As of `WorkerLoop`: how long nothing has come of it."""
+        return self._loop.turn_s
+
+    @property
+    def is_busy(self) -> bool:
+        return self._loop.busy_s > 0.0
+
+    @property
+    def busy_total_s(self) -> float:
+        """Time spent in drafting, since the beginning."""
+        return self._loop.busy_total_s
+
     def stop(self) -> None:
         self._loop.stop()
         self._thread.join(timeout=10.0)

@@ -61,6 +61,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None  # that what is learnt from its tenant may take in the shared cache; None: no limit
     # Who offers its answer to the public pool: an opaque name of the organisation; "": it stays in its namespace.
     promotes: str = ""
+    caller_id: str = ""  # of the call that it belongs to, for logs and spans; not unique, a client may have made it up
+    timed_rounds: int = -1  # rounds whose times it wants one by one, beside those of the whole; -1: no times
     timeout_s: float | None = None  # None: no deadline
     wants_stats: bool = False  # in every chunk, for a caller that may stop listening before the last one
     drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation
@@ -77,6 +79,27 @@ class SpeculationStats(msgspec.Struct, kw_only=True):
     accepted_tokens: dict[str, int] = {}  # by source
 
 
+class RoundTimes(msgspec.Struct, frozen=True, array_like=True):
+    """One round of a request, in seconds since the router took the request."""
+
+    planned_s: float
+    drafted_s: float  # the drafts were chosen, and the target was asked
+    verified_s: float
+    num_tokens: int  # emitted
+    num_drafted: int  # draft nodes verified
+
+
+class RequestTimes(msgspec.Struct, kw_only=True):
+    """Where the time of a request went, in seconds since the router took it; for spans."""
+
+    started_s: float = 0.0  # its first round was planned
+    first_token_s: float = 0.0
+    ended_s: float = 0.0
+    draft_s: float = 0.0  # making and choosing drafts, in all rounds after the first token
+    verify_s: float = 0.0  # waiting for the target, in these rounds
+    rounds: list[RoundTimes] = []  # the first of these rounds, as many as were asked for
+
+
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """All tokens that one round emitted for a request. The last chunk has a finish reason."""
 
@@ -87,6 +110,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()  # who proposed each token; "target" for recovered and bonus tokens
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first chunk)
     stats: SpeculationStats | None = None  # so far: in the last chunk, and in all where the request wants them
+    times: RequestTimes | None = None  # where the request wants them: in the chunks that have `stats`
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):

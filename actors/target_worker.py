@@ -124,6 +124,11 @@ class TargetWorker:
         """How long the present batch has taken so far; a group that hangs shows at rank 0, which waits for the rest."""
         return self._loop.busy_s if self._loop is not None else 0.0
 
+    @property
+    def turn_s(self) -> float:
+        """How long the loop has been at its present turn, of which a batch is a part; 0 on other ranks."""
+        return self._loop.turn_s if self._loop is not None else 0.0
+
     def stop(self) -> None:
         """End the loop and close the link. Rank 0 lets the others go."""
         if self._loop is not None:

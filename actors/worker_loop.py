@@ -77,7 +77,9 @@ class WorkerLoop:
         self._work_ahead = work_ahead
         self._idle = IdleSequences()
         self._batch_type = VerifyBatch if info.role == "target" else DraftBatch
+        self._turned_at: float | None = None
         self._busy_since: float | None = None
+        self._busy_before_s = 0.0  # in batches that are done
         self._stopped = threading.Event()
 
     @property
@@ -86,12 +88,25 @@ class WorkerLoop:
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
+    @property
+    def turn_s(self) -> float:
+        """How long the loop has been at its present turn, whatever it does there: a poll, a batch, a word to other
+        ranks. 0 when it does not run. For any thread."""
+        turned_at = self._turned_at
+        return 0.0 if turned_at is None else time.monotonic() - turned_at
+
+    @property
+    def busy_total_s(self) -> float:
+        """How long the engine has been at batches since the beginning. For any thread."""
+        return self._busy_before_s + self.busy_s
+
     def stop(self) -> None:
         self._stopped.set()
 
     def run(self) -> None:
         has_more = False  # work ahead
         while not self._stopped.is_set():
+            self._turned_at = time.monotonic()
             received = self._server.recv(0.0 if has_more else _POLL_S)
             if received is not None:
                 peer, message = received
@@ -108,6 +123,7 @@ class WorkerLoop:
                 logger.info("forgetting %d sequences that no router has mentioned for a while", len(forgotten))
                 empty = VerifyBatch(0, [], forgotten) if self._batch_type is VerifyBatch else None
                 self._engine.answer(empty or DraftBatch(0, [], forgotten))
+        self._turned_at = None
 
     def _answer(self, message: Message) -> Message | None:
         if isinstance(message, Hello):
@@ -125,6 +141,7 @@ class WorkerLoop:
             self._engine.clear()
             return Failure(message.round_id, type(error).__name__)
         finally:
+            self._busy_before_s += self.busy_s
             self._busy_since = None
             # Afterwards, so that a long round does not make its own sequences look idle.
             self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())

@@ -7,18 +7,31 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
+import msgspec
+
 from cache_service.documents import Piece, assemble, split_pieces
 from cache_service.entry_codec import decode_entry
 from cache_service.errors import FormatError, StoreError
 from cache_service.fenced_fold import FencedCompactor, Fold, FoldCounters, FoldSettings
 from cache_service.fold_plan import FoldLimits, after_fold, num_absorbed
 from cache_service.frame import FrameCodec
-from cache_service.manifest import Generation, Manifest, SegmentEntry, decode_manifest, encode_manifest, entry_of
+from cache_service.manifest import (
+    MAX_MANIFEST_SEGMENTS,
+    Generation,
+    Manifest,
+    SegmentEntry,
+    decode_manifest,
+    encode_manifest,
+    entry_of,
+)
+from cache_service.second_chance import survivors
 from cache_service.segment import MAX_SEGMENT_PIECES, decode_segment, encode_segment
 from cache_service.store import Store, StoredManifest
 from cache_service.turns import Turns
 
 log = logging.getLogger(__name__)
+
+_SURVIVORS_SHARE = 4  # of a generation, at most a part in so many outlives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,7 @@ class CompactorCounters(FoldCounters):
 
     lost_segments: int = 0  # that were to be written anew and could not be read
     dropped_generations: int = 0
+    survived_tokens: int = 0  # that were carried over from those
 
 
 class Compactor(FencedCompactor[Manifest]):
@@ -85,11 +99,17 @@ class Compactor(FencedCompactor[Manifest]):
             self._refused("lease or data set are others by now")
             return None
         kept, added = written
+        generations = self._with_survivors(
+            after_fold(old.generations, [*kept, *added], now_s, limits), old, limits, token, epoch
+        )
+        if generations is None:
+            self._refused("lease or data set are others by now")
+            return None
         new = Manifest(
             epoch=epoch,
             version=old.version + 1,
             fencing_token=token,
-            generations=after_fold(old.generations, [*kept, *added], now_s, limits),
+            generations=generations,
             folded_id=entries[num_entries - 1][0] if num_entries else old.folded_id,
             folded_generation=old.open_generation.number,
         )
@@ -143,14 +163,40 @@ class Compactor(FencedCompactor[Manifest]):
         num_tokens = sum(len(piece.token_ids) for piece in pieces)
         num_kept = len(segments) - num_absorbed(segments, num_tokens, limits.segment_tokens)
         before = [piece for entry in segments[num_kept:] for piece in self._read_segment(entry)]
+        added = self._write(assemble(before + pieces), token, epoch)
+        return None if added is None else (segments[:num_kept], added)
+
+    def _with_survivors(
+        self, generations: tuple[Generation, ...], old: Manifest, limits: FoldLimits, token: int, epoch: str
+    ) -> tuple[Generation, ...] | None:
+        """The generations, and in the open one what outlives those that go. None: Redis refused a segment."""
+        gone = [each for each in old.generations if each.number < generations[0].number]
+        room = min(limits.generation_tokens, sum(each.num_tokens for each in gone)) // _SURVIVORS_SHARE
+        pieces = (piece for each in gone for entry in each.segments for piece in self._read_segment(entry))
+        found = survivors(pieces, room)
+        if not found:
+            return generations
+        added = self._write(found, token, epoch)
+        if added is None:
+            return None
+        opened = generations[-1]
+        result = (*generations[:-1], msgspec.structs.replace(opened, segments=(*opened.segments, *added)))
+        num_bytes = sum(each.num_bytes for each in result)
+        if num_bytes > limits.max_bytes or sum(len(each.segments) for each in result) > MAX_MANIFEST_SEGMENTS:
+            return generations  # what was written for nothing expires
+        self.counters.survived_tokens += sum(entry.num_tokens for entry in added)
+        return result
+
+    def _write(self, pieces: list[Piece], token: int, epoch: str) -> list[SegmentEntry] | None:
+        """Segments that hold the pieces. None: Redis refused one."""
         added = []
-        for batch in split_pieces(assemble(before + pieces), limits.segment_tokens, MAX_SEGMENT_PIECES):
+        for batch in split_pieces(pieces, self._settings.limits.segment_tokens, MAX_SEGMENT_PIECES):
             segment = encode_segment(self._codec, batch)
             keep_s = self._settings.keep_s
             if not self._store.write_segment(segment.digest, segment.frame, keep_s, token, epoch):
                 return None
             added.append(entry_of(segment))
-        return segments[:num_kept], added
+        return added
 
     def _read_segment(self, entry: SegmentEntry) -> list[Piece]:
         frame = self._store.read_segment(entry.digest, entry.num_bytes)

@@ -261,7 +261,8 @@ class LogReader:
             self._deliver(listener, generation_of(manifest, entry_id), pieces)
 
     def _renew_manifest(self, place: _Place) -> ResetReason | None:
-        """Take over a newer manifest: which generations there are. Its segments hold what the log has told."""
+        """Take over a newer manifest: which generations there are. Its segments hold what the log has told, and what
+        outlives generations that went: only those who look at segments take that over at once."""
         stored = self.store.read_manifest()
         if stored.epoch != place.epoch:
             return "epoch"

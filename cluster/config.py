@@ -80,7 +80,8 @@ class DraftConfig(_Section):
     """The draft model and its workers."""
 
     model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
-    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1  # at least
+    max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `workers`
     dtype: Dtype = "float32"
     quantization: Quantization = "none"
     device: str = "auto"
@@ -95,6 +96,16 @@ class DraftConfig(_Section):
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     lookahead: LookaheadConfig = LookaheadConfig()
+
+    @model_validator(mode="after")
+    def _some_to_scale(self) -> DraftConfig:
+        if self.max_workers is not None and not 1 <= self.workers <= self.max_workers:
+            raise ValueError(f"workers is {self.workers}, it must be from 1 to max_workers, {self.max_workers}")
+        return self
+
+    @property
+    def most_workers(self) -> int:
+        return self.workers if self.max_workers is None else self.max_workers
 
 
 class SpeculationConfig(_Section):
@@ -117,6 +128,18 @@ class RouterConfig(_Section):
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64  # beyond: 429 / RESOURCE_EXHAUSTED
     max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # prompt rows a round, all sequences
     verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # a target that takes longer has failed
+
+
+class AutoscalingConfig(_Section):
+    """When workers come and go: draft workers, from `draft.workers` to `draft.max_workers`, by what they and the
+    routers say of drafting. See `cluster.autoscaling.draft_policy`."""
+
+    draft_busy_share: Annotated[float, Field(gt=0, le=1)] = 0.6  # of a draft worker's time, in drafting
+    draft_late_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # of the drafts waited for, that may come too late
+    draft_min_gain: Annotated[float, Field(ge=0, le=0.5)] = 0.03  # tokens a second, relative, of one worker more
+    look_back_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # signals are means over this time
+    upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # that they must have asked for more
+    downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
 
 
 class GatewayConfig(_Section):
@@ -213,16 +236,36 @@ class CacheConfig(_Section):
         return self
 
 
+class ObservabilityConfig(_Section):
+    """What is told of requests and rounds beside the metrics, which are always there."""
+
+    log_format: Literal["text", "json"] = "text"  # to stderr
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # info: a line for each request and its parts
+    # Spans of requests go there, as OTLP over HTTP: http://collector:4318. None: no tracing. Headers that the collector
+    # wants are taken from $OTEL_EXPORTER_OTLP_HEADERS.
+    otlp_endpoint: str | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose callers have not decided it
+    round_spans: Annotated[int, Field(ge=0, le=256)] = 16  # rounds of a request with spans of their own; the first
+
+    @model_validator(mode="after")
+    def _address(self) -> ObservabilityConfig:
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.otlp_endpoint):
+            raise ValueError("otlp_endpoint must be a URL like http://collector:4318")
+        return self
+
+
 class ClusterConfig(_Section):
     """One file describes one cluster."""
 
     target: TargetConfig = TargetConfig()
     draft: DraftConfig = DraftConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
     router: RouterConfig = RouterConfig()
     gateway: GatewayConfig = GatewayConfig()
     tenants: TenantsConfig = TenantsConfig()
     cache: CacheConfig = CacheConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")
     def _ports_differ(self) -> ClusterConfig:
@@ -251,7 +294,7 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
         return ClusterConfig.model_validate(data)
     except ValidationError as error:
         where = str(path) if path is not None else "configuration"
-        raise ConfigError(f"{where}: {_describe(error)}") from None
+        raise ConfigError(f"{where}: {describe(error)}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -286,7 +329,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     section[parts[-1]] = value
 
 
-def _describe(error: ValidationError) -> str:
+def describe(error: ValidationError) -> str:
+    """What is wrong with a configuration, in one line."""
     parts = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"]) or "configuration"

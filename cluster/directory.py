@@ -18,6 +18,7 @@ from ray.actor import ActorProxy
 
 from actors.links.address import LinkAddress
 from actors.links.keys import LinkKeys
+from cluster.autoscaling.draft_demand import DraftDemand, combined
 
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
@@ -34,6 +35,7 @@ class WorkerEntry:
     address: LinkAddress
     incarnation: int
     link_drops: tuple[tuple[str, int], ...] = ()  # messages its link server has dropped so far, by reason
+    is_leaving: bool = False  # it still answers, but is to be asked for nothing more
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Directory:
         self._ttl_s = ttl_s
         self._clock = clock
         self._records: dict[str, _Record] = {}
+        self._demands: dict[str, tuple[DraftDemand, float]] = {}  # of routers, and when they said so
 
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
         """Enter or renew a worker; returns the public keys of clients that its links must admit.
@@ -85,10 +88,21 @@ class Directory:
         """The key pair that every router of the cluster uses."""
         return self._client_keys
 
+    def tell_demand(self, router_id: str, demand: DraftDemand) -> None:
+        """What a router says of the draft workers; it holds for `ttl_s` seconds."""
+        self._demands[router_id] = demand, self._clock()
+
+    def draft_demand(self) -> DraftDemand:
+        """Of all routers that have spoken lately."""
+        self._expire()
+        return combined(demand for demand, _ in self._demands.values())
+
     def _expire(self) -> None:
         oldest = self._clock() - self._ttl_s
         for worker_id in [worker_id for worker_id, record in self._records.items() if record.heard_at < oldest]:
             del self._records[worker_id]
+        for router_id in [router_id for router_id, (_, told_at) in self._demands.items() if told_at < oldest]:
+            del self._demands[router_id]
 
 
 class DirectoryActor:
@@ -112,6 +126,14 @@ class DirectoryActor:
     @ray.method
     def client_keys(self) -> LinkKeys:
         return self._directory.client_keys()
+
+    @ray.method
+    def tell_demand(self, router_id: str, demand: DraftDemand) -> None:
+        self._directory.tell_demand(router_id, demand)
+
+    @ray.method
+    def draft_demand(self) -> DraftDemand:
+        return self._directory.draft_demand()
 
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from cache_service.soft_exchange import SoftExchangeStats
     from cluster.router.connections import Connections
     from cluster.router.core import RouterCore
+    from cluster.router.counters import Distribution
     from cluster.router.driver import RouterDriver
     from cluster.shared_cache import CacheStats, PromotionStats, SharedCache
 
@@ -25,6 +27,7 @@ _FIRST_TOKEN_BUCKETS = (
 )  # fmt: skip
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _REQUEST_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_CURVE_ROWS = (1, 4, 16, 64, 256)  # row counts at which the cost curve is shown
 
 
 class GatewayMetrics:
@@ -117,6 +120,10 @@ class RouterMetrics:
             "paceline_kv_blocks_free": ("KV blocks of the target without a sequence", core.free_blocks),
             "paceline_draft_workers": ("Draft workers connected", len(self._connections.draft_links())),
             "paceline_target_connected": ("1 while the target group answers", int(self._driver.has_target)),
+            "paceline_link_calls_in_flight": (
+                "Calls to workers that wait for an answer",
+                self._connections.num_in_flight,
+            ),
         }
         yield from _gauges(gauges)
         counts = {
@@ -139,6 +146,14 @@ class RouterMetrics:
                 "Drafts that a worker drafting ahead had not, or not all of, when it was asked",
                 counters.missed_drafts,
             ),
+            "paceline_spec_decode_num_proposed_tokens": (
+                "Draft nodes that could have been verified; equal ones of several sources count once",
+                counters.proposed_nodes,
+            ),
+            "paceline_spec_decode_wasted_rows": (
+                "Draft nodes that the target computed and that were not accepted",
+                counters.draft_tokens - counters.accepted_tokens.total(),
+            ),
             "paceline_late_drafts": ("Answers of draft workers that came too late", counters.late_drafts),
             "paceline_stale_drafts": ("Sequences a draft worker had lost", counters.stale_drafts),
         }
@@ -154,7 +169,26 @@ class RouterMetrics:
             for source, count in sorted(counter.items()):
                 family.add_metric([source], count)
             yield family
+        stages = {
+            "paceline_draft_lateness_seconds": (
+                "How long a round that had all else waited for the last of its draft workers",
+                counters.draft_lateness,
+            ),
+            "paceline_request_queue_time_seconds": (
+                "From a request's arrival at the router to its first round",
+                counters.queue_time,
+            ),
+            "paceline_request_prefill_time_seconds": (
+                "From a request's first round to its first token",
+                counters.prefill_time,
+            ),
+        }
+        for name, (text, distribution) in stages.items():
+            yield _histogram(name, text, distribution)
+        yield self._planner_rounds()
+        yield self._cost_curve()
         yield self._collapsed()
+        yield from self._link_traffic()
         yield self._link_errors()
         if self._cache is not None:
             yield from _cache_metrics(self._cache.stats())
@@ -170,6 +204,41 @@ class RouterMetrics:
         for source, has_collapsed in sorted(self._core.acceptance.collapsed.items()):
             family.add_metric([source], int(has_collapsed))
         return family
+
+    def _planner_rounds(self) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            "paceline_planner_rounds",
+            "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`",
+            labels=["decision"],
+        )
+        for decision, count in sorted(self._core.counters.planner_rounds.items()):
+            family.add_metric([decision], count)
+        return family
+
+    def _cost_curve(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "paceline_step_time_seconds",
+            "What a target forward of so many rows is expected to take, as the planner has measured it",
+            labels=["rows"],
+        )
+        for rows in _CURVE_ROWS:
+            family.add_metric([str(rows)], self._core.step_times.seconds(rows))
+        return family
+
+    def _link_traffic(self) -> Iterator[Metric]:
+        traffic = self._connections.traffic()
+        messages = CounterMetricFamily(
+            "paceline_link_messages", "Messages on links, at the router's end", labels=["direction"]
+        )
+        sizes = CounterMetricFamily("paceline_link_bytes", "Bytes of these messages", labels=["direction"])
+        for direction in ("sent", "received"):
+            messages.add_metric([direction], traffic[direction])
+            sizes.add_metric([direction], traffic[f"{direction}_bytes"])
+        yield messages
+        yield sizes
+        yield CounterMetricFamily(
+            "paceline_link_disconnects", "Connections to workers that ended", value=traffic["closed"]
+        )
 
     def _link_errors(self) -> CounterMetricFamily:
         family = CounterMetricFamily(
@@ -192,6 +261,14 @@ def _gauges(found: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
 def _counters(found: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
     for name, (text, count) in found.items():
         yield CounterMetricFamily(name, text, value=count)
+
+
+def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMetricFamily:
+    count, buckets = 0, []
+    for bound, found in zip((*distribution.bounds, float("inf")), distribution.counts, strict=True):
+        count += found
+        buckets.append((floatToGoString(bound), float(count)))  # type: ignore[no-untyped-call]
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=distribution.total)
 
 
 def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
@@ -224,6 +301,17 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
         "paceline_cache_written_tokens": ("Tokens written to the store", stats.publisher.written_tokens),
         "paceline_cache_written_bytes": ("Bytes written to the store for them", stats.publisher.written_bytes),
         "paceline_cache_write_failures": ("Writes that found the store unavailable", stats.publisher.failures),
+        "paceline_cache_breaker_openings": (
+            "Times that the store was left alone after failed writes",
+            stats.publisher.breaker_opened,
+        ),
+        "paceline_cache_invalid_pieces": ("Pieces of text that no entry can hold", stats.publisher.invalid_pieces),
+        "paceline_cache_missing_segments": (
+            "Segments that a manifest names and the store does not have",
+            stats.index.missing_segments,
+        ),
+        "paceline_cache_index_builds": ("Indexes built here", stats.index.builds),
+        "paceline_cache_index_maps": ("Indexes found built by another process", stats.index.maps),
         "paceline_cache_folds": ("Parts of logs folded into segments", stats.folds),
         "paceline_cache_resets": ("Namespaces read anew: other data, or a gap", stats.index.resets),
         "paceline_cache_damaged": ("Stored entries, segments and manifests that cannot be read", stats.index.damaged),

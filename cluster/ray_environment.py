@@ -5,11 +5,16 @@ from __future__ import annotations
 import ipaddress
 import os
 
+OWN_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.gateway.proxy_errors.middlewares",
+}
+
 
 def prepare_own_ray(gateway_host: str) -> None:
     """Before Ray is imported. Its processes inherit the environment; what is set already is left alone."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "cluster.gateway.proxy_errors.middlewares")
+    for name, value in OWN_RAY.items():
+        os.environ.setdefault(name, value)
     if is_loopback(gateway_host):
         # What Ray itself does on macOS: one machine alone, so all of its ports listen on loopback.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -34,6 +34,12 @@ class Registration:
         self._directory: DirectoryHandle | None = None
         self._heartbeat = Heartbeat(self._renew, interval_s, f"registration of {entry.worker_id}")
 
+    def announce_leaving(self) -> None:
+        """Have routers ask this worker for nothing more, as soon as they look again; it goes on answering meanwhile."""
+        self._entry = replace(self._entry, is_leaving=True)
+        with contextlib.suppress(RayError, ValueError):
+            self._renew()
+
     def leave(self) -> None:
         """Stop renewing and take the entry out, so that routers need not wait for it to expire."""
         self._heartbeat.stop()

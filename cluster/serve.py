@@ -68,7 +68,7 @@ class ClusterPlan:
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
         ranks = self.config.target.tensor_parallel
-        drafts = 0.5 * self.config.draft.workers if self.draft is not None else 0.0
+        drafts = 0.5 * self.config.draft.most_workers if self.draft is not None else 0.0
         return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
 
     @property
@@ -181,6 +181,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             start_timeout_s=config.target.start_timeout_s,
             batch_limit_s=config.router.verify_timeout_s,
             health_timeout_s=config.target.health_timeout_s,
+            observability=config.observability,
         )
     ]
     if plan.draft is not None:
@@ -196,7 +197,16 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             ahead=plan.draft_ahead,
             target=plan.target,
         )
-        upstream.append(draft_pool_application(draft, DIRECTORY, config.draft.workers))
+        upstream.append(
+            draft_pool_application(
+                draft,
+                DIRECTORY,
+                config.draft.workers,
+                config.draft.most_workers,
+                config.autoscaling,
+                config.observability,
+            )
+        )
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
@@ -210,9 +220,12 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         TARGET_ID,
         *upstream,
         promotion=promotion,
+        observability=config.observability,
     )
     model = served_model(plan)
-    return gateway_application(router, str(plan.target.path), model, config.gateway, access=plan.access)
+    return gateway_application(
+        router, str(plan.target.path), model, config.gateway, access=plan.access, observability=config.observability
+    )
 
 
 def served_model(plan: ClusterPlan) -> ServedModel:

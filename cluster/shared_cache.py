@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.drafters.contract import Drafter
@@ -22,8 +22,9 @@ from cache_service.earnings import Earnings
 from cache_service.earnings_ledger import EarningsLedger
 from cache_service.epoch_watch import MAX_NAMESPACES as MAX_WATCHED
 from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
-from cache_service.errors import SettingError
+from cache_service.errors import SettingError, StoreRefused
 from cache_service.fair_share import first_to_give_way
+from cache_service.fold_plan import FoldLimits
 from cache_service.frame import FrameCodec
 from cache_service.index_files import default_directory
 from cache_service.key_ring import KeyRing
@@ -37,6 +38,7 @@ from cache_service.store import Store
 from cache_service.store_keys import StoreKeys
 from cache_service.tenant_share import TenantBudget, TenantShare
 from cache_service.warm_index import WarmIndex, WarmIndexSettings, WarmIndexStats
+from cache_service.worth import limits_by_worth
 from cluster.cache_access import connection_settings, key_ring
 from cluster.config import CacheConfig
 from cluster.errors import ConfigError
@@ -205,17 +207,8 @@ class SharedCache:
 
     def _compact(self, namespace: str, budget: TenantBudget | None = None) -> None:
         """budget: of its tenant; None: it has none."""
-        limits = None
         try:
-            if budget is not None:
-                limits = TenantShare(
-                    self._connection,
-                    StoreKeys(self.fingerprint, namespace or OPEN),
-                    budget,
-                    self._settings.compactor.limits,
-                    self._settings.compactor.keep_s,
-                    lambda others: self._others.extend((other, budget) for other in others),
-                )
+            limits = self._limits(namespace, budget)
             replaced = self._compactors.pop(namespace, None)
             self._compactors[namespace] = self.compactor.compact(namespace, limits)
             if budget is not None:
@@ -232,6 +225,30 @@ class SharedCache:
             self.compactor.forget(gone)
             self._budgets.pop(gone, None)
             self._folds += compactor.counters.folds
+
+    def _limits(self, namespace: str, budget: TenantBudget | None) -> Callable[[bool], FoldLimits]:
+        """The budgets of a namespace: what its tenant may have, and less where nobody drafts from it. Raises
+        SettingError."""
+        own, earnings = self._settings.compactor.limits, self._open_earnings(namespace)
+        share = None
+        if budget is not None:
+            share = TenantShare(
+                self._connection,
+                StoreKeys(self.fingerprint, namespace or OPEN),
+                budget,
+                own,
+                self._settings.compactor.keep_s,
+                lambda others: self._others.extend((other, budget) for other in others),
+            )
+
+        def limits(has_new: bool) -> FoldLimits:
+            allowed = own if share is None else share(has_new)
+            try:
+                return limits_by_worth(allowed, earnings.read_earnings())
+            except StoreRefused:  # its user may fold, and has no right to read them
+                return allowed
+
+        return limits
 
     def _open(self, namespace: str) -> tuple[Store, FrameCodec]:
         keys = StoreKeys(self.fingerprint, namespace or OPEN)

@@ -15,7 +15,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.target_worker import TargetSettings, TargetWorker
+from cluster.config import ObservabilityConfig
 from cluster.directory import WorkerEntry
+from cluster.logs import configure_logging
 from cluster.registration import Registration
 
 logger = logging.getLogger(__name__)
@@ -27,10 +29,12 @@ class RankHealth:
     num_batches: int  # progress; only rank 0 counts
     busy_s: float  # how long the present batch has taken so far; 0 between batches, and on other ranks
     process_id: int
+    turn_s: float = 0.0  # the same of the present turn of its loop, in a batch or not
 
 
 def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
-    """Raises Unavailable when a rank no longer serves, or has been at one batch for longer than the limit."""
+    """Raises Unavailable when a rank no longer serves, or has been at one batch, or anything else that its loop does,
+    for longer than the limit."""
     for rank, health in enumerate(ranks):
         if health.failure is not None:
             raise Unavailable(f"target rank {rank}: {health.failure}")
@@ -39,12 +43,21 @@ def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
                 f"target rank {rank}: a batch has been running for {health.busy_s:.1f} s, "
                 f"the limit is {batch_limit_s:g} s"
             )
+        if health.turn_s > batch_limit_s:
+            raise Unavailable(
+                f"target rank {rank}: its loop has stood still for {health.turn_s:.1f} s, outside of a batch; "
+                f"the limit is {batch_limit_s:g} s"
+            )
 
 
 class TargetRank:
     """Actor shell of one rank. Rank 0 enters itself in the directory once the whole group serves."""
 
-    def __init__(self, settings: TargetSettings, rank: int, incarnation: int) -> None:
+    def __init__(
+        self, settings: TargetSettings, rank: int, incarnation: int, observability: ObservabilityConfig | None = None
+    ) -> None:
+        if observability is not None:
+            configure_logging(observability, f"target rank {rank}")
         self._worker = TargetWorker(settings, rank, incarnation)
         self._incarnation = incarnation
         self._registration: Registration | None = None
@@ -67,7 +80,8 @@ class TargetRank:
 
     @ray.method
     def health(self) -> RankHealth:
-        return RankHealth(self._worker.failure, self._worker.num_batches, self._worker.busy_s, os.getpid())
+        worker = self._worker
+        return RankHealth(worker.failure, worker.num_batches, worker.busy_s, os.getpid(), worker.turn_s)
 
     @ray.method
     def stop(self) -> None:
@@ -90,7 +104,10 @@ class TargetGroup:
         start_timeout_s: float,
         batch_limit_s: float,
         health_timeout_s: float,
+        observability: ObservabilityConfig | None = None,
     ) -> None:
+        if observability is not None:
+            configure_logging(observability, "target")
         self._batch_limit_s = batch_limit_s
         self._health_timeout_s = health_timeout_s
         self._is_healthy = True
@@ -103,7 +120,7 @@ class TargetGroup:
             options: dict[str, object] = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "max_concurrency": 4}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
-            self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation))
+            self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation, observability))
         try:
             async with asyncio.timeout(start_timeout_s):
                 meeting = await self._ranks[0].open_meeting.remote() if settings.tensor_parallel > 1 else None
@@ -151,6 +168,7 @@ def target_group_application(
     start_timeout_s: float,
     batch_limit_s: float,
     health_timeout_s: float,
+    observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
     """One target group as a Serve application, started anew when a batch takes longer than `batch_limit_s`, or a rank
     does not say within `health_timeout_s` how it is, three times in a row.
@@ -177,4 +195,5 @@ def target_group_application(
         start_timeout_s=start_timeout_s,
         batch_limit_s=batch_limit_s,
         health_timeout_s=health_timeout_s,
+        observability=observability,
     )

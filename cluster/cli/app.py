@@ -6,7 +6,7 @@ from importlib import metadata
 
 import typer
 
-from cluster.cli import bench, chat, compare, corpus, drafter, generate, model, serve, tenant, validate
+from cluster.cli import bench, chat, compare, corpus, drafter, generate, k8s, model, serve, size, tenant, validate
 from cluster.cli.cache import app as cache
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("compare")(compare.compare)
+app.command("size")(size.size)
 app.command("validate")(validate.validate)
 app.add_typer(model.app, name="model")
 app.add_typer(drafter.app, name="drafter")
@@ -26,6 +27,7 @@ app.add_typer(corpus.app, name="corpus")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(k8s.app, name="k8s")
 
 
 @app.command()

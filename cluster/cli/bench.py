@@ -28,6 +28,7 @@ from cluster.cli.engine import (
     split_names,
 )
 from cluster.cli.progress import progress_bars
+from cluster.cli.row_times import parse_row_times
 
 if TYPE_CHECKING:
     from cluster.bench.prompts import BenchPrompt
@@ -257,7 +258,7 @@ def cache(
         dtype=dtype,
         device=device,
         answers=answers,
-        row_seconds=_row_seconds(row_times),
+        row_seconds=parse_row_times(row_times),
         index_tokens=index_tokens,
         rounds=rounds,
     )
@@ -284,19 +285,6 @@ def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[Bench
     if spec_bench is not None and file is None:
         return read_spec_bench(spec_bench)
     raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
-
-
-def _row_seconds(text: str) -> tuple[tuple[int, float], ...]:
-    points = []
-    for point in text.split(",") if text else ():
-        rows, _, milliseconds = point.partition(":")
-        try:
-            points.append((int(rows), float(milliseconds) / 1000))
-        except ValueError:
-            points.append((0, 0.0))
-    if any(rows < 1 or not 0.0 < seconds < float("inf") for rows, seconds in points):
-        raise InvalidRequest("--row-times", text, "write rows:milliseconds, comma-separated, both above 0")
-    return tuple(points)
 
 
 def _objective(text: str) -> tuple[str, float]:

@@ -54,6 +54,15 @@ class GenerationCall:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Where a call comes from, as far as its headers or metadata say."""
+
+    request_id: str  # `x-request-id`, or made up here
+    traceparent: str | None = None  # W3C Trace Context, unchecked
+    tracestate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """What the gateway must know of the target model."""
 

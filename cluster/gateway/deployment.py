@@ -13,15 +13,17 @@ from ray.serve.config import BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
 from transformers import AutoTokenizer
 
-from cluster.config import GatewayConfig
+from cluster.config import GatewayConfig, ObservabilityConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
-from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS, HostedGrpcOptions
+from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
-from cluster.gateway.http_app import create_app
+from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import HandleRouterClient
 from cluster.gateway.service import GenerationService
+from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
+from cluster.logs import configure_logging
 from cluster.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
@@ -42,15 +44,28 @@ class Gateway:
         model: ServedModel,
         config: GatewayConfig,
         access: TenantAccess | None = None,
+        observability: ObservabilityConfig | None = None,
     ) -> None:
         """`router` is the handle of a deployment as `HandleRouterClient` wants it. access None: nobody needs a key."""
+        if observability is not None:
+            configure_logging(observability, "gateway")
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
         metrics = GatewayMetrics()
         gatekeeper = None if access is None else Gatekeeper(access, config.replicas, metrics)
-        service = GenerationService(HandleRouterClient(router), tokenizer, model, config, metrics, gatekeeper)
+        self._tracing = None
+        if observability is not None and observability.otlp_endpoint is not None:
+            from cluster.tracing import open_tracing  # OpenTelemetry takes its time to load
+
+            self._tracing = open_tracing(observability, paceline_version())
+        router_client = HandleRouterClient(router)
+        service = GenerationService(router_client, tokenizer, model, config, metrics, gatekeeper, self._tracing)
         self._grpc = InferenceServicer(service, config)
-        self._app = create_app(service, config)
+        self._app = create_app(service, config, answers_request_id=False)
         self._following = asyncio.create_task(service.follow_router())
+
+    async def __del__(self) -> None:
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -96,10 +111,11 @@ def gateway_application(
     config: GatewayConfig,
     ray_actor_options: dict[str, Any] | None = None,
     access: TenantAccess | None = None,
+    observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
     """A Serve application of `config.replicas` gateways before `router` (a deployment handle or bound deployment).
 
-    access: who may call; None: everybody.
+    access: who may call; None: everybody. observability: None: logs are as the process has them.
     """
     deployment = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
@@ -110,7 +126,7 @@ def gateway_application(
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
         ray_actor_options=ray_actor_options or {"num_cpus": 0.1},
     )
-    return deployment.bind(router, tokenizer_dir, model, config, access)
+    return deployment.bind(router, tokenizer_dir, model, config, access, observability)
 
 
 def start_proxies(config: GatewayConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:

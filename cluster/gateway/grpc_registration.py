@@ -26,11 +26,6 @@ from ray.serve.config import gRPCOptions
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S, grpc_retry_metadata
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
-SERVICER_FUNCTIONS = (
-    "cluster.gateway.grpc_registration.add_inference",
-    "cluster.gateway.grpc_registration.add_health",
-)
-
 _WILDCARD = "[::]:"
 _MIN_TIMEOUT_S = 0.001
 _END = object()

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2
 from actors.errors import InvalidRequest, PacelineError
 from actors.messages import SpeculationStats
 from cluster.config import GatewayConfig
-from cluster.gateway.call import GenerationCall
+from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.openai_answer import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
@@ -29,6 +29,7 @@ from cluster.gateway.padding import pad
 from cluster.gateway.piece import Piece
 from cluster.gateway.schema import chat_call, completion_call, parse_chat, parse_completion
 from cluster.gateway.service import GenerationService, PreparedCall
+from cluster.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.tenants.gatekeeper import Tenant
 
 logger = logging.getLogger(__name__)
@@ -161,6 +162,9 @@ class InferenceServicer:
         return self._service.enter([str(value) for key, value in metadata if key.lower() == "authorization"])
 
     async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> PreparedCall:
+        origin = _origin_of(context)
+        request_id.set(origin.request_id)
+        context.set_trailing_metadata([(REQUEST_ID_HEADER, origin.request_id)])
         tenant = self._enter(context)
         with self._service.counting_refusals():
             size = request.ByteSize()
@@ -168,7 +172,13 @@ class InferenceServicer:
                 limit = f"at most {self._config.max_body_bytes} bytes are read"
                 raise BodyTooLarge("request", f"{size} bytes", limit)
             call = _call(request)
-        return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant)
+        return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
+
+
+def _origin_of(context: Context) -> CallOrigin:
+    given = {key.lower(): str(value) for key, value in context.invocation_metadata() or ()}
+    found = request_id_of(given.get(REQUEST_ID_HEADER, given.get("request_id")))
+    return CallOrigin(found, given.get("traceparent"), given.get("tracestate"))
 
 
 def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
@@ -252,4 +262,5 @@ def _tell(error: Exception, context: Context) -> None:
         logger.error("a gRPC call failed", exc_info=error)
     context.set_code(status.grpc)
     context.set_details(status.message)
-    context.set_trailing_metadata(status.trailing_metadata())
+    known = request_id.get()
+    context.set_trailing_metadata([*([(REQUEST_ID_HEADER, known)] if known else []), *status.trailing_metadata()])

@@ -14,7 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import InvalidRequest, PacelineError
 from cluster.config import GatewayConfig
-from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
 from cluster.gateway.openai_answer import AnswerWriter, Endpoint
 from cluster.gateway.padding import padded_json
@@ -38,6 +38,7 @@ from cluster.gateway.schema import (
     parse_json_object,
 )
 from cluster.gateway.service import GenerationService, PreparedCall
+from cluster.logs import REQUEST_ID_HEADER, request_id, request_id_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +56,16 @@ def paceline_version() -> str:
         return "0.0.0"
 
 
-def create_app(service: GenerationService, config: GatewayConfig) -> FastAPI:
-    """All routes over one service. The app keeps nothing between requests."""
+def create_app(service: GenerationService, config: GatewayConfig, answers_request_id: bool = True) -> FastAPI:
+    """All routes over one service. The app keeps nothing between requests. answers_request_id: False: who passes the
+    answers on, as Serve does, names their ids."""
     app = FastAPI(title="Paceline", version=paceline_version(), docs_url=None, redoc_url=None)
     _add_error_handlers(app)
     _add_operational_routes(app, service)
     _add_openai_routes(app, service, config)
     app.add_middleware(KeyRequired, service=service)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(WithRequestId, answers=answers_request_id)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -82,6 +85,32 @@ class HeadAsGet:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+class WithRequestId:
+    """Each call has an id, its client's or one made up here, in all that is logged of it, and in its answer."""
+
+    def __init__(self, app: ASGIApp, answers: bool) -> None:
+        """answers: False: leave the answer's header to others."""
+        self._app = app
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        found = request_id_of(headers.get(REQUEST_ID_HEADER))
+        origin = CallOrigin(found, headers.get("traceparent"), headers.get("tracestate"))
+        scope.setdefault("state", {})["origin"] = origin
+        request_id.set(found)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = found
+            await send(message)
+
+        await self._app(scope, receive, send_with_id if self._answers else send)
 
 
 class KeyRequired:
@@ -161,7 +190,10 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/livez", tags=["operation"])
     async def livez() -> Response:
-        """Whether this gateway answers; says nothing of the router."""
+        """503 when the router's rounds have stopped, which only a restart mends; by what it last said."""
+        status = service.last_status
+        if status is not None and not status.live:
+            return _json({"status": "stopped", "detail": status.detail}, 503)
         return _json({"status": "live"})
 
     @app.get("/readyz", tags=["operation"])
@@ -216,7 +248,8 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
 
     async def answer(request: Request, endpoint: Endpoint, body: GenerationFields, call: GenerationCall) -> Response:
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
-        prepared = await service.prepare(call, f"{prefix}-{uuid.uuid4().hex}", request.state.tenant)
+        call_id = f"{prefix}-{uuid.uuid4().hex}"
+        prepared = await service.prepare(call, call_id, request.state.tenant, request.state.origin)
         writer = AnswerWriter(endpoint, prepared, service.model.name, f"paceline-{app.version}")
         try:
             if not body.wants_stream:

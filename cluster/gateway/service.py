@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
-from actors.messages import GenerationRequest, SamplingParams, SpeculationStats, TokenChunk
+from actors.messages import GenerationRequest, RequestTimes, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
-from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.errors import ModelNotFound, status_of, unwrap
 from cluster.gateway.fan_in import fan_in
@@ -37,6 +37,9 @@ from cluster.request_limits import check_token_ids, num_new_tokens
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
 
+if TYPE_CHECKING:
+    from cluster.tracing import CallTrace, Tracing  # which brings OpenTelemetry
+
 logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 32  # prompts x n of one call
@@ -47,6 +50,7 @@ class PreparedCall:
     """A call that can be served: one request per answer, in order of choice."""
 
     call_id: str
+    origin: CallOrigin
     arrived: float  # time.monotonic()
     call: GenerationCall
     requests: tuple[GenerationRequest, ...]
@@ -55,6 +59,7 @@ class PreparedCall:
     scope: Scope
     stream_shape: StreamShape  # of a stream of it
     tenant: Tenant | None = None  # None: nobody needs a key
+    trace: CallTrace | None = None  # None: it is not traced
 
 
 class GenerationService:
@@ -68,18 +73,25 @@ class GenerationService:
         config: GatewayConfig,
         metrics: GatewayMetrics | None = None,
         gatekeeper: Gatekeeper | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served."""
+        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off."""
         self.router = router
         self._gatekeeper = gatekeeper
+        self._tracing = tracing
         self.model = model
+        self.last_status: RouterStatus | None = None  # None: no router has answered
         self.metrics = metrics or GatewayMetrics()
         self._codec = TextCodec(tokenizer, model.name)
         self._config = config
 
     async def router_status(self) -> RouterStatus:
         """Raises what `RouterClient.status` raises."""
-        status = await self.router.status()
+        try:
+            status = self.last_status = await self.router.status()
+        except Exception:
+            self.last_status = None
+            raise
         if status.max_model_len not in (None, self.model.max_model_len):
             self.model = replace(self.model, max_model_len=status.max_model_len)
         return status
@@ -99,10 +111,20 @@ class GenerationService:
         """First of all in a call: whose it is. See `Gatekeeper.enter`."""
         return None if self._gatekeeper is None else self._gatekeeper.enter(authorization)
 
-    async def prepare(self, call: GenerationCall, call_id: str, tenant: Tenant | None = None) -> PreparedCall:
-        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit."""
-        with self.counting_refusals():
-            return await self._prepare(call, call_id, tenant, time.monotonic())
+    async def prepare(
+        self, call: GenerationCall, call_id: str, tenant: Tenant | None = None, origin: CallOrigin | None = None
+    ) -> PreparedCall:
+        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
+        arrived = time.monotonic()
+        origin = origin or CallOrigin(call_id)
+        trace = None if self._tracing is None else self._tracing.begin(call, origin, self.model.name, arrived)
+        try:
+            with self.counting_refusals():
+                return await self._prepare(call, call_id, tenant, origin, trace, arrived)
+        except BaseException as error:
+            if trace is not None:
+                trace.end(_code_of(error))
+            raise
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
@@ -124,9 +146,9 @@ class GenerationService:
         if shape.interval_s or shape.num_tokens:
             answers = [shaped(answer, shape) for answer in answers]
         pieces = fan_in(answers)
-        if prepared.tenant is None or self._gatekeeper is None:
-            return pieces
-        return self._within_limits(self._gatekeeper, prepared.tenant, prepared, pieces)
+        if prepared.tenant is not None and self._gatekeeper is not None:
+            pieces = self._within_limits(self._gatekeeper, prepared.tenant, prepared, pieces)
+        return pieces if prepared.trace is None else _traced(prepared.trace, prepared.num_prompt_tokens, pieces)
 
     async def _within_limits(
         self, gatekeeper: Gatekeeper, tenant: Tenant, prepared: PreparedCall, pieces: AsyncGenerator[Piece, None]
@@ -138,7 +160,15 @@ class GenerationService:
                 async for piece in pieces:
                     yield piece
 
-    async def _prepare(self, call: GenerationCall, call_id: str, tenant: Tenant | None, arrived: float) -> PreparedCall:
+    async def _prepare(
+        self,
+        call: GenerationCall,
+        call_id: str,
+        tenant: Tenant | None,
+        origin: CallOrigin,
+        trace: CallTrace | None,
+        arrived: float,
+    ) -> PreparedCall:
         model = self.model  # one for the whole call: another may take its place while text is encoded
         if call.model is not None and call.model != model.name:
             raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
@@ -188,7 +218,8 @@ class GenerationService:
                         max_new_tokens=max_new_tokens,
                         stop_token_ids=stop_token_ids,
                         timeout_s=timeout_s,
-                        wants_stats=call.wants_stats,
+                        # A stop string ends a request here, before its last chunk.
+                        wants_stats=call.wants_stats or (trace is not None and bool(call.stop)),
                         drafters=call.drafters,
                         max_draft_tokens=call.max_draft_tokens,
                         prediction_token_ids=prediction[: model.max_model_len],
@@ -199,12 +230,16 @@ class GenerationService:
                         # What a group has is not one tenant's to limit.
                         cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
                         promotes=scope.promotes,
+                        caller_id=origin.request_id,
+                        timed_rounds=-1 if trace is None else trace.round_spans,
                     )
                 )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         deadline = time.monotonic() + timeout_s
         shape = stream_shape(self._config, tenant is not None, call.wants_padding)
-        return PreparedCall(call_id, arrived, call, tuple(requests), num_prompt_tokens, deadline, scope, shape, tenant)
+        return PreparedCall(
+            call_id, origin, arrived, call, tuple(requests), num_prompt_tokens, deadline, scope, shape, tenant, trace
+        )
 
     def _max_new_tokens(self, call: GenerationCall, num_prompt: int, max_model_len: int) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
@@ -234,8 +269,16 @@ class GenerationService:
         last_token_at = 0.0
         num_cached = 0
         stats: SpeculationStats | None = None
+        times: RequestTimes | None = None
+        last_chunk_at = 0.0
+
+        def on_resume() -> None:
+            metrics.request_resumed.inc()
+            if prepared.trace is not None:
+                prepared.trace.resumed()
+
         try:
-            chunks = generate_unbroken(self.router, request, metrics.request_resumed.inc)
+            chunks = generate_unbroken(self.router, request, on_resume)
             async with aclosing(chunks):
                 while True:
                     try:
@@ -271,6 +314,7 @@ class GenerationService:
                             break
                     if prepared.tenant is not None:
                         prepared.tenant.limiter.spend(text.num_tokens - num_before)
+                    times, last_chunk_at = chunk.times, now
                     if chunk.stats is not None:
                         stats = _without(chunk.stats, chunk.sources[text.num_tokens - num_before :])
                     if finish_reason is not None:
@@ -293,8 +337,45 @@ class GenerationService:
         finally:
             gauge.dec()
             metrics.generation_tokens.inc(text.num_tokens)
+            _log_end(prepared, request, outcome, text.num_tokens)
+            if prepared.trace is not None:
+                prepared.trace.answered(choice, outcome, text.num_tokens, stats, times, last_chunk_at)
             if outcome not in ("stop", "length"):
                 metrics.request_failure.labels(outcome).inc()
+
+
+async def _traced(
+    trace: CallTrace, num_prompt: int, pieces: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[Piece, None]:
+    """Ends the trace of a call with its pieces."""
+    code: str | None = "cancelled"
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+        code = None
+    except Exception as error:
+        code = _code_of(error)
+        raise
+    finally:
+        trace.end(code, num_prompt)
+
+
+def _code_of(error: BaseException) -> str:
+    return status_of(error).code if isinstance(error, Exception) else "cancelled"
+
+
+def _log_end(prepared: PreparedCall, request: GenerationRequest, outcome: str, num_tokens: int) -> None:
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    num_prompt, elapsed_s = len(request.prompt_token_ids), time.monotonic() - prepared.arrived
+    logger.info(
+        "%s ended: %s, %d tokens after %d in %.3f s", request.request_id, outcome, num_tokens, num_prompt, elapsed_s,
+        extra={
+            "request_id": prepared.origin.request_id, "answer_id": request.request_id, "outcome": outcome,
+            "prompt_tokens": num_prompt, "completion_tokens": num_tokens, "seconds": round(elapsed_s, 6),
+        },
+    )  # fmt: skip
 
 
 def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:

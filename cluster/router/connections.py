@@ -8,29 +8,37 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from actors.errors import LinkError
+from actors.errors import LinkError, Unavailable
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.messages import Hello, WorkerInfo
 from cluster.directory import WorkerEntry
+from cluster.router.warm_up_token import warm_up_token
 
 logger = logging.getLogger(__name__)
 
 _REFRESH_S = 0.25
 _HELLO_TIMEOUT_S = 5.0
+_WARM_UP_TIMEOUT_S = 60.0
+_WARM_UP_PAUSE_S = 1.0  # after a target that gave no token
 _LONGEST_WAIT_S = 0.25  # of a refresh for the target's answer, which may be busy for long
 
 
 class Connections:
-    """Links by worker id. `refresh` is to be called again and again; it never raises for a worker that is away."""
+    """Links by worker id. `refresh` is to be called again and again; it never raises for a worker that is away.
+
+    A target is there only when a first token has come out of it.
+    """
 
     def __init__(self, client_keys: LinkKeys, target_id: str) -> None:
         self._client_keys = client_keys
         self._target_id = target_id
         self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
         self._greeting: asyncio.Task[None] | None = None
+        self._warm_incarnation: int | None = None
         self.target: tuple[WorkerInfo, AsyncLink] | None = None
         self._closed_drops: Counter[str] = Counter()  # of links that are closed by now
+        self._closed_traffic: Counter[str] = Counter()
         self._worker_drops: Counter[str] = Counter()  # of workers that are gone by now
 
     async def refresh(self, entries: list[WorkerEntry]) -> None:
@@ -52,11 +60,11 @@ class Connections:
         await self._greet_target()
 
     def draft_links(self) -> dict[str, AsyncLink]:
-        """Links to draft workers that are up."""
+        """Links to draft workers that are up and stay."""
         return {
             worker_id: link
             for worker_id, (entry, link) in self._links.items()
-            if entry.role == "draft" and link.is_alive
+            if entry.role == "draft" and link.is_alive and not entry.is_leaving
         }
 
     def links(self) -> list[AsyncLink]:
@@ -65,6 +73,16 @@ class Connections:
     def drops(self) -> Counter[str]:
         """Messages dropped and calls timed out on the router's end of all links there have been, by reason."""
         return sum((_drops_of(link) for link in self.links()), self._closed_drops)
+
+    def traffic(self) -> Counter[str]:
+        """What has gone over the router's end of all links there have been: sent, received (messages), sent_bytes,
+        received_bytes, closed (connections that ended)."""
+        return sum((_traffic_of(link) for link in self.links()), self._closed_traffic)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls to workers that wait for their answer."""
+        return sum(link.in_flight for link in self.links())
 
     def worker_drops(self) -> Counter[str]:
         """The same of the workers' ends, as they last told the directory."""
@@ -86,13 +104,24 @@ class Connections:
     async def _greet(self, link: AsyncLink) -> None:
         with contextlib.suppress(LinkError):  # closing the link ends the call, too
             answer = await link.call(Hello(), _HELLO_TIMEOUT_S)
-            if isinstance(answer, WorkerInfo) and answer.role == "target" and link in self.links():
+            if not isinstance(answer, WorkerInfo) or answer.role != "target":
+                return
+            if answer.incarnation != self._warm_incarnation:
+                try:
+                    await warm_up_token(link, answer.vocab_size, _WARM_UP_TIMEOUT_S)
+                except Unavailable as error:
+                    logger.error("%s", error)
+                    await asyncio.sleep(_WARM_UP_PAUSE_S)
+                    return
+                self._warm_incarnation = answer.incarnation
+            if link in self.links():
                 self.target = (answer, link)
 
     def _close(self, worker_id: str) -> None:
         entry, link = self._links.pop(worker_id)
         link.close()
         self._closed_drops += _drops_of(link)
+        self._closed_traffic += _traffic_of(link)
         self._worker_drops += Counter(dict(entry.link_drops))
         if self.target is not None and self.target[1] is link:
             self.target = None
@@ -102,6 +131,17 @@ def _drops_of(link: AsyncLink) -> Counter[str]:
     drops: Counter[str] = Counter(timeout=link.stats.timeouts)
     drops.update(link.stats.dropped)
     return drops
+
+
+def _traffic_of(link: AsyncLink) -> Counter[str]:
+    stats = link.stats
+    return Counter(
+        sent=stats.sent,
+        received=stats.received,
+        sent_bytes=stats.sent_bytes,
+        received_bytes=stats.received_bytes,
+        closed=stats.closed,
+    )
 
 
 async def keep_connected(

@@ -29,6 +29,8 @@ from actors.errors import (
 from actors.messages import (
     DraftResult,
     GenerationRequest,
+    RequestTimes,
+    RoundTimes,
     SequenceDelta,
     SpeculationStats,
     TokenChunk,
@@ -45,6 +47,7 @@ from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
+from cluster.router.draft_scaling import DraftScaling
 from cluster.router.drafting import Drafting
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
 from cluster.router.required_rows import check_required_rows
@@ -112,6 +115,7 @@ class RouterCore:
         self._by_request: dict[str, Sequence] = {}
         self._by_seq_id: dict[int, Sequence] = {}
         self._traffic = TrafficRecords()
+        self.draft_scaling = DraftScaling()
         self._drafting = Drafting(
             drafters,
             speculation.drafters,
@@ -122,6 +126,7 @@ class RouterCore:
             self._by_seq_id,
             self.counters,
             SharedPhrases(index) if index is not None and OUROBOROS in speculation.drafters else None,
+            self.draft_scaling,
         )
         self.acceptance = AcceptanceWatch(self._drafting.names)
         self._choice = DraftChoice(
@@ -133,6 +138,7 @@ class RouterCore:
             config.max_running,
             self._drafting.head,
             self._drafting.most_required,
+            self.draft_scaling,
         )
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, to be freed
@@ -332,7 +338,7 @@ class RouterCore:
         round.is_assembled = True
         return VerifyBatch(
             round.round_id,
-            [self._verify_item(entry) for entry in round.entries],
+            [self._verify_item(round, entry) for entry in round.entries],
             round.finished,
             self._drafting.num_successors,
         )
@@ -385,7 +391,7 @@ class RouterCore:
                 self._note_progress(entry, verdict, now)
                 continue
             emitted.append((index, sequence.num_tokens, path))
-            if self._emit(round, entry, path, verdict.next_token):
+            if self._emit(round, entry, path, verdict.next_token, now):
                 done.append(sequence)
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
         if verified is not None and accepted is not None:
@@ -509,9 +515,11 @@ class RouterCore:
                 )
         return entries
 
-    def _verify_item(self, entry: RoundEntry) -> VerifyItem:
+    def _verify_item(self, round: Round, entry: RoundEntry) -> VerifyItem:
         sequence = entry.sequence
         start = sequence.target_known
+        if start == 0 and sequence.started_at is None:
+            sequence.started_at = round.planned_at
         delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
         sequence.target_known = sequence.num_tokens
         sequence.is_at_target = True
@@ -572,7 +580,7 @@ class RouterCore:
         else:
             self._set_back(sequence, now)
 
-    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int) -> bool:
+    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, now: float) -> bool:
         """Commit a round's tokens and queue their chunk; True when the sequence has finished.
 
         A stop token ends the sequence and is not part of its tokens; nothing after it is.
@@ -583,6 +591,9 @@ class RouterCore:
         sources = self._credits(round, entry, path)
         tokens.append(next_token)
         sources.append(TARGET)
+        if sequence.chunk_index == 0 and sequence.started_at is not None:
+            self.counters.queue_time.add(sequence.started_at - sequence.arrived_at)
+            self.counters.prefill_time.add(now - sequence.started_at)
         finish: Literal["stop", "length"] | None = None
         if not sequence.stop_tokens.isdisjoint(tokens):
             end = next(index for index, token in enumerate(tokens) if token in sequence.stop_tokens)
@@ -602,6 +613,8 @@ class RouterCore:
             if source is not TARGET:
                 stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
                 self.counters.accepted_tokens[source] += 1
+        if sequence.times is not None:
+            _note_times(sequence, sequence.times, round, entry, len(tokens), now)
         self.counters.draft_tokens += entry.num_verified
         self.counters.emitted_tokens += len(tokens)
         self._events.append(
@@ -613,6 +626,7 @@ class RouterCore:
                 sources=tuple(sources),
                 num_cached_tokens=sequence.num_cached if sequence.chunk_index == 0 else 0,
                 stats=_snapshot(stats) if finish or sequence.request.wants_stats else None,
+                times=sequence.times if finish or sequence.request.wants_stats else None,
             )
         )
         sequence.chunk_index += 1
@@ -804,6 +818,24 @@ class RouterCore:
     def _take_events(self) -> list[RouterEvent]:
         events, self._events = self._events, []
         return events
+
+
+def _note_times(
+    sequence: Sequence, times: RequestTimes, round: Round, entry: RoundEntry, num_tokens: int, now: float
+) -> None:
+    """Of a round that emits tokens of the sequence; the one of its first token is the end of the prefill."""
+    arrived_at = sequence.arrived_at
+    times.ended_s = now - arrived_at
+    if sequence.chunk_index == 0:
+        times.started_s = (sequence.started_at or arrived_at) - arrived_at
+        times.first_token_s = times.ended_s
+        return
+    drafted_at = round.assembled_at or round.planned_at
+    times.draft_s += drafted_at - round.planned_at
+    times.verify_s += now - drafted_at
+    if len(times.rounds) < sequence.request.timed_rounds:
+        planned_s, drafted_s = round.planned_at - arrived_at, drafted_at - arrived_at
+        times.rounds.append(RoundTimes(planned_s, drafted_s, times.ended_s, num_tokens, entry.num_verified))
 
 
 def _snapshot(stats: SpeculationStats) -> SpeculationStats:

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+
+_WAIT_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_STAGE_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Distribution:
+    """How many values there have been up to each of some bounds, and their sum: what a Prometheus histogram shows."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """bounds ascend, and each belongs to what is below it."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # of each interval; the last one has no end
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 @dataclass(slots=True)
@@ -28,6 +48,12 @@ class RouterCounters:
     invalid_head_drafts: int = 0  # rounds whose trees of the head did not belong to its sequences
     ready_drafts: int = 0  # drafts of sequences that a worker drafted ahead for, and had ready
     missed_drafts: int = 0  # and had not ready
+    # How long each round that asked draft workers waited for the last of them, with all else ready.
+    draft_lateness: Distribution = field(default_factory=lambda: Distribution(_WAIT_BOUNDS_S))
+    queue_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # arrival to first round
+    prefill_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # from there to a token
+    planner_rounds: Counter[str] = field(default_factory=Counter)  # by what was decided about drafts
+    proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
     late_drafts: int = 0  # awaited answers of draft workers that did not come
     invalid_draft_results: int = 0  # of another round, or malformed as a whole
     stale_drafts: int = 0  # sequences a draft worker had lost

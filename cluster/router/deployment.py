@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -17,9 +19,10 @@ from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.namespaces import OPEN
 from cache_service.soft_exchange import DELTA_BYTES
-from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationConfig
+from cluster.config import CacheConfig, DraftConfig, ObservabilityConfig, RouterConfig, SpeculationConfig
 from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 from cluster.gateway.router_client import RouterStatus
+from cluster.logs import configure_logging, request_id
 from cluster.metrics import RouterMetrics
 from cluster.promotion import PromotionSource
 from cluster.router.connections import Connections, keep_connected
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 8192
 _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
+_DEMAND_PERIOD_S = 1.0  # between words to the directory of what draft workers are worth
 
 
 class Router:
@@ -49,11 +53,16 @@ class Router:
         target_id: str,
         *upstream: Any,
         promotion: PromotionSource | None = None,
+        observability: ObservabilityConfig | None = None,
     ) -> None:
+        if observability is not None:
+            configure_logging(observability, "router")
         self._config = config
         self._speculation = speculation
         self._draft = draft
         self._directory_name = directory_name
+        self._router_id = secrets.token_hex(8)
+        self._told_demand_at = 0.0
         self._directory: DirectoryHandle = find_directory(directory_name)
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys, target_id)
@@ -75,14 +84,19 @@ class Router:
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        request_id.set(request.caller_id)  # for all that is logged in this task
         if self._driver is None:
             raise Unavailable("the target group has not started yet")
+        logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
         chunks = self._driver.generate(request)
+        num_tokens = 0
         try:
             async for chunk in chunks:
+                num_tokens += len(chunk.token_ids)
                 yield chunk
         finally:
             await chunks.aclose()
+            logger.info("%s left with %d tokens", request.request_id, num_tokens)
 
     async def status(self) -> RouterStatus:
         return status_of(self._driver, len(self._connections.draft_links()))
@@ -107,12 +121,20 @@ class Router:
 
     async def _list_workers(self) -> list[WorkerEntry]:
         try:
+            self._tell_demand()
             async with asyncio.timeout(5.0):
                 entries: list[WorkerEntry] = await self._directory.workers.remote()
         except ray.exceptions.ActorDiedError:
             self._directory = find_directory(self._directory_name)
             raise
         return entries
+
+    def _tell_demand(self) -> None:
+        now = time.monotonic()
+        if self._driver is not None and now - self._told_demand_at >= _DEMAND_PERIOD_S:
+            self._told_demand_at = now
+            # Whether it arrives is of no matter: the next word comes soon.
+            self._directory.tell_demand.remote(self._router_id, self._driver.core.draft_scaling.demand(now))
 
     def _adopt(self) -> None:
         """Give the driver the links that stand now."""
@@ -171,8 +193,9 @@ def router_application(
     target_id: str,
     *upstream: Any,
     promotion: PromotionSource | None = None,
+    observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """promotion: None: what tenants say stays with them."""
+    """promotion: None: what tenants say stays with them. observability: None: logs are as the process has them."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=1,
@@ -184,4 +207,4 @@ def router_application(
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     arguments = (config, speculation, draft, cache, model, directory_name, target_id, *upstream)
-    return deployment.bind(*arguments, promotion=promotion)
+    return deployment.bind(*arguments, promotion=promotion, observability=observability)

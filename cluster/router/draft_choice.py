@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import SourceCalibration
 from cluster.router.context_class import DraftRecord
 from cluster.router.counters import RouterCounters
+from cluster.router.draft_scaling import DraftScaling
 from cluster.router.planner import (
     Proposal,
     SequenceLimits,
@@ -25,6 +27,15 @@ from cluster.router.rejection_chain import parent_confidence
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
+
+PlannerDecision = Literal[
+    "drafted",  # drafts are verified
+    "explored",  # drafts are verified beyond what seems to pay, to measure
+    "declined",  # there were drafts, and none of them pays
+    "nothing_proposed",
+    "no_row_pays",  # even a sure draft would not: the target is busy enough
+    "not_wanted",  # prompts alone, requests without drafts, last tokens
+]
 
 _LAST_EXPLORE_ROUNDS = 128  # between rounds that verify more than seems to pay, after a while
 _IDLE_EXPLORE_ROUNDS = 512  # and where drafts never pay
@@ -50,9 +61,11 @@ class DraftChoice:
         max_sequences: int,
         head: int | None = None,
         most_required: Mapping[int, int] = MappingProxyType({}),
+        scaling: DraftScaling | None = None,
     ) -> None:
         """max_rows: draft nodes of all sequences in a round, the required ones included; max_sequences: in a round;
-        most_required: nodes that a source requires of a sequence, by its index, if it does."""
+        most_required: nodes that a source requires of a sequence, by its index, if it does; scaling: told of the rounds
+        that asked draft workers."""
         self._step_times = step_times
         self._names = list(names)
         # Source indices of the draft workers; a sequence has drafts of one of them only.
@@ -63,6 +76,7 @@ class DraftChoice:
         self._vocab_size = vocab_size
         self._counters = counters
         self._head = head
+        self._scaling = scaling or DraftScaling()
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
     def set_budgets(self, round: Round) -> None:
@@ -76,6 +90,7 @@ class DraftChoice:
                 entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
         wanted = min(wanted, self._max_rows)
+        round.wanted_rows = wanted
         if not wanted:
             return
         traffic = round.traffic
@@ -121,6 +136,8 @@ class DraftChoice:
             fixed_s += self._head_s
         chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
         self._choose_nodes(round, chain_tokens, chain_rows, fixed_s)
+        if round.entries:
+            self._counters.planner_rounds[_decision_of(round)] += 1
 
     def learn(
         self, round: Round, emitted: list[Emitted], verify_s: float, head_s: float, now: float
@@ -174,6 +191,8 @@ class DraftChoice:
             round.traffic.draft_wait.observe(
                 round.num_emitting, round.asked_draft_model, num_tokens, num_gained, outside_s, decoding_s
             )
+            if round.asked_draft_model:
+                self._observe_scaling(round, num_tokens, num_gained, outside_s, decoding_s, now)
             if self._head is not None and (round.asked_head or self._has_head_drafts(round)):
                 # The head drafts at the end of one round what the next one verifies; either half is a round's share.
                 # Without it, the rows of its own nodes would not have been computed either.
@@ -197,6 +216,14 @@ class DraftChoice:
     def drop(self, namespace: str) -> None:
         """Forget what drafts have been worth in a namespace."""
         self._calibration.drop(namespace)
+
+    def _observe_scaling(
+        self, round: Round, tokens: int, gained: int, outside_s: float, decoding_s: float, now: float
+    ) -> None:
+        overhead_s = min(outside_s, round.traffic.draft_wait.overhead_s)
+        num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
+        wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
+        self._scaling.observe_round(num_sequences, round.num_draft_workers, tokens, gained, wait_s, plain_s, now)
 
     def _group(self, sequence: Sequence) -> int:
         """Of the sequence's curves."""
@@ -267,6 +294,7 @@ class DraftChoice:
             np.array(stop_start, np.int32),
         )
         merged, round.proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        self._counters.proposed_nodes += len(merged)
         if not round.proposed.is_valid.all():
             for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
                 if not is_valid:
@@ -291,6 +319,16 @@ class DraftChoice:
                 entry.node_start, entry.node_end = start[index], start[index + 1]
                 entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
                 entry.parents = forest.parents[entry.node_start : entry.node_end]
+
+
+def _decision_of(round: Round) -> PlannerDecision:
+    if any(len(entry.token_ids) for entry in round.entries):
+        return "explored" if round.explores else "drafted"
+    if any(entry.proposals for entry in round.entries):
+        return "declined"
+    if round.row_budget:
+        return "nothing_proposed"
+    return "no_row_pays" if round.wanted_rows else "not_wanted"
 
 
 def _owed_to(source: int, masks: list[int]) -> int:

@@ -22,6 +22,7 @@ from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAM
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
 from cache_service.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
+from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.planner import MAX_SOURCES, has_tree_shape
 from cluster.router.rejection_chain import is_chain
@@ -56,10 +57,12 @@ class Drafting:
         sequences: Mapping[int, Sequence],
         counters: RouterCounters,
         phrases: SharedPhrases | None = None,
+        scaling: DraftScaling | None = None,
     ) -> None:
         """configured: the drafters of requests that name none; gamma and branch: depth of the trees asked
         of the draft model, and its guesses for each next token; has_head: of the target;
-        phrases: of the shared cache, for the draft model's lookahead."""
+        phrases: of the shared cache, for the draft model's lookahead;
+        scaling: told how workers answer."""
         others = MODEL_DRAFTER_NAMES
         if not set(others).isdisjoint(drafters) or len(drafters) + len(others) + 1 > MAX_SOURCES:
             most = MAX_SOURCES - len(others) - 1
@@ -78,6 +81,7 @@ class Drafting:
         self._sequences = sequences
         self._counters = counters
         self._phrases = phrases
+        self._scaling = scaling or DraftScaling()
         self._learners = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, LearningDrafter)
         }
@@ -134,6 +138,7 @@ class Drafting:
                     items.setdefault(worker_id, []).append(item)
                 round.asked_draft_model = True
                 round.awaited_workers = tuple(items)
+                round.num_draft_workers = len(self._workers)
             seems_to_pay = round.traffic.draft_wait.seems_to_pay
             if round.asked_draft_model or (not asking and seems_to_pay(round.num_running)):
                 self._send_prompts_ahead(round, items)
@@ -355,12 +360,15 @@ class Drafting:
         if result is None:
             if worker_id in round.awaited_workers:
                 self._counters.late_drafts += 1
+                self._scaling.observe_late()
                 self._workers.missed(worker_id, round.round_id)
             return
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
             self._counters.invalid_draft_results += 1
             return
         self._workers.answered(worker_id, round.round_id)
+        if worker_id in round.awaited_workers:
+            self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:

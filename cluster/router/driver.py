@@ -22,6 +22,7 @@ from actors.messages import (
 )
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
+from cluster.router.round_watch import RoundWatch
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class RouterDriver:
 
     def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
         self.core = core
+        self.num_steps = 0  # rises while the rounds go on
+        self.step_limit_s = 0.0  # how long the present step may take
         self.router_seconds = 0.0  # time spent in the core itself, for the metrics
         self._verify_timeout_s = verify_timeout_s
         self._draft_deadline_s = draft_deadline_s
@@ -52,6 +55,11 @@ class RouterDriver:
         self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
         for task in (self._task, self._timekeeper):
             task.add_done_callback(self._end_broken_streams)
+        self.watch = RoundWatch(self)
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work
 
     @property
     def has_target(self) -> bool:
@@ -63,6 +71,8 @@ class RouterDriver:
         for task in (self._task, self._timekeeper):
             if task.done():
                 return "stopped" if task.cancelled() else repr(task.exception())
+        if self.watch.stalled_s:
+            return f"they have stood still for {self.watch.stalled_s:.0f} s"
         return None
 
     def set_target(self, link: AsyncLink, info: WorkerInfo) -> None:
@@ -113,15 +123,18 @@ class RouterDriver:
     def close(self) -> None:
         """Run no more rounds. Streams that are still open end with `Unavailable`: another router may go on."""
         self.is_draining = True
+        self.watch.close()
         self._task.cancel()
         self._timekeeper.cancel()
         self._end_streams("the router stops")
 
     async def _run(self) -> None:
         while True:
+            self._step()
             self._exchange()
             if not self.core.has_work:
                 await self._wait_for_work()
+                self._step()
             if not await self._is_target_ready():
                 await asyncio.sleep(_IDLE_POLL_S)
                 continue
@@ -133,6 +146,11 @@ class RouterDriver:
                 await asyncio.sleep(_IDLE_POLL_S)
                 continue
             await self._run_round(round)
+
+    def _step(self, limit_s: float = _IDLE_POLL_S) -> None:
+        """The rounds have got this far; what comes now takes no longer than limit_s."""
+        self.num_steps += 1
+        self.step_limit_s = limit_s
 
     async def _wait_for_work(self) -> None:
         self._work.clear()
@@ -167,6 +185,7 @@ class RouterDriver:
             return True
         # A worker answers in order: with this answer, the batch before it is done. A batch sent earlier would only
         # wait behind it, and be taken for one that the target cannot carry out.
+        self._step(self._verify_timeout_s)
         try:
             await link.call(Hello(), self._verify_timeout_s)
         except LinkError:
@@ -182,11 +201,16 @@ class RouterDriver:
             await asyncio.sleep(0)  # lets the questions out
         self.core.draft_locally(round)
         self.router_seconds += time.perf_counter() - started
+        self._step(self._draft_deadline_s)
         results = await self._collect(round, asked)
+        self._step()
         started = time.perf_counter()
         batch = self.core.assemble(round, results)
         self.router_seconds += time.perf_counter() - started
+        round.assembled_at = time.monotonic()
+        self._step(self._verify_timeout_s)
         result = await self._verify(batch)
+        self._step()
         if not isinstance(result, VerifyResult):
             self.core.abandon_round(round, is_cleared=isinstance(result, Failure))
             return
@@ -213,7 +237,12 @@ class RouterDriver:
     async def _collect(
         self, round: Round, asked: dict[str, asyncio.Task[DraftResult | None]]
     ) -> dict[str, DraftResult | None]:
-        return {worker_id: await task for worker_id, task in asked.items()}
+        if not asked:
+            return {}
+        started = time.perf_counter()
+        results = {worker_id: await task for worker_id, task in asked.items()}
+        self.core.counters.draft_lateness.add(time.perf_counter() - started)
+        return results
 
     async def _verify(self, batch: VerifyBatch) -> VerifyResult | Failure | None:
         link = self._target

@@ -54,7 +54,8 @@ class RoundEntry:
 
 @dataclass(slots=True)
 class Round:
-    """Made by `RouterCore.plan_round`; everything but `round_id`, `draft_batches` and `awaited_workers` is the core's.
+    """Made by `RouterCore.plan_round`; everything but `round_id`, `draft_batches`, `awaited_workers` and
+    `assembled_at` is the core's.
 
     Every batch of `draft_batches` is to be sent, but only the answers of `awaited_workers` are worth waiting for: the
     others merely bring a worker up to date.
@@ -70,11 +71,14 @@ class Round:
     row_budget: int  # draft nodes of all sequences, beside those that are required
     explores: bool  # verify more than seems to pay, to measure the target there
     traffic: Traffic  # what rounds like this one have shown
+    wanted_rows: int = 0  # draft nodes that sequences could use, whether they pay or not
     draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
     awaited_workers: tuple[str, ...] = ()
+    num_draft_workers: int = 0  # that there were to ask
     asked_draft_model: bool = False
     asked_head: bool = False  # to draft, not only to take rows in
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
+    assembled_at: float = 0.0  # on the clock of `planned_at`; 0: nobody has said
     forest: Forest | None = None  # the nodes sent to the target
     proposed: ProposedNodes | None = None
     node_index: np.ndarray | None = None  # int32: merged node -> node of `forest` or -1

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.messages import GenerationRequest, SequenceStart, SpeculationStats
+from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats
 from cluster.router.context_class import DraftRecord
 
 _FIRST_ROOM = 256  # tokens of output that fit before the buffer grows
@@ -23,6 +23,7 @@ class Sequence:
     __slots__ = (
         "_buffer",
         "arrival",
+        "arrived_at",
         "begin",
         "chunk_index",
         "deadline",
@@ -50,9 +51,11 @@ class Sequence:
         "request",
         "request_id",
         "seq_id",
+        "started_at",
         "stats",
         "stop_tokens",
         "target_known",
+        "times",
         "wants_draft_model",
         "wants_head",
         "wants_lookahead",
@@ -77,6 +80,9 @@ class Sequence:
         self.request_id = request.request_id
         self.seq_id = seq_id
         self.arrival = arrival  # order of age; kept when the sequence is preempted
+        self.arrived_at = now
+        self.started_at: float | None = None  # its first round was planned; None: it waits
+        self.times = RequestTimes(rounds=[]) if request.timed_rounds >= 0 else None
         self.deadline = None if request.timeout_s is None else now + request.timeout_s
         self.num_prompt = len(prompt)
         self.num_tokens = len(prompt)

@@ -25,6 +25,7 @@ from cluster.gateway.deployment import start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.local import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from paceline_testing.panels import everything_asked, names_in
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
 
@@ -172,6 +173,24 @@ class TestExactCluster:
             assert list(pool.map(cluster.stream, PROMPTS)) == wanted
         assert [cluster.complete(prompt) for prompt in PROMPTS[:2]] == wanted[:2]
         assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model") > 0
+
+    def test_what_panels_and_alerts_name_is_on_the_page_that_is_scraped(self, cluster):
+        page = cluster.http.get("/metrics").text
+        names = {name for asked in everything_asked() for name, _ in asked.series}
+        missing = {name for name in names - names_in(page).keys() if f"# HELP {name} " not in page}
+        # There is no shared cache here; see tests/unit/test_observability.py.
+        assert {name for name in missing if not name.startswith("paceline_cache_")} == set()
+        assert len(names - missing) > 40
+
+    def test_the_id_of_a_call_comes_back_once_over_http_and_grpc(self, cluster):
+        body = {"prompt": PROMPTS[0], "max_tokens": 2}
+        answer = cluster.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+        assert answer.headers.get_list("x-request-id") == ["mine"]
+        with grpc.insecure_channel(f"127.0.0.1:{cluster.config.gateway.grpc_port}") as channel:
+            generate = inference_pb2_grpc.InferenceStub(channel).Generate
+            request = inference_pb2.GenerateRequest(prompt=PROMPTS[0], max_tokens=2)
+            _, call = generate.with_call(request, metadata=[("x-request-id", "mine")], timeout=60)
+        assert dict(call.trailing_metadata())["x-request-id"] == "mine"
 
     def test_a_seed_gives_the_same_text_with_and_without_speculation_alone_and_under_load(self, cluster, oracle):
         options = {"temperature": 0.9, "top_p": 0.95, "seed": 11}

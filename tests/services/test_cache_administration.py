@@ -538,7 +538,7 @@ def test_list_and_stats(namespace):
     assert summary.memory_bytes > 0
     assert 0 < summary.expires_in_s <= 7 * 24 * 3600
     assert admin.find(namespace.keys.namespace) == [namespace.keys]
-    with pytest.raises(NamespaceUnknown, match="of model other"):
+    with pytest.raises(NamespaceUnknown, match="of model 'other'"):
         admin.find(namespace.keys.namespace, "other")
     stats = admin.stats(namespace.keys)
     assert (stats.documents, stats.phrases, stats.tokens) == (2, 3, 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -251,6 +252,29 @@ def test_old_generations_are_dropped_whole_in_redis_and_in_readers(namespace):
     catch_up(asleep)
     assert sleeper.num_resets == 1
     assert sleeper.contents == contents([piece(f"d{number}", 0, range(10)) for number in (10, 11)])
+
+
+def test_what_was_said_twice_outlives_its_generation_once(namespace):
+    """How often and how lately something was said both count: said again in its next life, it stays on."""
+    folding = compactor(namespace, generation_tokens=40, max_generations=2)
+    name = itertools.count()
+
+    def say(*texts):
+        for text in texts:
+            namespace.append(piece(f"d{next(name)}", 0, text))
+        fold_all(folding)
+        return sorted(tuple(tokens) for tokens in namespace.read()[0].contents.values())
+
+    often, once = tuple(range(10)), tuple(range(100, 110))
+    assert say(often, often, once, once[::-1]) == sorted([often, often, once, once[::-1]])
+    others = [tuple(range(1000 + 10 * n, 1010 + 10 * n)) for n in range(12)]
+    say(*others[:4])
+    kept = say(*others[4:8])
+    assert kept.count(often) == 1
+    assert once not in kept
+    assert folding.counters.survived_tokens == len(often)
+    say(*others[8:])
+    assert often not in say(*(text[::-1] for text in others[:4]))
 
 
 # --- damage

@@ -121,6 +121,46 @@ async def test_work_ahead_follows_an_answer_and_a_message_waits_for_one_step_of_
             link.close()
 
 
+def test_a_loop_that_stands_still_outside_of_a_batch_shows_and_fails_the_groups_health_check() -> None:
+    let_go = threading.Event()
+    with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public]) as server:
+        loop = WorkerLoop(Engine(), server, INFO, on_idle=let_go.wait)
+        thread = threading.Thread(target=loop.run)
+        assert loop.turn_s == 0.0
+        thread.start()
+        try:
+            until(lambda: loop.turn_s > 0.5)  # polls are shorter
+            assert loop.busy_s == 0.0
+            still = RankHealth(None, loop.num_batches, loop.busy_s, 1, loop.turn_s)
+            check_ranks([still], 60.0)
+            with pytest.raises(Unavailable, match="rank 0: its loop has stood still"):
+                check_ranks([still], 0.4)
+            loop.stop()
+            let_go.set()
+        finally:
+            let_go.set()
+            loop.stop()
+            thread.join()
+    assert loop.turn_s == 0.0
+
+
+async def test_time_in_batches_adds_up() -> None:
+    engine = Engine()
+    with working(engine) as (loop, server):
+        link = AsyncLink(server.address, ROUTER_KEYS)
+        try:
+            answer = asyncio.create_task(answer_to(link, VerifyBatch(1, [])))
+            await asyncio.to_thread(until, lambda: loop.busy_total_s > 0.1)
+            engine.leave.set()
+            await answer
+            first_s = loop.busy_total_s
+            assert first_s > 0.1
+            await answer_to(link, VerifyBatch(2, []))
+            assert first_s <= loop.busy_total_s < first_s + PATIENCE_S
+        finally:
+            link.close()
+
+
 def test_a_group_fails_its_health_check_when_a_batch_takes_too_long_or_a_rank_has_ended() -> None:
     idle, busy = RankHealth(None, 9, 0.0, 1), RankHealth(None, 9, 30.0, 1)
     check_ranks([busy, idle], 60.0)

@@ -16,7 +16,7 @@ from cluster.cli import app as commands
 from cluster.cli import serve
 from cluster.errors import ConfigError
 
-COMMANDS = ["serve", "generate", "chat", "compare", "model", "drafter", "corpus", "bench", "version"]
+COMMANDS = ["serve", "generate", "chat", "compare", "model", "drafter", "corpus", "bench", "size", "version"]
 
 
 @pytest.fixture

@@ -718,6 +718,10 @@ async def test_probes_follow_the_router(client, router, monkeypatch):
         assert (await client.get(path)).status_code == 200
     router.ready = False
     assert [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/health")] == [200, 503, 503]
+    router.live = False
+    assert (await client.get("/livez")).status_code == 200  # nobody is asked for this
+    assert (await client.get("/readyz")).status_code == 503
+    assert (await client.get("/livez")).status_code == 503
 
     async def lost() -> RouterStatus:
         raise Unavailable("no router")

@@ -16,7 +16,7 @@ from cache_service.store import Store
 from cache_service.store_keys import StoreKeys
 
 FINGERPRINT = "model"
-PATIENCE_S = 20.0  # how long a busy machine may take for what should be immediate
+PATIENCE_S = 60.0  # how long a busy machine may take, which compiles kernels perhaps
 
 _numbers = itertools.count()
 

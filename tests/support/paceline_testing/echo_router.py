@@ -22,6 +22,7 @@ class EchoRouter:
         self.delay_s = delay_s  # before each chunk
         self.max_running = max_running  # beyond: Overloaded
         self.ready = True
+        self.live = True
         self.max_model_len: int | None = None
         self.failures: list[tuple[int, Exception]] = []  # each strikes one request, after so many of its tokens
         self.requests: list[GenerationRequest] = []  # all that were taken
@@ -61,7 +62,7 @@ class EchoRouter:
             self.num_cancelled += not finished
 
     async def status(self) -> RouterStatus:
-        return RouterStatus(ready=self.ready, live=True, detail="echo", max_model_len=self.max_model_len)
+        return RouterStatus(ready=self.ready, live=self.live, detail="echo", max_model_len=self.max_model_len)
 
     async def metrics_text(self) -> str:
         return f"# TYPE echo_running gauge\necho_running {len(self.running)}\n"

@@ -1,0 +1,50 @@
+"""The whole cluster as a Serve application that a `serveConfigV2` names: `import_path: cluster.app:build`."""
+
+# No `from __future__ import annotations` here: Serve reads the class of the arguments from the signature.
+
+from dataclasses import replace
+from typing import Any, Self
+
+from pydantic import ValidationError
+from ray import serve
+from ray.serve.exceptions import RayServeException
+
+from actors.errors import PacelineError
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, describe, paceline_home
+from cluster.ray_environment import is_loopback
+from cluster.serve import cluster_application, plan_cluster
+
+_EVERYWHERE = "0.0.0.0"
+
+
+class ServedConfig(ClusterConfig):
+    """A cluster configuration as Serve makes it. What is wrong is told in one line, at once: after an error that is not
+    its own, Serve builds the application three times more."""
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise RayServeException(f"args: {describe(error)}") from None
+
+
+def build(args: ServedConfig) -> serve.Application:
+    """Serve parses the application's `args` as a cluster configuration, in which an unknown key is an error.
+
+    Models must lie at the same path on every node. The deployment's own options say where the proxies listen, not
+    `gateway`: so it is taken that others can reach them, and without tenants `tenants.open` must be true. Nothing is
+    started beside the application: where `cache.url` is not set there is no shared cache, and draft workers wait for a
+    drafter that is not built yet.
+
+    Raises RayServeException for whatever is wrong with configuration or models.
+    """
+    if is_loopback(args.gateway.host):
+        args = args.model_copy(update={"gateway": args.gateway.model_copy(update={"host": _EVERYWHERE})})
+    try:
+        plan = plan_cluster(args, paceline_home())
+    except PacelineError as error:
+        raise RayServeException(str(error)) from None
+    if not plan.drafters:
+        plan = replace(plan, config=args.model_copy(update={"cache": CacheConfig(url=NO_CACHE)}))
+    return cluster_application(plan)

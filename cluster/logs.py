@@ -1,0 +1,89 @@
+"""What Paceline's processes log to stderr: text, or a JSON object a line, with the id of the request it is about.
+
+No prompt, answer or key is ever logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import uuid
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from cluster.config import ObservabilityConfig
+
+PACKAGES = ("cluster", "actors", "cache_service")
+REQUEST_ID_HEADER = "x-request-id"
+
+request_id: ContextVar[str] = ContextVar("paceline_request_id", default="")  # of the call that is being answered
+
+_POSSIBLE_ID = re.compile(r"[!-~]{1,128}")
+_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "request_id"}
+
+
+def request_id_of(given: str | None) -> str:
+    """The id that a client has given its call, or a new one where it has given none, or none fit for a log."""
+    return given if given is not None and _POSSIBLE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def configure_logging(config: ObservabilityConfig, component: str) -> None:
+    """Have Paceline's own loggers in this process write to stderr. component: gateway, router, target or draft.
+
+    Called again, it replaces what was said before. Loggers of others stay as they are.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_with_request_id)
+    handler.setFormatter(JsonFormatter(component) if config.log_format == "json" else TextFormatter(component))
+    for name in PACKAGES:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(config.log_level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self, component: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {component} %(name)s [%(request_id)s] %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time_of(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, component, request_id, message, what `extra` names, and the traceback."""
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "component": self._component,
+            "request_id": getattr(record, "request_id", ""),
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _OF_EVERY_RECORD:
+                fields[name] = value
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields, enc_hook=repr).decode()
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _with_request_id(record: logging.LogRecord) -> bool:
+    """A record says itself whose it is, or is that of the call in whose course it was made."""
+    if not hasattr(record, "request_id"):
+        record.request_id = request_id.get()
+    return True

