@@ -6,7 +6,7 @@ from importlib import metadata
 
 import typer
 
-from cluster.cli import bench, chat, compare, corpus, drafter, generate, k8s, model, serve, size, tenant
+from cluster.cli import bench, chat, compare, corpus, drafter, generate, k8s, model, serve, size, tenant, validate
 from cluster.cli.cache import app as cache
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("compare")(compare.compare)
 app.command("size")(size.size)
+app.command("validate")(validate.validate)
 app.add_typer(model.app, name="model")
 app.add_typer(drafter.app, name="drafter")
 app.add_typer(corpus.app, name="corpus")

@@ -1,0 +1,55 @@
+"""Cluster configurations: the files of `paceline serve`, and the arguments of the application in a RayService."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from cluster.config import ClusterConfig
+from cluster.validate.finding import Location, Problem
+from cluster.validate.suggestion import did_you_mean
+
+_SECTIONS = frozenset(ClusterConfig.model_fields)
+
+
+def looks_like_config(value: object) -> bool:
+    """Whether a document has one of our sections at its top."""
+    return isinstance(value, dict) and not {"apiVersion", "kind"} & value.keys() and bool(_SECTIONS & value.keys())
+
+
+def is_config(value: object) -> bool:
+    """Whether it has nothing else at its top."""
+    return isinstance(value, dict) and bool(value) and value.keys() <= _SECTIONS
+
+
+def check_config(value: dict[str, Any]) -> Iterator[Problem]:
+    """Everything that the configuration's own types refuse."""
+    try:
+        ClusterConfig.model_validate(value)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            where: Location = tuple(problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                key = str(where[-1])
+                yield Problem(
+                    "config-unknown-key", where, f"unknown key {key!r}{did_you_mean(key, _keys_at(where[:-1]))}"
+                )
+            else:
+                what = problem["msg"].removeprefix("Value error, ")
+                shown = problem["input"]
+                if isinstance(shown, str | int | float) and "//" not in str(shown):
+                    what = f"{shown!r}: {what}"
+                yield Problem("config-value", where, what)
+
+
+def _keys_at(where: Location) -> list[str]:
+    model: Any = ClusterConfig
+    for part in where:
+        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if field is None:
+            return []
+        candidates = [field.annotation, *get_args(field.annotation)]
+        model = next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return list(model.model_fields) if model is not None else []

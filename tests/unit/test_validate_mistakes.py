@@ -1,0 +1,145 @@
+"""`paceline validate` on manifests that are right, and on the same with one planted mistake each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.validate.check import check_manifest, validate
+from cluster.validate.documents import read_documents
+from cluster.validate.rules import RULES
+from cluster.validate.schemas import Schemas
+from cluster.validate.sets import check_set
+from paceline_testing import manifests as right
+from paceline_testing.planted_mistakes import MISTAKES
+
+CRDS = Path(__file__).resolve().parents[3] / "shared" / "data" / "crds"
+GIVEN = ["without definitions", "with definitions"]
+
+
+@pytest.fixture(scope="module")
+def schemas_of():
+    """Schemas with and without the definitions, read once."""
+    made = {}
+
+    def get(crds):
+        if crds == GIVEN[1] and not CRDS.is_dir():
+            pytest.skip(f"{CRDS} is not there")
+        if crds not in made:
+            made[crds] = Schemas(CRDS if crds == GIVEN[1] else None)
+        return made[crds]
+
+    return get
+
+
+def findings(manifest, schemas):
+    """By way of a text, as a file would be: with lines, and with the checks of several objects together."""
+    documents, problems = read_documents("x.yaml", yaml.safe_dump(manifest, sort_keys=False))
+    assert problems == []
+    found = [document.find(problem) for document in documents for problem in check_manifest(document.value, schemas)]
+    return found + [document.find(problem) for document, problem in check_set(documents)]
+
+
+@pytest.mark.parametrize("crds", GIVEN)
+@pytest.mark.parametrize("make", [make for make in right.VALID if make is not right.deny_all])
+def test_a_manifest_that_is_right_raises_no_alarm(make, crds, schemas_of):
+    assert findings(make(), schemas_of(crds)) == []
+
+
+@pytest.mark.parametrize("crds", GIVEN)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_is_found_by_its_rule_and_no_other(mistake, crds, schemas_of):
+    found = findings(mistake.make(), schemas_of(crds))
+    assert {finding.rule for finding in found if finding.level == "error"} == {mistake.rule}
+    for finding in found:
+        assert finding.line >= 1
+        assert all((finding.where, finding.what, finding.why, finding.fix))
+
+
+def test_most_mistakes_are_of_kinds_that_schemas_miss(schemas_of):
+    schemas = schemas_of(GIVEN[1])
+    missed = [mistake for mistake in MISTAKES if not list(schemas.check(mistake.make()))]
+    assert len(MISTAKES) >= 60
+    assert len(missed) >= 45
+    assert len({mistake.rule for mistake in missed}) >= 45
+
+
+def test_mistakes_have_names_of_their_own_and_rules_that_exist():
+    assert not [name for name, count in Counter(mistake.name for mistake in MISTAKES).items() if count > 1]
+    assert {mistake.rule for mistake in MISTAKES} <= RULES.keys()
+
+
+def test_all_that_is_right_is_right_together(tmp_path):
+    text = "---\n".join(yaml.safe_dump(make(), sort_keys=False) for make in right.VALID)
+    (tmp_path / "all.yaml").write_text(text)
+    report = validate([tmp_path])
+    assert report.findings == []
+    assert report.num_documents == len(right.VALID)
+
+
+def test_a_route_that_breaks_a_rule_in_cel_is_found(schemas_of):
+    route = right.http_route()
+    rule = route["spec"]["rules"][0]
+    rule["matches"][0]["path"]["value"] = "v1"
+    (found,) = findings(route, schemas_of(GIVEN[1]))
+    assert found.rule == "crd-cel"
+    assert found.where == "spec.rules[0].matches[0].path"
+
+
+def test_items_of_a_list_with_keys_must_differ(schemas_of):
+    cluster = right.ray_cluster()
+    service = {"metadata": {}, "spec": {"ports": [{"port": 80, "name": "a"}, {"port": 80, "name": "b"}]}}
+    cluster["spec"]["headGroupSpec"]["headService"] = service
+    assert "crd-list-unique" in {finding.rule for finding in findings(cluster, schemas_of(GIVEN[1]))}
+
+
+def test_a_misspelt_field_is_told_what_it_may_have_been(schemas_of):
+    service = right.ray_service()
+    service["spec"]["serveConfigV2"] = right.SERVE_CONFIG.replace("tensor_parallel", "tensor_paralel")
+    (found,) = findings(service, schemas_of(GIVEN[0]))
+    assert "did you mean tensor_parallel?" in found.what
+    assert found.where == "spec.serveConfigV2: applications[0].args.target.tensor_paralel"
+
+
+TEXTS = st.sampled_from(["", "a b", "1Gi", "1e999", "x" * 300])
+KEYS = st.sampled_from(["name", "type", "spec"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places(value, where=()):
+    yield where
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from places(child, (*where, key))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_a_value_is_there_is_an_answer(data, schemas_of):
+    manifest = data.draw(st.sampled_from(right.VALID))()
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = data.draw(st.sampled_from([place for place in places(manifest) if len(place) > 1]))
+        value = manifest
+        for key in where[:-1]:
+            value = value[key]
+        value[where[-1]] = data.draw(JSON)
+    for finding in findings(manifest, schemas_of(GIVEN[0])):
+        assert finding.what
+
+
+def test_warnings_are_no_errors(tmp_path):
+    cluster = right.ray_cluster()
+    cluster["apiVersion"] = "ray.io/v1alpha1"
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(cluster))
+    report = validate([tmp_path])
+    assert [(finding.rule, finding.level) for finding in report.findings] == [("api-deprecated", "warning")]
+    assert report.num_errors == 0
