@@ -33,9 +33,10 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         "kv_cache_fraction": 0.85 if gpu else None,
         "start_timeout_s": values.target.start_timeout_s,
     }
-    draft = {
+    draft: dict[str, Any] = {
         "model": values.model.draft,
         "workers": values.draft.min,
+        **({"max_workers": values.draft.max} if values.draft.max > values.draft.min else {}),
         "dtype": values.draft.dtype,
         "device": "cuda" if values.draft.gpus else "cpu",
     }
