@@ -390,7 +390,8 @@ class SoftExchange:
         store, reading = self._open_namespace(namespace)
         _, writing = self._open_namespace(namespace)
         listener = _Listener(self, namespace)
-        reader = SoftReader(store, reading, settings.order, listener, secrets.token_bytes(ORIGIN_BYTES))
+        origin = secrets.token_bytes(ORIGIN_BYTES)
+        reader = SoftReader(store, reading, settings.order, listener, origin, settings.keep_s)
         breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
         feed = _Feed(namespace, reader, writing, breaker, settings.poll_s)
         listener.feed = feed

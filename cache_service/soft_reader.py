@@ -13,7 +13,7 @@ from cache_service.log_reader import ResetReason, reset_reason
 from cache_service.soft_codec import area_of, decode_delta, decode_part
 from cache_service.soft_manifest import SoftPart, decode_soft_manifest
 from cache_service.soft_ngram import Entries
-from cache_service.store import Store
+from cache_service.store import KEEP_S, Store
 from cache_service.stream_id import START
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class SoftReader:
     order: int
     listener: SoftListener
     origin: bytes  # whose deltas are left out
+    keep_s: int = KEEP_S  # that a data set lives which reading has begun
     counters: SoftReaderCounters = field(default_factory=SoftReaderCounters)
     _place: _Place | None = None
     _has_told: bool = False
@@ -101,7 +102,7 @@ class SoftReader:
         stored = self.store.read_manifest()
         if stored.epoch is None:
             # What is learnt from now on belongs to this data set: should it be purged, that is seen.
-            self.store.begin_epoch()
+            self.store.begin_epoch(self.keep_s)
             return None
         parts: deque[SoftPart] = deque()
         folded_id = START

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
-from cache_service.connection import ConnectionSettings
+from cache_service.connection import ConnectionSettings, open_client
 from cache_service.epoch_watch import EpochWatchSettings
 from cache_service.soft_exchange import DELTA_BYTES, SoftExchangeSettings
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
@@ -32,10 +33,9 @@ EAGER = SoftExchangeSettings(export_every_s=0.0, poll_s=0.01, idle_poll_s=0.01, 
 class Router:
     """The core of one, with its drafter and what it has of the shared cache."""
 
-    def __init__(self, settings, publish_prompts, **options):
-        self.cache = SharedCache(
-            settings, "model", settings=SharedCacheSettings(soft=EAGER, publish_prompts=publish_prompts)
-        )
+    def __init__(self, settings, publish_prompts=False, cache_settings=None, **options):
+        given = cache_settings or SharedCacheSettings(soft=EAGER, publish_prompts=publish_prompts)
+        self.cache = SharedCache(settings, "model", settings=given)
         drafters = create_drafters(("soft_ngram",), delta_bytes=DELTA_BYTES, options={"soft_ngram": options})
         self.drafter = drafters["soft_ngram"]
         self.sharing = self.cache.share_counts(drafters)
@@ -83,8 +83,8 @@ def request(namespace="a", **fields):
 
 
 @contextmanager
-def router(settings, publish_prompts=False, **options):
-    one = Router(settings, publish_prompts, **options)
+def router(settings, **options):
+    one = Router(settings, **options)
     try:
         yield one
         assert one.sharing is None or one.sharing.stats().faults == 0
@@ -129,7 +129,7 @@ def test_what_may_not_be_learnt_from_stays_where_it_is(server, cache):
 def test_prompts_are_shared_only_where_that_is_wanted(server):
     untaken = []
     for publish_prompts in (False, True):
-        with router(server.settings, publish_prompts) as one:
+        with router(server.settings, publish_prompts=publish_prompts) as one:
             one.answer(max_new_tokens=4)
             untaken.append(one.drafter.table_of("a").num_untaken)
     assert untaken[0] == 0
@@ -192,6 +192,28 @@ def test_metrics_tell_what_was_exchanged_without_saying_whose_it_is(server):
     assert f"paceline_cache_soft_exported_contexts_total {float(exported)}" in text
     assert "paceline_cache_soft_namespaces 1.0" in text
     assert "secret" not in text
+
+
+def test_nothing_lives_longer_than_it_is_said_to(server, tmp_path):
+    """Whoever begins the data set of a namespace: all else lives as long as that does."""
+    given = settings_of(CacheConfig(keep_s=61, index_directory=tmp_path), VOCAB_SIZE)
+    quick = replace(given, soft=replace(EAGER, keep_s=61, compactor=given.soft.compactor))
+    with router(server.settings, cache_settings=quick) as one:
+        one.cache.watch("b", one)
+        one.sharing.follow("c")
+        one.answer()
+        assert until(lambda: written(one))
+        assert until(lambda: {"b", "c"} <= {key.split(":")[2].rstrip("}") for key in lives(server)})
+        assert until(lambda: not one.cache.publisher.queued_tokens)
+    found = lives(server)
+    assert len(found) > 4
+    assert not {key: life for key, life in found.items() if not 0 < life <= 61}
+
+
+def lives(server):
+    """Seconds that each key lives."""
+    with open_client(server.settings) as redis:
+        return {key.decode(): redis.ttl(key) for key in redis.scan_iter(match="sd:*")}
 
 
 def test_every_setting_reaches_the_exchange():

@@ -21,6 +21,7 @@ from actors.models.toy_target import ToyTarget
 from cache_service.compactor import CompactorSettings
 from cache_service.connection import ConnectionSettings
 from cache_service.documents import document_id_of
+from cache_service.epoch_watch import EpochWatchSettings
 from cache_service.fold_plan import FoldLimits
 from cache_service.namespaces import OPEN
 from cache_service.publisher import PublisherSettings
@@ -88,6 +89,7 @@ def settings_of(plan: RouterPlan) -> SharedCacheSettings:
                 max_contexts=2**14, keep_s=KEEP_S, retire_s=20, lease_s=0.5, fold_every_s=5.0
             ),
         ),
+        epochs=EpochWatchSettings(keep_s=KEEP_S),
         max_compacted=8,
     )
 
