@@ -42,8 +42,9 @@ class Member:
             *lines,
         ]
         self._file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        # Once more: who becomes a primary, or ceases to be one, ends all connections.
         self.redis = redis.Redis(
-            "127.0.0.1", self.port, password=password, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)
+            "127.0.0.1", self.port, password=password, socket_timeout=1.0, retry=Retry(NoBackoff(), 1)
         )
         self.start()
 
