@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
+from ray.serve._private.deployment_info import DeploymentInfo
 
+from actors.draft_worker import DraftSettings
+from actors.models.source import ModelSource
 from cluster.autoscaling.draft_demand import DraftDemand, combined
 from cluster.autoscaling.draft_policy import DraftPolicy, DraftSignals, DraftTargets, desired_workers
-from cluster.config import ClusterConfig
+from cluster.config import AutoscalingConfig, ClusterConfig
+from cluster.draft_pool import draft_pool_application
 from cluster.router.draft_scaling import DraftScaling
 
 SHARES = st.floats(0.0, 1.0)
@@ -92,6 +99,31 @@ def test_serves_policy_adds_up_what_replicas_have_recorded():
     assert policy(context(2, 2, busy_share={"a": 0.9}, **told)) == (2, {})  # one that says nothing is idle
     assert policy(context(1, 3, busy_share={"a": 0.9}, **told)) == (3, {})  # two are on their way
     assert policy(context(1, 3, busy_share={"a": 0.1}, **told)) == (1, {})
+
+
+def test_serves_own_autoscaler_goes_up_and_down_by_what_replicas_report(tmp_path):
+    source = ModelSource(spec="x", name="x", path=tmp_path)
+    settings = DraftSettings(source, "float32", "cpu", threads=1, kv_cache_tokens=None, block_size=16)
+    scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
+    deployment = draft_pool_application(settings, "directory", 1, 3, scaling)._bound_deployment
+    pool = DeploymentID("DraftPool", "paceline")
+    state = DeploymentAutoscalingState(pool)
+    assert state.register(DeploymentInfo(deployment._deployment_config, None, 0, "job"), 1) == 1
+
+    def decided(replicas: int, **reported: float) -> int:
+        running = [ReplicaID(f"{number}", pool) for number in range(replicas)]
+        state.update_running_replica_ids(running)
+        now = time.time()
+        for replica in running:
+            series = {name: [TimeStampedValue(now, value)] for name, value in reported.items()}
+            state.record_request_metrics_for_replica(ReplicaMetricReport(replica, series, now))
+        return state.get_decision_num_replicas(replicas)
+
+    assert decided(1) == 1  # nothing is known yet
+    busy = {"busy_share": 0.95, "late_share": 0.0, "gain": 0.2, "loss": 0.2}
+    assert [decided(replicas, **busy) for replicas in (1, 2, 3)] == [2, 3, 3]
+    idle = dict.fromkeys(busy, 0.0)
+    assert [decided(replicas, **idle) for replicas in (3, 2, 1)] == [2, 1, 1]
 
 
 def observed(sequences=8, workers=1, per_sequence_s=0.004, fixed_s=0.002, gained=16, late=0) -> DraftDemand:

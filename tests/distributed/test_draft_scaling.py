@@ -1,0 +1,165 @@
+"""Draft workers come under load and go after it: no request is lost, no text changes, nothing else is restarted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import ray
+from ray import serve
+from safetensors.torch import load_file, save_file
+
+from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
+from cluster.config import ClusterConfig
+from cluster.gateway.deployment import start_proxies
+from cluster.local import LocalEngine
+from cluster.serve import APPLICATION, cluster_application, plan_cluster
+
+PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
+LAYERS = 16
+
+
+def speak_ascii(weights: dict) -> None:
+    """Leave no logits for anything but printable ASCII: any prefix of an answer is then valid text."""
+    tokens = make_byte_tokenizer().convert_ids_to_tokens(range(BYTE_VOCAB_SIZE))
+    other = [index for index, token in enumerate(tokens) if len(token) > 1 or not 33 <= ord(token) < 127]
+    weights["lm_head.weight"][other] = 0.0
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def write_models(directory: Path) -> tuple[Path, Path]:
+    """A target whose upper layers add nothing, and its first layer as a drafter that is always right: drafts cost a
+    small part of what they save, so that asking for them pays on any machine."""
+    shape = {"hidden_size": 48, "max_positions": 1024}
+    target = save_tiny_model(directory / "target", "llama", 5, layers=LAYERS, **shape)
+    draft = save_tiny_model(directory / "draft", "llama", 5, layers=1, **shape)
+    weights = load_file(target / "model.safetensors")
+    speak_ascii(weights)
+    for name in weights:
+        if ".layers.0." not in name and ("o_proj" in name or "down_proj" in name):
+            weights[name].zero_()
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    kept = {name: weights[name] for name in load_file(draft / "model.safetensors")}
+    save_file(kept, draft / "model.safetensors", {"format": "pt"})
+    return target, draft
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def url(models):
+    http_port, grpc_port = free_ports(2)
+    config = ClusterConfig.model_validate(
+        {
+            "target": {
+                "model": str(models[0]),
+                "device": "cpu",
+                "exact": "bitwise",
+                "kv_cache_tokens": 8192,
+            },
+            "draft": {
+                "model": str(models[1]),
+                "workers": 1,
+                "max_workers": 3,
+                "branch": 1,
+                "device": "cpu",
+                "kv_cache_tokens": 8192,
+                "deadline_ms": 10_000,
+            },
+            # Any work at all is reason enough for one more: what is shown here is how they come and go.
+            "autoscaling": {
+                "draft_busy_share": 0.001,
+                "draft_min_gain": 0.0,
+                "look_back_s": 2.0,
+                "upscale_delay_s": 0.0,
+                "downscale_delay_s": 1.0,
+            },
+            "speculation": {"drafters": ["draft_model"]},
+            "gateway": {"http_port": http_port, "grpc_port": grpc_port},
+            "cache": {"url": "none"},
+        }
+    )
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    start_proxies(config.gateway)
+    serve.run(cluster_application(plan_cluster(config, Path("/nonexistent"))), name=APPLICATION)
+    yield f"http://127.0.0.1:{http_port}"
+    serve.shutdown()
+    ray.shutdown()
+
+
+def metric(url: str, name: str) -> float:
+    for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
+
+
+def wait_for(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+def other_processes() -> set[int]:
+    """Everything of the cluster that is no draft worker."""
+    names = ("TargetGroup", "Router", "Gateway")
+    titles = {process.pid: " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)}
+    found = {pid for pid, title in titles.items() if any(f":{APPLICATION}:{name}" in title for name in names)}
+    return found | {pid for pid, title in titles.items() if title.startswith("ray::TargetRank")}
+
+
+def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, models):
+    oracle = LocalEngine(str(models[0]), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=8192)
+    wanted = [answer.text for answer in oracle.generate(PROMPTS, max_new_tokens=80, ignore_eos=True)]
+    wait_for(lambda: metric(url, "paceline_draft_workers") == 1, 60)
+    before = other_processes()
+    assert len(before) >= 4
+    busy, light = threading.Event(), threading.Event()
+    busy.set()
+    light.set()
+    served: list[int] = []
+
+    def keep_asking(index: int, while_set: threading.Event, options: dict) -> None:
+        body = {"prompt": PROMPTS[index], "max_tokens": 80, "temperature": 0, "ignore_eos": True, **options}
+        while while_set.is_set():
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == wanted[index]
+            served.append(index)
+
+    with ThreadPoolExecutor(8) as pool:
+        try:
+            loads = [pool.submit(keep_asking, index, busy, {}) for index in range(len(PROMPTS))]
+            loads.append(pool.submit(keep_asking, 0, light, {"speculation": {"enabled": False}}))
+            wait_for(lambda: metric(url, "paceline_draft_workers") == 3, 60)
+            num_served = len(served)
+            wait_for(lambda: len(served) > num_served + 10, 60)  # all three have drafted
+            busy.clear()  # what goes on asks for no drafts
+            wait_for(lambda: metric(url, "paceline_draft_workers") == 1, 60)
+        finally:
+            busy.clear()
+            light.clear()
+        for load in loads:
+            load.result()
+    assert metric(url, "paceline_late_drafts_total") == 0
+    assert metric(url, "paceline_request_resumed_total") == 0
+    assert other_processes() == before
