@@ -17,8 +17,8 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from safetensors.torch import load_file, save_file
 
 from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
-from cluster.gateway.grpc_registration import SERVICER_FUNCTIONS
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
+from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
 from cluster.local import LocalEngine
 
 TEXT = """
