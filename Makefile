@@ -86,7 +86,7 @@ image-lock:  ## refresh the hashes of the container images from requirements.loc
 	{ sed -n "/^requires/p; /^dependencies/,/^]/p" pyproject.toml | grep -o "\"[^\"]*==[^\"]*\"" | tr -d "\""; } \
 		> build/image-lock/requirements.in
 	build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c requirements.lock \
-		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --index-url https://pypi.org/simple \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		build/image-lock/requirements.in -o build/image-lock/all.txt
 	awk -v common=k8s/containers/requirements.txt -v cuda=k8s/containers/requirements-cuda.txt \
 		-f k8s/containers/split_requirements.awk build/image-lock/all.txt

@@ -2,7 +2,7 @@
 
     python tests/bench/bench_suffix_automaton_peers.py [--answers answers.npz]
 
-arctic-inference (https://pypi.org/project/arctic-inference) is no dependency of Paceline; where it cannot be imported,
+arctic-inference, as it is on PyPI, is no dependency of Paceline; where it cannot be imported,
 the automaton is measured alone and the output says so. It is compiled at installation, which takes a C++20 compiler and
 CMake; its suffix tree alone needs neither vLLM nor a GPU. Beside an environment that has torch and grpcio-tools, as
 `make setup` makes it, and without touching that:
