@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 import grpc
@@ -14,12 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
-from safetensors.torch import load_file, save_file
 
-from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
+from actors.models.toy import save_tiny_model
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
 from cluster.local import LocalEngine
+from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.free_ports import free_ports
 
 TEXT = """
 proxy_location: HeadOnly
@@ -36,23 +36,6 @@ applications:
     draft: {{{workers}: 0}}
     tenants: {{open: true}}
 """
-
-
-def speak_ascii(weights: dict) -> None:
-    """Leave no logits for anything but printable ASCII: any prefix of an answer is then valid text."""
-    tokens = make_byte_tokenizer().convert_ids_to_tokens(range(BYTE_VOCAB_SIZE))
-    other = [index for index, token in enumerate(tokens) if len(token) > 1 or not 33 <= ord(token) < 127]
-    weights["lm_head.weight"][other] = 0.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def deploy(text: str) -> ApplicationStatus:
@@ -76,9 +59,7 @@ def deploy(text: str) -> ApplicationStatus:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     directory = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=2)
-    weights = load_file(directory / "model.safetensors")
-    speak_ascii(weights)
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    speak_ascii(directory)
     return directory
 
 

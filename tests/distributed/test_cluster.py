@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,27 +16,18 @@ import psutil
 import pytest
 import ray
 from ray import serve
-from safetensors.torch import load_file, save_file
 
-from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
+from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.local import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class Cluster:
@@ -104,15 +94,6 @@ def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
     for directory in (target, draft):
         speak_ascii(directory)
     return target, draft
-
-
-def speak_ascii(directory: Path) -> None:
-    """Leave the model no logits for anything but printable ASCII: any prefix of its answers is then valid text."""
-    weights = load_file(directory / "model.safetensors")
-    tokens = make_byte_tokenizer().convert_ids_to_tokens(range(BYTE_VOCAB_SIZE))
-    other = [index for index, token in enumerate(tokens) if len(token) > 1 or not 33 <= ord(token) < 127]
-    weights["lm_head.weight"][other] = 0.0
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
 
 
 def start(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,31 +14,16 @@ import ray
 from ray import serve
 from safetensors.torch import load_file, save_file
 
-from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
+from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.local import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.free_ports import free_ports
 
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
 LAYERS = 16
-
-
-def speak_ascii(weights: dict) -> None:
-    """Leave no logits for anything but printable ASCII: any prefix of an answer is then valid text."""
-    tokens = make_byte_tokenizer().convert_ids_to_tokens(range(BYTE_VOCAB_SIZE))
-    other = [index for index, token in enumerate(tokens) if len(token) > 1 or not 33 <= ord(token) < 127]
-    weights["lm_head.weight"][other] = 0.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def write_models(directory: Path) -> tuple[Path, Path]:
@@ -48,8 +32,8 @@ def write_models(directory: Path) -> tuple[Path, Path]:
     shape = {"hidden_size": 48, "max_positions": 1024}
     target = save_tiny_model(directory / "target", "llama", 5, layers=LAYERS, **shape)
     draft = save_tiny_model(directory / "draft", "llama", 5, layers=1, **shape)
+    speak_ascii(target)
     weights = load_file(target / "model.safetensors")
-    speak_ascii(weights)
     for name in weights:
         if ".layers.0." not in name and ("o_proj" in name or "down_proj" in name):
             weights[name].zero_()

@@ -29,22 +29,13 @@ from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.router_client import HandleRouterClient
 from cluster.ray_environment import prepare_own_ray
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.free_ports import free_ports
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
 FOX = "the quick brown fox"
 COUNT = len(TOKENIZER.backend_tokenizer.encode(FOX).ids)
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
