@@ -127,14 +127,15 @@ class Cluster:
     def __init__(self, verify_timeout_s: float, **config: int) -> None:
         self.workers: dict[str, Worker] = {}
         self.listed: list[WorkerEntry] = []
-        self.connections = Connections(ROUTER_KEYS, "target")
+        self.connections = Connections(ROUTER_KEYS)
         self.core = RouterCore(RouterConfig(**config), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
         self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
         self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.adopt))
         self.toy = ToyTarget(eos_token_id=EOS, seed=4)
 
-    async def list_workers(self) -> list[WorkerEntry]:
-        return list(self.listed)
+    async def list_workers(self) -> tuple[list[WorkerEntry], str | None]:
+        claimed = next((entry.worker_id for entry in self.listed if entry.role == "target"), None)
+        return list(self.listed), claimed
 
     def adopt(self) -> None:
         if self.connections.target is not None:
@@ -348,9 +349,9 @@ async def test_a_target_is_there_only_when_a_first_token_has_come_out_of_it() ->
 
         one.start().engine.before = hang_then_fail
         await until(asked.is_set)
-        assert not status_of(one.driver, 0).ready
+        assert not status_of(one.driver, one.connections).ready
         let_go.set()
-        await until(lambda: status_of(one.driver, 0).ready)
+        await until(lambda: status_of(one.driver, one.connections).ready)
         assert next(failures) >= 2  # it took a second try
         await one.stream(request())
 
@@ -365,7 +366,7 @@ async def test_rounds_that_stand_still_are_seen_while_their_loop_is_blocked() ->
         while not one.driver.watch.stalled_s:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # noqa: ASYNC251  # the loop's own thread
-        status = status_of(one.driver, 0)
+        status = status_of(one.driver, one.connections)
         assert not status.live
         assert not status.ready
         assert "stood still" in status.detail
@@ -395,10 +396,10 @@ async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() ->
 
 async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
     async with cluster() as one:
-        assert status_of(one.driver, 0).max_model_len == 256
+        assert status_of(one.driver, one.connections).max_model_len == 256
         await one.stop("target")
         one.start("target", max_model_len=64)
-        await until(lambda: status_of(one.driver, 0).max_model_len == 64)
+        await until(lambda: status_of(one.driver, one.connections).max_model_len == 64)
         with pytest.raises(InvalidRequest, match="at most 63 tokens"):
             await one.stream(request(num_prompt=64))
 
@@ -491,10 +492,10 @@ async def test_draining_takes_no_requests_and_lets_the_open_ones_finish() -> Non
     async with cluster() as one:
         streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(3)]
         await until(lambda: one.core.num_running == 3)
-        assert status_of(one.driver, 0).ready
+        assert status_of(one.driver, one.connections).ready
         draining = asyncio.create_task(one.driver.drain(PATIENCE_S))
         await asyncio.sleep(0)
-        status = status_of(one.driver, 0)
+        status = status_of(one.driver, one.connections)
         assert (status.ready, status.live, status.detail) == (False, True, "draining")
         with pytest.raises(Unavailable, match="draining"):
             await one.stream(request())
