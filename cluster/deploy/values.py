@@ -206,8 +206,8 @@ class DeployValues(_Section):
 
     @property
     def router_cpus_needed(self) -> int:
-        """A CPU for each router and each gateway; a target group has one router."""
-        return self.target.min + self.gateway.replicas
+        """A CPU for each router and each gateway; every target group that there may be has one router."""
+        return self.target.max + self.gateway.replicas
 
     @property
     def grace_s(self) -> int:

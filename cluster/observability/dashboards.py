@@ -21,12 +21,17 @@ def _of(name: str, labels: str = "") -> str:
     return f'{name}{{job=~"$job"{", " + labels if labels else ""}}}'
 
 
+def _once(series: str) -> str:
+    """Every page has the metrics of all gateways and routers: where several are scraped, each series counts once."""
+    return f"max without (instance, pod) ({series})"
+
+
 def _rate(name: str, by: str = "", labels: str = "") -> str:
-    return f"sum{f' by ({by})' if by else ''} (rate({_of(name, labels)}{_WINDOW}))"
+    return f"sum{f' by ({by})' if by else ''} ({_once(f'rate({_of(name, labels)}{_WINDOW})')})"
 
 
 def _total(name: str, labels: str = "") -> str:
-    return f"sum({_of(name, labels)})"
+    return f"sum({_once(_of(name, labels))})"
 
 
 def _quantiles(name: str) -> tuple[Query, ...]:
@@ -54,10 +59,10 @@ OVERVIEW = Dashboard(
             "Parts",
             (
                 Panel(
-                    "Target connected",
-                    "1 while the target group answers. At 0, streams pause and nothing is ready.",
+                    "Target groups",
+                    "Connected to a router. At 0, streams pause and nothing is ready.",
                     "short",
-                    (Query(f"min({_of('paceline_target_connected')})", "target"),),
+                    (Query(_total("paceline_target_connected"), "groups"),),
                     kind="stat",
                     columns=6,
                 ),

@@ -210,4 +210,4 @@ class Claims(RuleBasedStateMachine):
 
 
 TestClaims = Claims.TestCase
-TestClaims.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestClaims.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

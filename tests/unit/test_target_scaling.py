@@ -151,7 +151,7 @@ def test_routers_are_weighed_alike():
     assert combined([TargetDemand(4.0, 1.0), TargetDemand(0.0, 0.5)]) == TargetDemand(2.0, 0.75)
 
 
-@pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 65)])
+@pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 1025)])
 def test_fewer_groups_than_one_or_more_than_the_most_are_refused(groups, max_groups):
     with pytest.raises(ValidationError, match="groups"):
         ClusterConfig.model_validate({"target": {"groups": groups, "max_groups": max_groups}})

@@ -274,6 +274,10 @@ RANK = {"CPU": 1.0, "GPU": 1.0}
         ([Demand("a", ({"GPU": 8.0},))], 1),
         ([Demand("a", ({"draft": 1.0},))], 1),
         ([Demand("a", ({"memory": 1e9, "TPU": 4.0, "accelerator_type:H100": 0.001},))], 0),  # nobody can tell
+        ([Demand("a", (RANK,), replicas=9)], 0),
+        ([Demand("a", (RANK,), replicas=10)], 1),
+        ([Demand("a", (RANK,) * 4, on_one_node=True, replicas=2)], 0),
+        ([Demand("a", (RANK,) * 3, on_one_node=True, replicas=3)], 1),  # nine GPUs, but three in a node of four
         ([Demand("a", ({"CPU": 100.0},))], 0),  # Ray finds out how many CPUs a small node has
     ],
 )
