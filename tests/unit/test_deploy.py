@@ -301,6 +301,15 @@ def test_every_container_is_confined(name):
 
 
 @every_profile
+def test_no_pod_is_killed_for_what_happens_in_another(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert spec["containers"][0]["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
+    (router,) = [spec for group, spec in pod_specs(name) if group == "router"]
+    assert router["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@every_profile
 def test_only_the_head_has_a_token_and_only_where_there_is_an_autoscaler(name):
     tokens = {group for group, spec in pod_specs(name) if spec["automountServiceAccountToken"]}
     assert tokens == ({"head"} if PROFILES[name].autoscaling else set())
