@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster.config import Dtype
+from cluster.config import Dtype, ObservabilityConfig
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
 Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]  # 40 characters: KubeRay adds its own
@@ -158,7 +158,8 @@ class NetworkValues(_Section):
     """Who may reach what, for the component `multi-tenant`. Namespaces by name."""
 
     clients: tuple[Name, ...] = ("gateway-system",)  # that reach the routers
-    monitoring: tuple[Name, ...] = ("monitoring",)  # that read metrics
+    monitoring: tuple[Name, ...] = ("monitoring",)  # that read metrics and take traces
+    collector_port: Annotated[int, Field(ge=1, le=65_535)] = 4318  # of `observability.otlp_endpoint`
     operator: Name = "kuberay-system"
     gateway_class: Name = "gateway"  # of the Gateway that ends TLS
     tls_secret: Name = "paceline-tls"
@@ -190,6 +191,7 @@ class DeployValues(_Section):
     scheduling: SchedulingValues = SchedulingValues()
     network: NetworkValues = NetworkValues()
     security: SecurityValues = SecurityValues()
+    observability: ObservabilityConfig = ObservabilityConfig(log_format="json", log_level="info")
 
     @model_validator(mode="after")
     def _parts_agree(self) -> DeployValues:

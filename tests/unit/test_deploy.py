@@ -223,6 +223,19 @@ def models_in(annotation):
     return [found for inner in getattr(annotation, "__args__", ()) for found in models_in(inner)]
 
 
+def test_logs_and_traces_of_a_deployment_are_chosen_in_its_values():
+    def told(values):
+        return serve_config(values)["applications"][0]["args"]["observability"]
+
+    assert all(told(values) == {"log_format": "json", "log_level": "info"} for values in PROFILES.values())
+    observability = {"otlp_endpoint": "http://collector.monitoring:4317/v1/traces", "sample_ratio": 0.1}
+    values = DeployValues.model_validate({"observability": observability, "network": {"collector_port": 4317}})
+    assert told(values) == observability
+    (policy,) = [each["spec"] for each in tenancy(values) if each["metadata"]["name"] == "paceline-traces"]
+    assert policy["podSelector"] == {"matchLabels": selector(values, "router")}
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [4317]
+
+
 def test_the_deployments_that_are_placed_are_those_of_the_application():
     sources = "".join(path.read_text() for path in (ROOT / "cluster").rglob("*.py") if "deploy" not in path.parts)
     for deployment in serve_config(OVERLAYS["prod-70b"])["applications"][0]["deployments"]:
@@ -381,6 +394,9 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         if "namespaceSelector" in peer
     ]
     assert policies["paceline-clients"]["podSelector"] == {"matchLabels": selector(BASE, "router")}
+    for quota in (each["spec"]["hard"] for each in tenancy(BASE) if each["kind"] == "ResourceQuota"):
+        # A load balancer has node ports, too: either without the other is a rule that no service can keep.
+        assert quota["services.loadbalancers"] == quota["services.nodeports"] == "0"
     assert set(outside) == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
 
 
@@ -397,6 +413,7 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
+        (lambda: DeployValues.model_validate({"observability": {"log_format": "jsonl"}}), "log_format"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(make, named):
