@@ -31,6 +31,7 @@ from cluster.deploy.profiles import BASE, OVERLAYS
 from cluster.deploy.serve_config import IMPORT_PATH, serve_config
 from cluster.deploy.tenancy import tenancy
 from cluster.deploy.values import DeployValues, GcsValues, ImageValues, TargetValues, UpgradeValues, number_of, times
+from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -90,6 +91,15 @@ def test_kustomize_makes_of_an_overlay_what_its_values_say(name):
     built = {identity(each): each for each in yaml.safe_load_all(done.stdout)}
     wanted = manifests(BASE) if name == "base" else overlay_manifests(name)
     assert built == {identity(each): each for each in wanted}
+
+
+@needs_kubectl
+@every_profile
+def test_an_overlay_passes_our_own_validation(name):
+    folder = K8S / ("base" if name == "base" else f"overlays/{name}")
+    report = validate([folder], CRDS if CRDS.is_dir() else None)
+    assert report.findings == []
+    assert report.num_documents == len(objects_of(name)) - (len(tenancy(BASE)) if name == "base" else 0)
 
 
 @every_profile
