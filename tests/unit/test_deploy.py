@@ -30,7 +30,16 @@ from cluster.deploy.pods import image, selector
 from cluster.deploy.profiles import BASE, OVERLAYS
 from cluster.deploy.serve_config import IMPORT_PATH, serve_config
 from cluster.deploy.tenancy import tenancy
-from cluster.deploy.values import DeployValues, GcsValues, ImageValues, TargetValues, UpgradeValues, number_of, times
+from cluster.deploy.values import (
+    DeployValues,
+    GcsValues,
+    ImageValues,
+    PodValues,
+    TargetValues,
+    UpgradeValues,
+    number_of,
+    times,
+)
 from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,7 +298,7 @@ def test_the_rules_of_the_operator_hold(name):
     assert "resources" not in cluster["headGroupSpec"]
     for group in groups:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["rayStartParams"] == {}
+        assert group["rayStartParams"].keys() == {"object-store-memory"}
         assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
     if cluster["enableInTreeAutoscaling"]:
         assert cluster["autoscalerOptions"]["version"] == "v2"
@@ -330,6 +339,16 @@ def test_no_pod_is_killed_for_what_happens_in_another(name):
             assert spec["containers"][0]["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
     (router,) = [spec for group, spec in pod_specs(name) if group == "router"]
     assert router["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@every_profile
+def test_rays_object_store_fits_into_shared_memory_beside_what_else_is_there(name):
+    cluster = ray_service_of(name)["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        (shm,) = [volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if volume["name"] == "shm"]
+        assert 75 * 2**20 <= int(group["rayStartParams"]["object-store-memory"]) <= number_of(shm) / 2
+        assert number_of(shm) < number_of(spec["containers"][0]["resources"]["limits"]["memory"])
 
 
 @every_profile
@@ -423,6 +442,8 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="128Mi"), "shm is 128Mi"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="1Gi"), "memory, 1Gi"),
         (lambda: DeployValues.model_validate({"observability": {"log_format": "jsonl"}}), "log_format"),
     ],
 )
