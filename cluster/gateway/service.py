@@ -117,7 +117,7 @@ class GenerationService:
         """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
         arrived = time.monotonic()
         origin = origin or CallOrigin(call_id)
-        trace = None if self._tracing is None else self._tracing.begin(call, origin, self.model.name, arrived)
+        trace = None if self._tracing is None else self._tracing.begin(call, call_id, origin, self.model.name, arrived)
         try:
             with self.counting_refusals():
                 return await self._prepare(call, call_id, tenant, origin, trace, arrived)
