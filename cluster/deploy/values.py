@@ -212,11 +212,11 @@ class DeployValues(_Section):
     cache: CacheValues = CacheValues()
     gcs: GcsValues = GcsValues()
     tenants: TenantsValues = TenantsValues()
+    observability: ObservabilityConfig = ObservabilityConfig(log_format="json", log_level="info")
     upgrade: UpgradeValues = UpgradeValues()
     scheduling: SchedulingValues = SchedulingValues()
     network: NetworkValues = NetworkValues()
     security: SecurityValues = SecurityValues()
-    observability: ObservabilityConfig = ObservabilityConfig(log_format="json", log_level="info")
 
     @model_validator(mode="after")
     def _parts_agree(self) -> DeployValues:
