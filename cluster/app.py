@@ -10,10 +10,9 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from actors.errors import PacelineError
-from actors.models.loader import choose_device
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, describe, paceline_home
 from cluster.ray_environment import is_loopback
-from cluster.serve import ClusterPlan, cluster_application, plan_cluster
+from cluster.serve import ClusterPlan, cluster_application, device_elsewhere, plan_cluster
 
 _EVERYWHERE = "0.0.0.0"
 
@@ -52,11 +51,7 @@ def build(args: ServedConfig) -> serve.Application:
 def plan_elsewhere(config: ClusterConfig) -> ClusterPlan:
     """The plan of a cluster whose models run on other nodes than this one: Serve builds applications on the head, which
     has no GPU. Raises what `plan_cluster` raises."""
-    plan = plan_cluster(config, paceline_home(), choose=_named_device)
+    plan = plan_cluster(config, paceline_home(), choose=device_elsewhere)
     if plan.drafters:
         return plan
     return replace(plan, config=config.model_copy(update={"cache": CacheConfig(url=NO_CACHE)}))
-
-
-def _named_device(device: str) -> str:
-    return choose_device(device) if device == "auto" else device

@@ -135,6 +135,12 @@ def plan_cluster(
     return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter, access, has_own)
 
 
+def device_elsewhere(device: str) -> str:
+    """For `plan_cluster`, where models run on other nodes than this one: what is named need not be here. `auto` is what
+    there is here."""
+    return choose_device(device) if device == "auto" else device
+
+
 def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokenizer_fingerprint: str) -> None:
     """Raises ModelError for one that cannot be used, InvalidRequest where nothing would draft from them."""
     if RETRIEVAL not in drafters:
