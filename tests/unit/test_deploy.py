@@ -30,7 +30,17 @@ from cluster.deploy.pods import image, selector
 from cluster.deploy.profiles import BASE, OVERLAYS
 from cluster.deploy.serve_config import IMPORT_PATH, serve_config
 from cluster.deploy.tenancy import tenancy
-from cluster.deploy.values import DeployValues, GcsValues, ImageValues, TargetValues, UpgradeValues, number_of, times
+from cluster.deploy.values import (
+    DeployValues,
+    GcsValues,
+    ImageValues,
+    PodValues,
+    TargetValues,
+    UpgradeValues,
+    number_of,
+    times,
+)
+from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -90,6 +100,15 @@ def test_kustomize_makes_of_an_overlay_what_its_values_say(name):
     built = {identity(each): each for each in yaml.safe_load_all(done.stdout)}
     wanted = manifests(BASE) if name == "base" else overlay_manifests(name)
     assert built == {identity(each): each for each in wanted}
+
+
+@needs_kubectl
+@every_profile
+def test_an_overlay_passes_our_own_validation(name):
+    folder = K8S / ("base" if name == "base" else f"overlays/{name}")
+    report = validate([folder], CRDS if CRDS.is_dir() else None)
+    assert report.findings == []
+    assert report.num_documents == len(objects_of(name)) - (len(tenancy(BASE)) if name == "base" else 0)
 
 
 @every_profile
@@ -223,6 +242,19 @@ def models_in(annotation):
     return [found for inner in getattr(annotation, "__args__", ()) for found in models_in(inner)]
 
 
+def test_logs_and_traces_of_a_deployment_are_chosen_in_its_values():
+    def told(values):
+        return serve_config(values)["applications"][0]["args"]["observability"]
+
+    assert all(told(values) == {"log_format": "json", "log_level": "info"} for values in PROFILES.values())
+    observability = {"otlp_endpoint": "http://collector.monitoring:4317/v1/traces", "sample_ratio": 0.1}
+    values = DeployValues.model_validate({"observability": observability, "network": {"collector_port": 4317}})
+    assert told(values) == observability
+    (policy,) = [each["spec"] for each in tenancy(values) if each["metadata"]["name"] == "paceline-traces"]
+    assert policy["podSelector"] == {"matchLabels": selector(values, "router")}
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [4317]
+
+
 def test_the_deployments_that_are_placed_are_those_of_the_application():
     sources = "".join(path.read_text() for path in (ROOT / "cluster").rglob("*.py") if "deploy" not in path.parts)
     for deployment in serve_config(OVERLAYS["prod-70b"])["applications"][0]["deployments"]:
@@ -266,7 +298,7 @@ def test_the_rules_of_the_operator_hold(name):
     assert "resources" not in cluster["headGroupSpec"]
     for group in groups:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["rayStartParams"] == {}
+        assert group["rayStartParams"].keys() == {"object-store-memory"}
         assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
     if cluster["enableInTreeAutoscaling"]:
         assert cluster["autoscalerOptions"]["version"] == "v2"
@@ -298,6 +330,25 @@ def test_every_container_is_confined(name):
             for variable in container.get("env", []):
                 if variable["value"].startswith("/"):
                     assert variable["value"].startswith(("/tmp/", "/models")), variable
+
+
+@every_profile
+def test_no_pod_is_killed_for_what_happens_in_another(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert spec["containers"][0]["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
+    (router,) = [spec for group, spec in pod_specs(name) if group == "router"]
+    assert router["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@every_profile
+def test_rays_object_store_fits_into_shared_memory_beside_what_else_is_there(name):
+    cluster = ray_service_of(name)["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        (shm,) = [volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if volume["name"] == "shm"]
+        assert 75 * 2**20 <= int(group["rayStartParams"]["object-store-memory"]) <= number_of(shm) / 2
+        assert number_of(shm) < number_of(spec["containers"][0]["resources"]["limits"]["memory"])
 
 
 @every_profile
@@ -372,6 +423,9 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         if "namespaceSelector" in peer
     ]
     assert policies["paceline-clients"]["podSelector"] == {"matchLabels": selector(BASE, "router")}
+    for quota in (each["spec"]["hard"] for each in tenancy(BASE) if each["kind"] == "ResourceQuota"):
+        # A load balancer has node ports, too: either without the other is a rule that no service can keep.
+        assert quota["services.loadbalancers"] == quota["services.nodeports"] == "0"
     assert set(outside) == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
 
 
@@ -388,6 +442,9 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="128Mi"), "shm is 128Mi"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="1Gi"), "memory, 1Gi"),
+        (lambda: DeployValues.model_validate({"observability": {"log_format": "jsonl"}}), "log_format"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(make, named):
