@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import ClusterConfig
 from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
-from cluster.deploy.drain import drain, ongoing_requests
+from cluster.deploy.drain import drain
 from cluster.deploy.json_patch import json_patch
 from cluster.deploy.kustomize import overlay_manifests, rendered_files
 from cluster.deploy.manifests import identity, manifests
@@ -89,6 +90,33 @@ def test_what_is_committed_is_what_the_values_say():
     assert committed.keys() == rendered.keys(), "run `paceline k8s render`"
     for name, text in rendered.items():
         assert committed[name] == text, f"{name} is old: run `paceline k8s render`"
+
+
+def test_rendering_keeps_what_others_have_written_and_names_what_changes(run, tmp_path):
+    status, out, _ = run("k8s", "render", "--out", tmp_path)
+    assert (status, out) == (0, f"{sum(1 for path in tmp_path.rglob('*.*') if path.is_file())} files in {tmp_path}\n")
+    edited, foreign = tmp_path / "base" / "cluster.yaml", tmp_path / "overlays" / "laptop" / "kustomization.yaml"
+    edited.write_text(edited.read_text() + "# by hand\n")
+    assert run("k8s", "render", "--out", tmp_path)[1].splitlines()[0] == f"changed: {edited}"
+    assert "by hand" not in edited.read_text()
+    edited.write_text(edited.read_text() + "# by hand\n")
+    foreign.write_text("resources: [mine.yaml]\n")
+    status, out, err = run("k8s", "render", "--out", tmp_path)
+    assert (status, out) == (2, "")
+    assert "overlays/laptop/kustomization.yaml not of this command" in err
+    assert "by hand" in edited.read_text(), "nothing is written where something cannot be"
+    assert run("k8s", "render", "--out", tmp_path, "--force")[0] == 0
+    assert "mine.yaml" not in foreign.read_text()
+
+
+def test_rendering_where_nothing_can_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "k8s" / "base" / "cluster.yaml").mkdir(parents=True)
+    for out in (tmp_path / "file", tmp_path / "k8s", Path("/proc/nowhere")):
+        status, _, err = run("k8s", "render", "--out", out)
+        assert status == 2
+        assert "cannot be written: " in err
+        assert err.count("\n") == 1
 
 
 @needs_kubectl
@@ -473,9 +501,6 @@ def test_a_quantity_is_multiplied_and_rounded_up():
 
 # --- the end of a pod
 
-BUSY = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 2.0\nray_serve_num_ongoing_grpc_requests{NodeId="a"} 1.0\n'
-QUIET = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 0.0\nray_other 7.0\n'
-
 
 class Time:
     """A clock that its sleepers move."""
@@ -490,20 +515,15 @@ class Time:
         self.now += seconds
 
 
-def test_requests_of_both_protocols_are_counted():
-    assert ongoing_requests(BUSY) == 3
-    assert ongoing_requests(QUIET) == 0
-
-
 def test_a_pod_waits_for_its_last_request_and_then_a_while():
     time = Time()
-    assert drain(lambda: BUSY if time.now < 200 else QUIET, 5, 600, time.clock, time.sleep)
+    assert drain(lambda: 3.0 if time.now < 200 else 0.0, 5, 600, time.clock, time.sleep)
     assert 220 <= time.now < 230
 
 
 def test_a_pod_waits_no_longer_than_its_limit():
     time = Time()
-    assert not drain(lambda: BUSY, 5, 60, time.clock, time.sleep)
+    assert not drain(lambda: 3.0, 5, 60, time.clock, time.sleep)
     assert 160 <= time.now < 165
 
 
@@ -511,6 +531,11 @@ def test_a_pod_whose_ray_has_ended_does_not_wait():
     time = Time()
     assert drain(lambda: None, 5, 600, time.clock, time.sleep)
     assert time.now < 125
+
+
+def test_a_pod_waits_while_nobody_can_tell():
+    time = Time()
+    assert not drain(lambda: math.inf, 5, 60, time.clock, time.sleep)
 
 
 # --- the chart
