@@ -60,6 +60,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         },
         "tenants": tenants,
         "cache": cache,
+        "observability": values.observability.model_dump(exclude_defaults=True),
     }
     ClusterConfig.model_validate(arguments)
     return arguments

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster.config import Dtype
+from cluster.config import Dtype, ObservabilityConfig
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
 Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]  # 40 characters: KubeRay adds its own
@@ -186,6 +186,7 @@ class DeployValues(_Section):
     cache: CacheValues = CacheValues()
     gcs: GcsValues = GcsValues()
     tenants: TenantsValues = TenantsValues()
+    observability: ObservabilityConfig = ObservabilityConfig(log_format="json", log_level="info")
     upgrade: UpgradeValues = UpgradeValues()
     scheduling: SchedulingValues = SchedulingValues()
     network: NetworkValues = NetworkValues()

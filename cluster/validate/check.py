@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,23 @@ from cluster.validate.kustomize import FILES, build, kustomization_in
 from cluster.validate.objects import check_object
 from cluster.validate.ray_cluster import check_ray, is_ray
 from cluster.validate.report import Report
+from cluster.validate.rules import RULES
 from cluster.validate.schemas import Schemas
 from cluster.validate.serve_config import check_serve_config
 from cluster.validate.sets import check_set
+from cluster.validate.suggestion import did_you_mean
 from cluster.validate.tree import mapping
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _MAX_BYTES = 32 * 2**20
 
 
-def validate(paths: list[Path], crds: Path | None = None) -> Report:
-    """All findings, in the order of files and lines. Raises ConfigError for a path that is not there, and where
-    manifests are found and the optional packages are not."""
+def validate(paths: list[Path], crds: Path | None = None, ignore: Sequence[str] = ()) -> Report:
+    """All findings but those of the rules to `ignore`, in the order of files and lines. Raises ConfigError for a path
+    or a rule that is not there, and where manifests are found and the optional packages are not."""
+    for rule in ignore:
+        if rule not in RULES:
+            raise ConfigError(f"--ignore {rule}: there is no such rule{did_you_mean(rule, RULES)}")
     run = _Run(crds)
     for path in paths:
         if path.is_dir():
@@ -36,7 +41,8 @@ def validate(paths: list[Path], crds: Path | None = None) -> Report:
             run.overlay(path)
         else:
             run.documents_of([path], is_given=True)
-    run.report.findings = sorted(set(run.report.findings))
+    found = {finding for finding in run.report.findings if finding.rule not in ignore}
+    run.report.findings = sorted(found)
     if run.schemas is not None and run.schemas.unchecked:
         kinds = ", ".join(sorted(run.schemas.unchecked))
         run.report.notes.append(f"no schema for {kinds}; give their definitions with --crds")
