@@ -36,7 +36,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
     draft: dict[str, Any] = {
         "model": values.model.draft,
         "workers": values.draft.min,
-        **({"max_workers": values.draft.max} if values.draft.max > values.draft.min else {}),
+        "max_workers": values.draft.max,
         "dtype": values.draft.dtype,
         "device": "cuda" if values.draft.gpus else "cpu",
     }

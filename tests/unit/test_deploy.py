@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -22,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import ClusterConfig
+from cluster.deploy.access import disruption_budgets
 from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
 from cluster.deploy.drain import drain
 from cluster.deploy.json_patch import json_patch
@@ -45,6 +50,8 @@ from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
+INSTALL = K8S / "containers" / "install.sh"
+TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of the environment, or any other
 CRDS = ROOT.parent / "shared" / "data" / "crds"
 PROFILES = {"base": BASE, **OVERLAYS}
 
@@ -407,6 +414,26 @@ def test_the_grace_of_a_router_covers_the_longest_stream(name):
 
 
 @every_profile
+def test_what_replicas_log_is_json_and_the_output_of_their_pod(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert {"name": "RAY_LOG_TO_STDERR", "value": "1"} in spec["containers"][0]["env"]
+    (application,) = serve_config(PROFILES[name])["applications"]
+    assert ClusterConfig.model_validate(application["args"]).observability.log_format == "json"
+
+
+@pytest.mark.parametrize(("groups", "stay"), [(1, 1), (2, 1), (5, 4)])
+def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
+    prod = OVERLAYS["prod-70b"].model_dump()
+    prod["target"] |= {"min": groups, "max": groups}
+    prod["router"] |= {"min": 6, "max": 6}
+    budgets = {each["metadata"]["name"]: each["spec"] for each in disruption_budgets(DeployValues.model_validate(prod))}
+    assert budgets["paceline-target"]["minAvailable"] == stay
+    assert "paceline-cache" not in budgets
+    assert "paceline-draft" not in budgets
+
+
+@every_profile
 def test_services_policies_and_budgets_choose_pods_that_are_there(name):
     values = PROFILES[name]
     pods = [selector(values, "head"), *(selector(values, group) for group in ("router", "target", "draft"))]
@@ -651,8 +678,41 @@ def test_images_run_as_the_user_of_the_manifests_and_take_nothing_along(kind):
             assert any(path.startswith(line[1:]) for line in ignored if line.startswith("!")), path
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on the PATH")
-def test_container_files_are_clean():
-    files = sorted(CONTAINERS.glob("Dockerfile.*"))
-    done = subprocess.run(["hadolint", *files], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("command", ["hadolint Dockerfile.cpu Dockerfile.cuda", "shellcheck install.sh"])
+def test_container_files_are_clean(command):
+    done = subprocess.run(
+        command.split(), cwd=CONTAINERS, env=os.environ | {"PATH": TOOLS}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_script_of_the_images_says_how_it_is_called():
+    done = subprocess.run(["sh", INSTALL], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[2] == "  install.sh PREFIX SOURCE REQUIREMENTS..."
+
+
+def test_the_script_of_the_images_refuses_a_package_with_another_hash(tmp_path):
+    """All the rest of it takes minutes and an index: tests/images/install_and_serve.py."""
+    wheel = tmp_path / "wheels" / "tiny-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    good = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    bad = "0" * 64
+    (tmp_path / "requirements.txt").write_text(f"tiny==1.0 --hash=sha256:{bad}\n", encoding="utf-8")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_ARGS": f"--no-index --find-links {wheel.parent}",
+    }
+    command = ["sh", INSTALL, tmp_path / "prefix", ROOT, tmp_path / "requirements.txt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(f"Expected sha256 {bad}\\s+Got +{good}", done.stderr)
+    assert not list(tmp_path.rglob("tiny.py"))
