@@ -14,7 +14,7 @@ from ray import serve
 
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafters, expand_drafters
-from actors.errors import Unavailable
+from actors.errors import Overloaded, Unavailable
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.namespaces import OPEN
@@ -37,6 +37,8 @@ MAX_ONGOING_REQUESTS = 8192
 _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
 _DEMAND_PERIOD_S = 1.0  # between words to the directory of what draft workers are worth
+_LOOK_AGAIN_S = 0.05
+_EARLY_RETRY_S = 5.0
 
 
 class Router:
@@ -67,6 +69,7 @@ class Router:
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys, target_id)
         self._driver: RouterDriver | None = None
+        self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
         self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size, promotion)
         # Kernels compile here, before the first request.
@@ -85,10 +88,8 @@ class Router:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         request_id.set(request.caller_id)  # for all that is logged in this task
-        if self._driver is None:
-            raise Unavailable("the target group has not started yet")
         logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
-        chunks = self._driver.generate(request)
+        chunks = (self._driver or await self._first_rounds()).generate(request)
         num_tokens = 0
         try:
             async for chunk in chunks:
@@ -97,6 +98,20 @@ class Router:
         finally:
             await chunks.aclose()
             logger.info("%s left with %d tokens", request.request_id, num_tokens)
+
+    async def _first_rounds(self) -> RouterDriver:
+        """Waits for the first target as a router does that has lost its own: when an application is updated, the new
+        routers may be there before it. The caller enforces the deadline. Raises Overloaded where too many wait."""
+        most = self._config.max_running + self._config.max_waiting
+        if self._num_early >= most:
+            raise Overloaded(f"{most} requests wait for the target group to start; that is the limit", _EARLY_RETRY_S)
+        self._num_early += 1
+        try:
+            while self._driver is None:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        finally:
+            self._num_early -= 1
+        return self._driver
 
     async def status(self) -> RouterStatus:
         return status_of(self._driver, len(self._connections.draft_links()))

@@ -314,6 +314,20 @@ def test_a_pod_of_its_group_holds_every_replica(name):
         assert room.get("GPU", 0) == float(limits.get("nvidia.com/gpu", 0))
 
 
+@every_profile
+def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_old_ones(name):
+    values = PROFILES[name]
+    deployments = {one["name"]: one for one in serve_config(values)["applications"][0]["deployments"]}
+    counts = {"Gateway": values.gateway.replicas, "Router": values.target.min}
+    for deployment in counts:
+        assert deployments[deployment]["max_surge_percent"] == 100
+    cpus = sum(deployments[name]["ray_actor_options"]["num_cpus"] * count for name, count in counts.items())
+    assert 2 * cpus <= values.router.ray_cpus * values.router.min
+    # What ends a gateway sooner cuts streams that are allowed.
+    assert deployments["Gateway"]["graceful_shutdown_timeout_s"] == values.gateway.request_timeout_s
+    assert ("max_surge_percent" in deployments["TargetGroup"]) == values.upgrade.second_target
+
+
 # --- what the operator refuses after admission
 
 
@@ -496,6 +510,7 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=2, tensor_parallel=2), "ray_cpus is 2"),
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
+        (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "second_target"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
         (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="128Mi"), "shm is 128Mi"),
         (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="1Gi"), "memory, 1Gi"),
