@@ -17,6 +17,7 @@ import pytest
 
 from actors.models.toy import save_tiny_model
 from paceline_testing.free_ports import free_ports
+from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash")]
 NEW_TOKENS = 100
@@ -76,8 +77,7 @@ def wait_for(condition, what: str) -> None:
 
 
 def metric(client: httpx.Client, name: str) -> float:
-    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " ")]
-    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+    return value_of(client.get("/metrics").text, name)
 
 
 def ask(client: httpx.Client) -> tuple[list[str], int, int]:
