@@ -440,6 +440,7 @@ def test_what_replicas_log_is_json_and_the_output_of_their_pod(name):
 def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
     prod = OVERLAYS["prod-70b"].model_dump()
     prod["target"] |= {"min": groups, "max": groups}
+    prod["upgrade"]["second_target"] = False
     prod["router"] |= {"min": 6, "max": 6}
     budgets = {each["metadata"]["name"]: each["spec"] for each in disruption_budgets(DeployValues.model_validate(prod))}
     assert budgets["paceline-target"]["minAvailable"] == stay
