@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +85,16 @@ class ClusterPlan:
         return tuple(name for name in names if name not in (DRAFT_MODEL, OUROBOROS) or self.draft is not None)
 
 
-def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
-    """Find and prepare the models. Raises ModelError, InvalidRequest or ConfigError, before anything is started."""
+def plan_cluster(
+    config: ClusterConfig,
+    home: Path,
+    progress: Progress = silent,
+    choose: Callable[[str], str] = choose_device,
+) -> ClusterPlan:
+    """Find and prepare the models. choose: the device that a configured one stands for where the models will run.
+
+    Raises ModelError, InvalidRequest or ConfigError, before anything is started.
+    """
     access, _ = tenant_access(config, home)
     head = config.target.eagle_head
     drafters = expand_drafters(
@@ -121,9 +129,15 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
         draft = resolve_model(config.draft.model, home, progress)
         if OUROBOROS in drafters:
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
-    target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
+    target_device, draft_device = choose(config.target.device), choose(config.draft.device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter, access, has_own)
+
+
+def device_elsewhere(device: str) -> str:
+    """For `plan_cluster`, where models run on other nodes than this one: what is named need not be here. `auto` is what
+    there is here."""
+    return choose_device(device) if device == "auto" else device
 
 
 def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokenizer_fingerprint: str) -> None:

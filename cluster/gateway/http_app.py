@@ -177,7 +177,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
     async def readiness() -> Response:
         try:
-            status = await service.router_status()
+            status = await service.recent_status()
         except PacelineError as error:
             return _json({"status": "unavailable", "detail": str(error)}, 503)
         return _json(

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 32  # prompts x n of one call
 
+_RECENT_S = 2.0  # for which probes go by what the router has last said
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
@@ -84,6 +86,7 @@ class GenerationService:
         self._tracing = tracing
         self.model = model
         self.last_status: RouterStatus | None = None  # None: no router has answered
+        self._followed: tuple[RouterStatus, float] | None = None  # by `follow_router`, and when it was heard
         self.metrics = metrics or GatewayMetrics()
         self._codec = TextCodec(tokenizer, model.name)
         self._config = config
@@ -112,12 +115,19 @@ class GenerationService:
         """Goes by the router's limit, for ever: it depends on the target's memory, and may change with its restart."""
         while True:
             try:
-                await self.router_status()
+                self._followed = await self.router_status(), time.monotonic()
             except PacelineError as error:
                 logger.debug("no status from the router: %s", error)
             except Exception:
                 logger.exception("the router's status cannot be read")
             await asyncio.sleep(period_s)
+
+    async def recent_status(self) -> RouterStatus:
+        """For probes, of which there are many: they neither wait for a router that is busy with a round nor take its
+        time, as long as it has lately been heard. Raises what `router_status` raises."""
+        if self._followed is not None and time.monotonic() - self._followed[1] < _RECENT_S:
+            return self._followed[0]
+        return await self.router_status()
 
     def enter(self, authorization: Iterable[str]) -> Tenant | None:
         """First of all in a call: whose it is. See `Gatekeeper.enter`."""
@@ -129,7 +139,7 @@ class GenerationService:
         """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
         arrived = time.monotonic()
         origin = origin or CallOrigin(call_id)
-        trace = None if self._tracing is None else self._tracing.begin(call, origin, self.model.name, arrived)
+        trace = None if self._tracing is None else self._tracing.begin(call, call_id, origin, self.model.name, arrived)
         try:
             with self.counting_refusals():
                 return await self._prepare(call, call_id, tenant, origin, trace, arrived)

@@ -17,7 +17,7 @@ from ray.serve.config import RequestRouterConfig
 
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafters, expand_drafters
-from actors.errors import Unavailable
+from actors.errors import Overloaded, Unavailable
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.namespaces import OPEN
@@ -43,7 +43,9 @@ _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
 _DEMAND_PERIOD_S = 1.0  # between words to the directory of what workers are worth
 _STATS_PERIOD_S = 0.5  # between words to gateways, by way of Serve's controller, of who is ready
-_DISMISSED_S = 4.0  # without a question from Serve's controller: it asks those that it has told to stop for nothing
+_DISMISSED_S = 3.0  # without a question from Serve's controller: it asks those that it has told to stop for nothing
+_LOOK_AGAIN_S = 0.05
+_EARLY_RETRY_S = 5.0
 
 
 class Router:
@@ -74,6 +76,7 @@ class Router:
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys)
         self._driver: RouterDriver | None = None
+        self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
         self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size, promotion)
         # Kernels compile here, before the first request.
@@ -94,12 +97,9 @@ class Router:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         request_id.set(request.caller_id)  # for all that is logged in this task
-        if self._connections.stands_by:
-            raise RouterLost("this router has no target group; others have")
-        if self._driver is None:
-            raise Unavailable("the target group has not started yet")
+        self._check_group()
         logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
-        chunks = self._driver.generate(request)
+        chunks = (self._driver or await self._first_rounds()).generate(request)
         num_tokens = 0
         try:
             async for chunk in chunks:
@@ -108,6 +108,25 @@ class Router:
         finally:
             await chunks.aclose()
             logger.info("%s left with %d tokens", request.request_id, num_tokens)
+
+    def _check_group(self) -> None:
+        if self._connections.stands_by:
+            raise RouterLost("this router has no target group; others have")
+
+    async def _first_rounds(self) -> RouterDriver:
+        """Waits for the first target as a router does that has lost its own: when an application is updated, the new
+        routers may be there before it. The caller enforces the deadline. Raises Overloaded where too many wait."""
+        most = self._config.max_running + self._config.max_waiting
+        if self._num_early >= most:
+            raise Overloaded(f"{most} requests wait for the target group to start; that is the limit", _EARLY_RETRY_S)
+        self._num_early += 1
+        try:
+            while self._driver is None:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                self._check_group()
+        finally:
+            self._num_early -= 1
+        return self._driver
 
     async def status(self) -> RouterStatus:
         return status_of(self._driver, self._connections)
