@@ -63,7 +63,7 @@ PROD_70B = DeployValues(
     head=PodValues(cpu="4", memory="16Gi", ray_cpus=0, scratch="16Gi"),
     router=RouterValues(
         cpu="4", memory="16Gi", ray_cpus=4, min=2, max=6, priority=30, max_running=64, max_waiting=512,
-        pods_that_stay=1, scratch="8Gi",
+        pods_that_stay=1, scratch="8Gi", shm="4Gi",
     ),
     target=TargetValues(
         cpu="32", memory="256Gi", ray_cpus=16, gpus=8, tensor_parallel=8, priority=20, dtype="bfloat16", max=2,

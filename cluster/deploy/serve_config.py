@@ -38,7 +38,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
     draft: dict[str, Any] = {
         "model": values.model.draft,
         "workers": values.draft.min,
-        **({"max_workers": values.draft.max} if values.draft.max > values.draft.min else {}),
+        "max_workers": values.draft.max,
         "dtype": values.draft.dtype,
         "device": "cuda" if values.draft.gpus else "cpu",
     }
@@ -62,6 +62,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         },
         "tenants": tenants,
         "cache": cache,
+        "observability": values.observability.model_dump(exclude_defaults=True),
     }
     ClusterConfig.model_validate(arguments)
     return arguments
