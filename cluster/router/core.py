@@ -42,6 +42,7 @@ from actors.messages import (
 )
 from cache_service.automata import AutomataIndex
 from cache_service.shared_phrases import SharedPhrases
+from cluster.autoscaling.target_demand import TargetDemand
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
@@ -240,6 +241,13 @@ class RouterCore:
     @property
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
+
+    def target_demand(self, now: float) -> TargetDemand:
+        """How long requests wait for their first round, and how much of what the group can hold is in use."""
+        used_share = len(self._scheduler.running) / self._config.max_running
+        if self._scheduler.running and self._total_blocks:
+            used_share = max(used_share, 1.0 - self._free_blocks / self._total_blocks)
+        return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
 
     @property
     def free_blocks(self) -> int:
