@@ -86,6 +86,11 @@ class GatewayMetrics:
             buckets=_REQUEST_BUCKETS,
             registry=registry,
         )
+        # A counter that begins with its first event hides it from rates, and what is divided by it.
+        for finished_reason in ("stop", "length"):
+            self.request_success.labels(finished_reason)
+        for reason in ("cancelled", "deadline_exceeded", "internal_error", "overloaded", "unavailable"):
+            self.request_failure.labels(reason)
         self.prompt_tokens = Counter("paceline_prompt_tokens", "Prompt tokens of accepted requests", registry=registry)
         self.generation_tokens = Counter("paceline_generation_tokens", "Tokens generated", registry=registry)
 
