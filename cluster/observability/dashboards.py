@@ -513,8 +513,8 @@ POOLS = Dashboard(
                 ),
                 Panel(
                     "Worth of a worker",
-                    "In tokens a second, by the planner's estimate. Where workers are too busy or too late, one more comes"
-                    " if it brings autoscaling.draft_min_gain.",
+                    "In tokens a second, by the planner's estimate. Where workers are too busy or too late, one more"
+                    " comes if it brings autoscaling.draft_min_gain.",
                     "percentunit",
                     (
                         Query(f"max({_of('paceline_draft_worker_gain_ratio')})", "gain by one more"),
