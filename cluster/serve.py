@@ -1,4 +1,4 @@
-"""Puts a whole cluster on Ray: directory, target group, draft workers, router and gateway as one Serve application."""
+"""Puts a whole cluster on Ray: directory, target groups, draft workers, routers, gateways: one Serve application."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ from cluster.tenants.access import TenantAccess, tenant_access
 
 APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
-TARGET_ID = "target"
 
 _OUTCOMES_AHEAD = 8  # of a draft, where a GPU drafts
 
@@ -67,9 +66,9 @@ class ClusterPlan:
     @property
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
-        ranks = self.config.target.tensor_parallel
+        groups = self.config.target.most_groups * (0.1 + self.config.target.tensor_parallel)
         drafts = 0.5 * self.config.draft.most_workers if self.draft is not None else 0.0
-        return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
+        return groups + drafts + 0.1 * (self.config.target.most_groups + self.config.gateway.replicas) + 1.1
 
     @property
     def draft_ahead(self) -> int:
@@ -191,7 +190,9 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         target_group_application(
             target,
             DIRECTORY,
-            TARGET_ID,
+            config.target.groups,
+            config.target.most_groups,
+            config.autoscaling,
             start_timeout_s=config.target.start_timeout_s,
             batch_limit_s=config.router.verify_timeout_s,
             health_timeout_s=config.target.health_timeout_s,
@@ -231,8 +232,8 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         config.cache,
         plan.info,
         DIRECTORY,
-        TARGET_ID,
         *upstream,
+        replicas=config.target.most_groups,
         promotion=promotion,
         observability=config.observability,
     )

@@ -126,10 +126,12 @@ def _ports(values: DeployValues, component: str) -> list[Object]:
 
 
 def _environment(values: DeployValues) -> list[Object]:
-    """Whatever writes a file writes it below /tmp: the root file system is read-only."""
+    """Whatever writes a file writes it below /tmp: the root file system is read-only. Ray's processes, replicas among
+    them, write no files of their output: it is the container's, for `kubectl logs` and whoever collects logs."""
     home = _MODELS if values.model.prepare else "/tmp/paceline"
     variables = {
         **OWN_RAY,
+        "RAY_LOG_TO_STDERR": "1",
         "HOME": "/tmp/home",
         "XDG_CACHE_HOME": "/tmp/cache",
         "NUMBA_CACHE_DIR": "/tmp/cache/numba",

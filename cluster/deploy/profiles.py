@@ -77,7 +77,7 @@ PROD_70B = DeployValues(
     gateway=GatewayValues(replicas=4, grpc_reflection=False),
     cache=CacheValues(memory="16Gi", storage="64Gi", cpu="2"),
     gcs=GcsValues(cpu="500m", memory="1Gi", storage="8Gi"),
-    upgrade=UpgradeValues(type="NewClusterWithIncrementalUpgrade", gateway_class="gateway"),
+    upgrade=UpgradeValues(type="NewClusterWithIncrementalUpgrade", gateway_class="gateway", second_target=True),
 )  # fmt: skip
 
 OVERLAYS = {"laptop": LAPTOP, "single-node-gpu": SINGLE_NODE_GPU, "prod-70b": PROD_70B}

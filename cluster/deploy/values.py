@@ -178,6 +178,9 @@ class UpgradeValues(_Section):
     max_surge_percent: Annotated[int, Field(ge=0, le=100)] = 50
     step_percent: Annotated[int, Field(ge=0, le=100)] = 25
     interval_s: Seconds = 30
+    # An upgrade in place starts the new target group beside the old one; else it first ends the old one, and requests
+    # wait until the new one is loaded.
+    second_target: bool = False
 
     @model_validator(mode="after")
     def _incremental(self) -> UpgradeValues:
@@ -236,6 +239,8 @@ class DeployValues(_Section):
     def _parts_agree(self) -> DeployValues:
         if self.upgrade.type == "NewClusterWithIncrementalUpgrade" and not self.autoscaling:
             raise ValueError("upgrade.type is incremental; that needs autoscaling")
+        if self.upgrade.second_target and not (self.autoscaling and self.target.max > self.target.min):
+            raise ValueError("upgrade.second_target is true; that needs autoscaling, and a target.max above target.min")
         if self.gateway.http_port == self.gateway.grpc_port:
             raise ValueError(f"gateway.http_port and gateway.grpc_port are both {self.gateway.http_port}")
         if self.head.ray_cpus or self.head.gpus:
@@ -247,7 +252,8 @@ class DeployValues(_Section):
 
     @property
     def router_cpus_needed(self) -> int:
-        """A CPU for each router and each gateway; a target group has one router."""
+        """A CPU for each router and each gateway, half of it for the one that takes its place when the application is
+        updated, while the old one finishes its streams. A target group has one router."""
         return self.target.min + self.gateway.replicas
 
     @property

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -76,9 +76,12 @@ class GenerationService:
         metrics: GatewayMetrics | None = None,
         gatekeeper: Gatekeeper | None = None,
         tracing: Tracing | None = None,
+        all_gateways: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off."""
+        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off.
+        all_gateways: the metrics of all replicas; None: there is this one."""
         self.router = router
+        self._all_gateways = all_gateways
         self._gatekeeper = gatekeeper
         self._tracing = tracing
         self.model = model
@@ -98,6 +101,15 @@ class GenerationService:
         if status.max_model_len not in (None, self.model.max_model_len):
             self.model = replace(self.model, max_model_len=status.max_model_len)
         return status
+
+    async def metrics_page(self) -> str:
+        """Metrics of gateways and routers in Prometheus text format; of routers only if one answers."""
+        text = self.metrics.text() if self._all_gateways is None else await self._all_gateways()
+        try:
+            return text + await self.router.metrics_text()
+        except PacelineError as error:
+            logger.warning("no metrics from the router: %s", error)
+            return text
 
     async def follow_router(self, period_s: float = 1.0) -> None:
         """Goes by the router's limit, for ever: it depends on the target's memory, and may change with its restart."""

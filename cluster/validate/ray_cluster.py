@@ -92,6 +92,7 @@ def check_ray(manifest: dict[str, Any]) -> Iterator[Problem]:
     if kind == "RayJob":
         yield from _check_job(mapping(manifest, "spec"), ("spec",))
     if kind == "RayCronJob":
+        yield from _check_job(mapping(manifest, "spec", "jobTemplate"), ("spec", "jobTemplate"))
         schedule = mapping(manifest, "spec").get("schedule")
         if isinstance(schedule, str) and not is_schedule(schedule):
             yield Problem("cron-schedule", ("spec", "schedule"), f"{schedule!r} is no schedule")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import json
+import math
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -21,8 +26,9 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import ClusterConfig
+from cluster.deploy.access import disruption_budgets
 from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
-from cluster.deploy.drain import drain, ongoing_requests
+from cluster.deploy.drain import drain
 from cluster.deploy.json_patch import json_patch
 from cluster.deploy.kustomize import overlay_manifests, rendered_files
 from cluster.deploy.manifests import identity, manifests
@@ -45,6 +51,8 @@ from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
+INSTALL = K8S / "containers" / "install.sh"
+TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of the environment, or any other
 CRDS = ROOT.parent / "shared" / "data" / "crds"
 PROFILES = {"base": BASE, **OVERLAYS}
 
@@ -90,6 +98,33 @@ def test_what_is_committed_is_what_the_values_say():
     assert committed.keys() == rendered.keys(), "run `paceline k8s render`"
     for name, text in rendered.items():
         assert committed[name] == text, f"{name} is old: run `paceline k8s render`"
+
+
+def test_rendering_keeps_what_others_have_written_and_names_what_changes(run, tmp_path):
+    status, out, _ = run("k8s", "render", "--out", tmp_path)
+    assert (status, out) == (0, f"{sum(1 for path in tmp_path.rglob('*.*') if path.is_file())} files in {tmp_path}\n")
+    edited, foreign = tmp_path / "base" / "cluster.yaml", tmp_path / "overlays" / "laptop" / "kustomization.yaml"
+    edited.write_text(edited.read_text() + "# by hand\n")
+    assert run("k8s", "render", "--out", tmp_path)[1].splitlines()[0] == f"changed: {edited}"
+    assert "by hand" not in edited.read_text()
+    edited.write_text(edited.read_text() + "# by hand\n")
+    foreign.write_text("resources: [mine.yaml]\n")
+    status, out, err = run("k8s", "render", "--out", tmp_path)
+    assert (status, out) == (2, "")
+    assert "overlays/laptop/kustomization.yaml not of this command" in err
+    assert "by hand" in edited.read_text(), "nothing is written where something cannot be"
+    assert run("k8s", "render", "--out", tmp_path, "--force")[0] == 0
+    assert "mine.yaml" not in foreign.read_text()
+
+
+def test_rendering_where_nothing_can_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "k8s" / "base" / "cluster.yaml").mkdir(parents=True)
+    for out in (tmp_path / "file", tmp_path / "k8s", Path("/proc/nowhere")):
+        status, _, err = run("k8s", "render", "--out", out)
+        assert status == 2
+        assert "cannot be written: " in err
+        assert err.count("\n") == 1
 
 
 @needs_kubectl
@@ -280,6 +315,20 @@ def test_a_pod_of_its_group_holds_every_replica(name):
         assert room.get("GPU", 0) == float(limits.get("nvidia.com/gpu", 0))
 
 
+@every_profile
+def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_old_ones(name):
+    values = PROFILES[name]
+    deployments = {one["name"]: one for one in serve_config(values)["applications"][0]["deployments"]}
+    counts = {"Gateway": values.gateway.replicas, "Router": values.target.min}
+    for deployment in counts:
+        assert deployments[deployment]["max_surge_percent"] == 100
+    cpus = sum(deployments[name]["ray_actor_options"]["num_cpus"] * count for name, count in counts.items())
+    assert 2 * cpus <= values.router.ray_cpus * values.router.min
+    # What ends a gateway sooner cuts streams that are allowed.
+    assert deployments["Gateway"]["graceful_shutdown_timeout_s"] == values.gateway.request_timeout_s
+    assert ("max_surge_percent" in deployments["TargetGroup"]) == values.upgrade.second_target
+
+
 # --- what the operator refuses after admission
 
 
@@ -380,6 +429,27 @@ def test_the_grace_of_a_router_covers_the_longest_stream(name):
 
 
 @every_profile
+def test_what_replicas_log_is_json_and_the_output_of_their_pod(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert {"name": "RAY_LOG_TO_STDERR", "value": "1"} in spec["containers"][0]["env"]
+    (application,) = serve_config(PROFILES[name])["applications"]
+    assert ClusterConfig.model_validate(application["args"]).observability.log_format == "json"
+
+
+@pytest.mark.parametrize(("groups", "stay"), [(1, 1), (2, 1), (5, 4)])
+def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
+    prod = OVERLAYS["prod-70b"].model_dump()
+    prod["target"] |= {"min": groups, "max": groups}
+    prod["upgrade"]["second_target"] = False
+    prod["router"] |= {"min": 6, "max": 6}
+    budgets = {each["metadata"]["name"]: each["spec"] for each in disruption_budgets(DeployValues.model_validate(prod))}
+    assert budgets["paceline-target"]["minAvailable"] == stay
+    assert "paceline-cache" not in budgets
+    assert "paceline-draft" not in budgets
+
+
+@every_profile
 def test_services_policies_and_budgets_choose_pods_that_are_there(name):
     values = PROFILES[name]
     pods = [selector(values, "head"), *(selector(values, group) for group in ("router", "target", "draft"))]
@@ -442,6 +512,7 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=2, tensor_parallel=2), "ray_cpus is 2"),
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
+        (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "second_target"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
         (lambda: DeployValues.model_validate({"gateway": {"http_port": 8080}}), "http_port is 8080"),
         (lambda: DeployValues.model_validate({"gateway": {"grpc_port": 12345}}), "grpc_port is 12345"),
@@ -480,9 +551,6 @@ def test_a_quantity_is_multiplied_and_rounded_up():
 
 # --- the end of a pod
 
-BUSY = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 2.0\nray_serve_num_ongoing_grpc_requests{NodeId="a"} 1.0\n'
-QUIET = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 0.0\nray_other 7.0\n'
-
 
 class Time:
     """A clock that its sleepers move."""
@@ -497,20 +565,15 @@ class Time:
         self.now += seconds
 
 
-def test_requests_of_both_protocols_are_counted():
-    assert ongoing_requests(BUSY) == 3
-    assert ongoing_requests(QUIET) == 0
-
-
 def test_a_pod_waits_for_its_last_request_and_then_a_while():
     time = Time()
-    assert drain(lambda: BUSY if time.now < 200 else QUIET, 5, 600, time.clock, time.sleep)
+    assert drain(lambda: 3.0 if time.now < 200 else 0.0, 5, 600, time.clock, time.sleep)
     assert 220 <= time.now < 230
 
 
 def test_a_pod_waits_no_longer_than_its_limit():
     time = Time()
-    assert not drain(lambda: BUSY, 5, 60, time.clock, time.sleep)
+    assert not drain(lambda: 3.0, 5, 60, time.clock, time.sleep)
     assert 160 <= time.now < 165
 
 
@@ -518,6 +581,11 @@ def test_a_pod_whose_ray_has_ended_does_not_wait():
     time = Time()
     assert drain(lambda: None, 5, 600, time.clock, time.sleep)
     assert time.now < 125
+
+
+def test_a_pod_waits_while_nobody_can_tell():
+    time = Time()
+    assert not drain(lambda: math.inf, 5, 60, time.clock, time.sleep)
 
 
 # --- the chart
@@ -633,8 +701,41 @@ def test_images_run_as_the_user_of_the_manifests_and_take_nothing_along(kind):
             assert any(path.startswith(line[1:]) for line in ignored if line.startswith("!")), path
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on the PATH")
-def test_container_files_are_clean():
-    files = sorted(CONTAINERS.glob("Dockerfile.*"))
-    done = subprocess.run(["hadolint", *files], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("command", ["hadolint Dockerfile.cpu Dockerfile.cuda", "shellcheck install.sh"])
+def test_container_files_are_clean(command):
+    done = subprocess.run(
+        command.split(), cwd=CONTAINERS, env=os.environ | {"PATH": TOOLS}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_script_of_the_images_says_how_it_is_called():
+    done = subprocess.run(["sh", INSTALL], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[2] == "  install.sh PREFIX SOURCE REQUIREMENTS..."
+
+
+def test_the_script_of_the_images_refuses_a_package_with_another_hash(tmp_path):
+    """All the rest of it takes minutes and an index: tests/images/install_and_serve.py."""
+    wheel = tmp_path / "wheels" / "tiny-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    good = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    bad = "0" * 64
+    (tmp_path / "requirements.txt").write_text(f"tiny==1.0 --hash=sha256:{bad}\n", encoding="utf-8")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_ARGS": f"--no-index --find-links {wheel.parent}",
+    }
+    command = ["sh", INSTALL, tmp_path / "prefix", ROOT, tmp_path / "requirements.txt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(f"Expected sha256 {bad}\\s+Got +{good}", done.stderr)
+    assert not list(tmp_path.rglob("tiny.py"))

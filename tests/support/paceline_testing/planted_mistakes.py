@@ -422,6 +422,13 @@ MISTAKES = (
         _SERVICE,
         _in(_worker, "rayStartParams", "num-cpus", to="0.5"),
     ),
+    Mistake("nightly at 25 o'clock", "cron-schedule", right.ray_cron_job, _set("spec", "schedule", to="0 25 * * *")),
+    Mistake(
+        "nightly cluster that is kept",
+        "ray-job",
+        right.ray_cron_job,
+        _set("spec", "jobTemplate", "shutdownAfterJobFinishes", to=False),
+    ),
     # serveConfigV2, a text.
     Mistake("text that is no YAML", "serve-yaml", _SERVICE, _text("route_prefix: /", "route_prefix: [/")),
     Mistake("autoscalng_config", "serve-unknown-key", _SERVICE, _text("autoscaling_config", "autoscalng_config")),
@@ -429,6 +436,12 @@ MISTAKES = (
     Mistake("max_replica", "serve-unknown-key", _SERVICE, _text("max_replicas", "max_replica")),
     Mistake("num_cpu", "serve-unknown-key", _SERVICE, _text("num_cpus: 1", "num_cpu: 1")),
     Mistake("min_replicas over max_replicas", "serve-schema", _SERVICE, _text("min_replicas: 1", "min_replicas: 9")),
+    Mistake(
+        "number as a variable",
+        "serve-schema",
+        _SERVICE,
+        _text("num_cpus: 1", "num_cpus: 1\n          runtime_env: {env_vars: {OMP_NUM_THREADS: 1}}"),
+    ),
     Mistake("route without /", "serve-schema", _SERVICE, _text("route_prefix: /", "route_prefix: v1")),
     Mistake(
         "module that is not",
