@@ -511,7 +511,7 @@ POOLS = Dashboard(
                 ),
                 Panel(
                     "Wait for drafts",
-                    "Share of the time that rounds waited for draft workers. Draft workers are scaled by it.",
+                    "Share of the time that rounds waited for draft workers.",
                     "percentunit",
                     (Query(_rate("paceline_draft_lateness_seconds_sum"), "waiting"),),
                 ),
@@ -520,6 +520,16 @@ POOLS = Dashboard(
                     "A second. Where waiting does not pay, workers are asked now and then only.",
                     _ROUNDS,
                     (Query(_rate("paceline_draft_lateness_seconds_count"), "asked"),),
+                ),
+                Panel(
+                    "Worth of a worker",
+                    "In tokens a second, by the planner's estimate. Where workers are too busy or too late, one more"
+                    " comes if it brings autoscaling.draft_min_gain.",
+                    "percentunit",
+                    (
+                        Query(f"max({_of('paceline_draft_worker_gain_ratio')})", "gain by one more"),
+                        Query(f"max({_of('paceline_draft_worker_loss_ratio')})", "loss with one fewer"),
+                    ),
                 ),
             ),
         ),

@@ -10,9 +10,10 @@ from typing import Any
 from cluster.validate.finding import Location, Problem
 from cluster.validate.labels import check_labels
 from cluster.validate.naming import is_service_label
-from cluster.validate.objects import check_service_spec, is_schedule
+from cluster.validate.networking import check_service_spec
 from cluster.validate.pods import check_template
 from cluster.validate.tree import at, items, mapping, strings, whole
+from cluster.validate.workloads import is_schedule
 
 # Kind: where its spec of a cluster is, and the most letters of its name.
 _KINDS: dict[str, tuple[Location, int]] = {
