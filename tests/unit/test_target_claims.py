@@ -59,6 +59,14 @@ def test_each_router_gets_a_group_of_its_own_at_once_and_keeps_it(directory, clo
     assert directory.claim_target("r3", None) == "c"
 
 
+def test_a_group_of_another_model_is_not_claimed(directory):
+    directory.heartbeat(replace(entry_of("a"), model="old"))
+    directory.heartbeat(replace(entry_of("b"), model="new"))
+    assert directory.claim_target("r1", None, "new") == "b"
+    assert directory.claim_target("r2", None, "new") is None
+    assert directory.claim_target("r2", None, "old") == "a"
+
+
 def test_draft_workers_are_not_claimed(directory):
     directory.heartbeat(replace(entry_of("d"), role="draft"))
     assert directory.claim_target("r", None) is None
