@@ -34,6 +34,11 @@ def rendered_files() -> dict[str, str]:
     return files
 
 
+def is_rendered(text: str) -> bool:
+    """Whether a file was written by this, and not by its user. A JSON file cannot say so."""
+    return text.startswith((HEADER, "{"))
+
+
 def _overlay(name: str, values: DeployValues) -> dict[str, str]:
     given = {identity(each): each for each in manifests(BASE)}
     if name in WITH_COMPONENT:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.validate.api_versions import check_api_version
 from cluster.validate.cluster_files import check_config, is_config, looks_like_config
+from cluster.validate.crd_schemas import CrdSchemas
 from cluster.validate.documents import Document, read_documents
 from cluster.validate.finding import Finding, Problem, finding
 from cluster.validate.kustomize import FILES, build, kustomization_in
@@ -24,23 +27,25 @@ from cluster.validate.suggestion import did_you_mean
 from cluster.validate.tree import mapping
 
 _SUFFIXES = (".yaml", ".yml", ".json")
-_MAX_BYTES = 32 * 2**20
+MAX_BYTES = 32 * 2**20  # of a file; what lies under a name may have no end
+_SECTIONS = "|".join(ClusterConfig.model_fields)
+# What a file has in it where its mistakes matter, although it only lies beside others.
+_MAY_BE_OURS = re.compile(rf"""^\s*["']?(apiVersion|kind|{_SECTIONS})["']?\s*:""", re.MULTILINE)
 
 
 def validate(paths: list[Path], crds: Path | None = None, ignore: Sequence[str] = ()) -> Report:
     """All findings but those of the rules to `ignore`, in the order of files and lines. Raises ConfigError for a path
-    or a rule that is not there, and where manifests are found and the optional packages are not."""
+    that is not there or cannot be read, for a rule that there is not, for `crds` without definitions, and where
+    manifests are found and the optional packages are not."""
     for rule in ignore:
         if rule not in RULES:
             raise ConfigError(f"--ignore {rule}: there is no such rule{did_you_mean(rule, RULES)}")
-    run = _Run(crds)
+    run = _Run(CrdSchemas(crds) if crds is not None else None)
     for path in paths:
-        if path.is_dir():
-            run.directory(path)
-        elif path.name in FILES:
-            run.overlay(path)
-        else:
-            run.documents_of([path], is_given=True)
+        try:
+            run.path(path)
+        except OSError as error:
+            raise ConfigError(f"{error.filename or path}: {error.strerror or error}") from None
     found = {finding for finding in run.report.findings if finding.rule not in ignore}
     run.report.findings = sorted(found)
     if run.schemas is not None and run.schemas.unchecked:
@@ -51,17 +56,36 @@ def validate(paths: list[Path], crds: Path | None = None, ignore: Sequence[str] 
 
 @dataclass(slots=True)
 class _Run:
-    crds: Path | None
+    crds: CrdSchemas | None
     report: Report = field(default_factory=Report)
     schemas: Schemas | None = None
+    entered: set[Path] = field(default_factory=set)  # directories; links may lead round in a circle
+
+    def path(self, path: Path) -> None:
+        """One that was given. Raises OSError where it cannot be read."""
+        before = self.report.num_documents, len(self.report.findings), len(self.report.notes)
+        if path.is_dir():
+            self.entered.clear()
+            self.directory(path)
+        elif path.name in FILES:
+            self.overlay(path)
+        else:
+            self.documents_of([path], is_given=True)
+        if before == (self.report.num_documents, len(self.report.findings), len(self.report.notes)):
+            self.report.notes.append(f"{path} has nothing in it to check")
 
     def directory(self, directory: Path) -> None:
         """An overlay is built; in other directories every file is read. A chart is left to `helm template`."""
-        if kustomization_in(directory) is not None:
-            self.overlay(directory / kustomization_in(directory).name)  # type: ignore[union-attr]
+        if (real := directory.resolve()) in self.entered:
             return
-        if (directory / "Chart.yaml").is_file():
-            self.report.notes.append(f"{directory} is a chart; give what `helm template` renders of it")
+        self.entered.add(real)
+        if (kustomization := kustomization_in(directory)) is not None:
+            self.overlay(kustomization)
+            return
+        is_of_chart = directory.name == "templates" and (directory.parent / "Chart.yaml").is_file()
+        if is_of_chart or (directory / "Chart.yaml").is_file():
+            what = "is of a chart" if is_of_chart else "is a chart"
+            self.report.notes.append(f"{directory} {what}; give what `helm template` renders of it")
             return
         entries = sorted(directory.iterdir())
         files = [entry for entry in entries if entry.is_file() and entry.suffix in _SUFFIXES]
@@ -71,7 +95,7 @@ class _Run:
                 self.directory(entry)
 
     def overlay(self, kustomization: Path) -> None:
-        documents, problems = self._read(kustomization)
+        _, documents, problems = self._read(kustomization)
         self.report.findings += problems
         if problems:
             return
@@ -91,14 +115,16 @@ class _Run:
     def documents_of(self, files: list[Path], *, is_given: bool) -> None:
         manifests: list[Document] = []
         for file in files:
-            documents, problems = self._read(file)
+            text, documents, problems = self._read(file)
             # Files that only lie beside manifests may be anything.
             if (
                 is_given
                 or any(_is_manifest(document.value) or is_config(document.value) for document in documents)
-                or (problems and not documents)
+                or (problems and not documents and _MAY_BE_OURS.search(text))
             ):
                 self.report.findings += problems
+            elif problems and not documents:
+                self.report.notes.append(f"{file} is neither manifest nor cluster configuration")
             for document in documents:
                 if _is_manifest(document.value):
                     manifests.append(document)
@@ -112,17 +138,18 @@ class _Run:
                     self.report.notes.append(f"{file} is neither manifest nor cluster configuration")
         self._manifests(manifests)
 
-    def _read(self, file: Path) -> tuple[list[Document], list[Finding]]:
-        try:
-            size = file.stat().st_size
-            if size > _MAX_BYTES:
-                raise ConfigError(f"{file} has {size} bytes; the limit is {_MAX_BYTES}")
-            text = file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror or error}") from None
-        except UnicodeDecodeError:
-            return [], [finding(str(file), 1, "", Problem("yaml-syntax", (), "the file is not UTF-8"))]
-        return read_documents(str(file), text)
+    def _read(self, file: Path) -> tuple[str, list[Document], list[Finding]]:
+        """The text of a file, its documents, and what is wrong with it. Raises OSError."""
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        text = data.decode("utf-8-sig", errors="replace")
+        if len(data) > MAX_BYTES:
+            what = f"it has more than {MAX_BYTES} bytes, the most that is read"
+        elif "\ufffd" in text and not _is_utf8(data):
+            what = "the file is not UTF-8"
+        else:
+            return text, *read_documents(str(file), text)
+        return text, [], [finding(str(file), 1, "", Problem("yaml-syntax", (), what))]
 
     def _manifests(self, documents: list[Document]) -> None:
         for document in documents:
@@ -140,7 +167,18 @@ class _Run:
         self.report.findings += [document.find(problem) for document, problem in check_set(manifests)]
 
 
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _is_manifest(value: object) -> bool:
+    """A kubectl configuration is none, although it has a version and a kind."""
+    if isinstance(value, dict) and value.get("apiVersion") == "v1" and value.get("kind") == "Config":
+        return False
     return isinstance(value, dict) and isinstance(value.get("apiVersion"), str) and isinstance(value.get("kind"), str)
 
 

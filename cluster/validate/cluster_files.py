@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster.config import ClusterConfig
 from cluster.validate.finding import Location, Problem
+from cluster.validate.shown import shown
 from cluster.validate.suggestion import did_you_mean
 
 _SECTIONS = frozenset(ClusterConfig.model_fields)
@@ -38,9 +39,8 @@ def check_config(value: dict[str, Any]) -> Iterator[Problem]:
                 )
             else:
                 what = problem["msg"].removeprefix("Value error, ")
-                shown = problem["input"]
-                if isinstance(shown, str | int | float) and "//" not in str(shown):
-                    what = f"{shown!r}: {what}"
+                if isinstance(problem["input"], str | int | float):
+                    what = f"{shown(problem['input'], where)}: {what}"
                 yield Problem("config-value", where, what)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from cluster.errors import ConfigError
+from cluster.validate.tree import items, mapping
 
 _COPIED = (
     "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems",
@@ -30,7 +31,7 @@ class CrdSchemas:
         if not directory.is_dir():
             raise ConfigError(f"--crds {directory}: there is no such directory")
         for path in sorted(file for file in directory.rglob("*") if file.suffix in (".yaml", ".yml", ".json")):
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = _read(path)
             if _DEFINED.search(text):
                 for kind in set(_KIND.findall(text)) or {"*"}:
                     self._files.setdefault(kind, []).append(path)
@@ -60,18 +61,26 @@ class CrdSchemas:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             found = {}
             try:
-                documents = list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader))
+                documents = list(yaml.load_all(_read(path), Loader=loader))
             except yaml.YAMLError as error:
                 raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
             for document in documents:
                 if isinstance(document, dict) and document.get("kind") == "CustomResourceDefinition":
-                    spec = document["spec"]
-                    for version in spec["versions"]:
-                        schema = version.get("schema", {}).get("openAPIV3Schema")
-                        if schema is not None and version.get("served", True):
-                            found[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
+                    spec = mapping(document, "spec")
+                    kind = mapping(spec, "names").get("kind")
+                    for _, version in items(spec, "versions"):
+                        schema = mapping(version, "schema", "openAPIV3Schema")
+                        if schema and version.get("served", True):
+                            found[f"{spec.get('group')}/{version.get('name')}", str(kind)] = schema
             self._read[path] = found
         return self._read[path]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
 def close(schema: dict[str, Any], *, is_root: bool = False) -> dict[str, Any]:

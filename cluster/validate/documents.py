@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,9 @@ from cluster.validate.finding import Finding, Location, Problem, finding
 
 _MAX_DEPTH = 200  # the fast reader crashes on texts that are nested without end
 _MAX_NODES = 300_000  # aliases may make a small file a huge one
+_TOO_MANY = f"a document has over {_MAX_NODES} values, those that aliases stand for among them"
+_TOO_DEEP = f"values are nested deeper than {_MAX_DEPTH}"
+_OF_A_TEMPLATE = "It looks like a template: give what it is rendered to, as by `helm template`."
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the fast one, where it is built
@@ -24,6 +28,23 @@ _Loader.yaml_implicit_resolvers = {
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node.value))  # a plain =
+
+
+def _number(kind: str) -> Callable[[_Loader, yaml.ScalarNode], Any]:
+    def construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        """As Kubernetes reads it: 10:30 is a text, not 630."""
+        if ":" in node.value:
+            return node.value
+        value = getattr(loader, f"construct_yaml_{kind}")(node)
+        if kind == "int" and not -(2**63) <= value < 2**64:
+            raise yaml.constructor.ConstructorError(None, None, "a whole number of over 64 bits", node.start_mark)
+        return value
+
+    return construct
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number(_kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +90,7 @@ def read_documents(file: str, text: str, *, rendered: bool = False) -> tuple[lis
     findings: list[Finding] = []
     loader = None
     try:
-        _check_depth(text)
+        _check_size(text)
         loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
@@ -83,25 +104,45 @@ def read_documents(file: str, text: str, *, rendered: bool = False) -> tuple[lis
                 documents += _items(document)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        what = " ".join(str(getattr(error, "problem", None) or error).split())
-        findings.append(finding(file, mark.line + 1 if mark else 1, "", Problem("yaml-syntax", (), what)))
-    except ValueError as error:
-        findings.append(finding(file, 1, "", Problem("yaml-syntax", (), str(error))))
+        line = mark.line + 1 if mark else 1
+        findings.append(finding(file, line, "", _syntax(text, _reason(text, line, error))))
+    except (ValueError, LookupError, AttributeError) as error:  # the last two: values that are not of the tag given
+        what = str(error) if isinstance(error, ValueError) else "a value that its tag does not allow"
+        findings.append(finding(file, 1, "", _syntax(text, what)))
     finally:
         if loader is not None:
             loader.dispose()
     return documents, findings
 
 
-def _check_depth(text: str) -> None:
-    """Raises ValueError for a text that is nested too deeply; says nothing of other mistakes."""
-    depth = 0
+def _reason(text: str, line: int, error: yaml.YAMLError) -> str:
+    what = " ".join(str(getattr(error, "problem", None) or error).split())
+    lines = text.splitlines()
+    if line <= len(lines) and re.match(r" *\t", lines[line - 1]):
+        what += "; the line begins with a tab, and YAML takes spaces"
+    return what
+
+
+def _syntax(text: str, what: str) -> Problem:
+    is_template = re.search(r"\{\{-?\s*[^{\s]", text) is not None
+    return Problem("yaml-syntax", (), what, _OF_A_TEMPLATE if is_template else None)
+
+
+def _check_size(text: str) -> None:
+    """Raises ValueError for a text that is nested too deeply or has too many values; says nothing of other mistakes."""
+    depth = num_nodes = 0
     try:
         for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.DocumentStartEvent):
+                num_nodes = 0
+            elif isinstance(event, yaml.NodeEvent):
+                num_nodes += 1
+                if num_nodes > _MAX_NODES:
+                    raise ValueError(_TOO_MANY)
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > _MAX_DEPTH:
-                    raise ValueError(f"values are nested deeper than {_MAX_DEPTH}")
+                    raise ValueError(_TOO_DEEP)
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     except yaml.YAMLError:
@@ -127,7 +168,9 @@ def _walk(root: yaml.Node, lines: dict[Location, int], texts: dict[Location, int
         if id(node) in above:
             raise ValueError("an alias refers to what it is part of")
         if num_nodes > _MAX_NODES:
-            raise ValueError(f"the aliases stand for over {_MAX_NODES} values")
+            raise ValueError(_TOO_MANY)
+        if len(where) > _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
         if isinstance(node, yaml.MappingNode):
             seen: dict[str, int] = {}
             for key, child in node.value:

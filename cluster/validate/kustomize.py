@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 from cluster.errors import ConfigError
 
 FILES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
-_TIMEOUT_S = 60
 
 
 def kustomization_in(directory: Path) -> Path | None:
     return next((directory / name for name in FILES if (directory / name).is_file()), None)
 
 
-def build(directory: Path) -> tuple[str, str | None]:
+def build(directory: Path, timeout_s: float = 60.0) -> tuple[str, str | None]:
     """The manifests, and what went wrong, if anything. Raises ConfigError without a program that can do it."""
     kubectl, kustomize = shutil.which("kubectl"), shutil.which("kustomize")
     if kubectl is None and kustomize is None:
         raise ConfigError(f"{directory}: to build it takes kubectl or kustomize; install one, or render it elsewhere")
     command = [kubectl, "kustomize"] if kubectl is not None else [str(kustomize), "build"]
-    try:
-        done = subprocess.run([*map(str, command), str(directory)], capture_output=True, text=True, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "", f"it took longer than {_TIMEOUT_S} s"
-    if done.returncode:
-        return "", " ".join(done.stderr.split()).removeprefix("error: ") or f"exit status {done.returncode}"
-    return done.stdout, None
+    # git, its child, fetches bases in other repositories, and must neither ask for a password nor outlive it.
+    with subprocess.Popen(
+        [*map(str, command), str(directory)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env=os.environ | {"GIT_TERMINAL_PROMPT": "0"},
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return "", f"it took longer than {timeout_s:g} s"
+    if process.returncode:
+        return "", " ".join(err.split()).removeprefix("error: ") or f"exit status {process.returncode}"
+    return out, None

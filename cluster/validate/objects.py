@@ -23,28 +23,29 @@ _JOB = ("OnFailure", "Never")
 _ANY = ("Always", "OnFailure", "Never")
 _WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 _PERCENT = re.compile(r"(100|[1-9]?\d)%")
+_BUILTIN_GROUPS = ("", "apps", "autoscaling", "batch", "extensions", "policy")  # and those in k8s.io
+_FILES_OF_TOOLS = ("audit.k8s.io", ".config.k8s.io", "kubeadm.k8s.io")
 _RBAC = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
 
 def check_object(manifest: Manifest) -> Iterator[Problem]:
     """What concerns one object of any kind, and what its kind asks for."""
     kind = str(manifest.get("kind"))
-    yield from _check_name(manifest, kind)
+    version = str(manifest.get("apiVersion"))
+    group = version.partition("/")[0] if "/" in version else ""
+    is_builtin = group in _BUILTIN_GROUPS or (group.endswith(".k8s.io") and not group.endswith(_FILES_OF_TOOLS))
+    yield from _check_name(manifest, kind if is_builtin else "", is_builtin or group == "ray.io")
     yield from check_metadata(mapping(manifest, "metadata"), ("metadata",))
     check = _CHECKS.get(kind)
-    if check is not None and _is_builtin(str(manifest.get("apiVersion"))):
+    if check is not None and is_builtin:
         yield from check(manifest)
 
 
-def _is_builtin(version: str) -> bool:
-    group = version.partition("/")[0] if "/" in version else ""
-    return "." not in group or group.endswith(".k8s.io")
-
-
-def _check_name(manifest: Manifest, kind: str) -> Iterator[Problem]:
+def _check_name(manifest: Manifest, kind: str, is_known: bool) -> Iterator[Problem]:
+    """is_known: else it may be the file of some tool, which borrows apiVersion and kind and has no name."""
     metadata = mapping(manifest, "metadata")
     name = metadata.get("name")
-    if name is None and not metadata.get("generateName"):
+    if name is None and not metadata.get("generateName") and (is_known or "metadata" in manifest):
         yield Problem("object-name", ("metadata", "name"), "the object has no name")
     if isinstance(name, str):
         if kind == "Service":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cluster.validate.finding import Location, Problem
+from cluster.validate.shown import shown
 from cluster.validate.suggestion import did_you_mean
 
 Fields = dict[str, Any]
@@ -120,11 +121,11 @@ def _check(value: object, fields: Fields, where: Location) -> Iterator[Problem]:
         elif fields[name] is not None:
             yield from _check(child, fields[name], (*where, name))
         elif name in _WHOLE and child is not None and (isinstance(child, bool) or not isinstance(child, int)):
-            yield Problem("schema-type", (*where, name), f"{child!r} is no whole number")
+            yield Problem("schema-type", (*where, name), f"{shown(child, (*where, name))} is no whole number")
         elif name in _TRUTHS and child is not None and not isinstance(child, bool):
-            yield Problem("schema-type", (*where, name), f"{child!r} is neither true nor false")
+            yield Problem("schema-type", (*where, name), f"{shown(child, (*where, name))} is neither true nor false")
         elif name == "rayStartParams" and isinstance(child, dict):
             for parameter, text in child.items():
                 if text is not None and not isinstance(text, str):
-                    what = f"{text!r} of {parameter} is no text; put it in quotes"
+                    what = f"{shown(text, (*where, name, str(parameter)))} of {parameter} is no text; put it in quotes"
                     yield Problem("schema-type", (*where, name, str(parameter)), what)

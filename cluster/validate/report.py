@@ -53,15 +53,16 @@ class Report:
         lines = []
         for finding in self.findings:
             place = f"{finding.object} {finding.where}".strip()
-            text = _escaped(f"{place}: {finding.what} {finding.why} {finding.fix}")
+            text = _message(f"{place}: {finding.what}. {finding.why} {finding.fix}".removeprefix(": "))
             position = f"file={_property(finding.file)},line={finding.line},title={_property(finding.rule)}"
             lines.append(f"::{finding.level} {position}::{text}")
+        lines += [f"::notice::{_message(note)}" for note in self.notes]
         return "\n".join(lines)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def _message(text: str) -> str:
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
@@ -16,6 +15,7 @@ from cluster.validate.crd_schemas import CrdSchemas, fill_defaults, without_null
 from cluster.validate.finding import Location, Problem
 from cluster.validate.ray_cluster import cluster_of, groups_of, is_ray
 from cluster.validate.ray_fields import check_ray_fields
+from cluster.validate.shown import may_be_told, shown
 from cluster.validate.suggestion import did_you_mean
 from cluster.validate.tree import items
 
@@ -23,9 +23,9 @@ _INSTALL = "checking manifests takes kubernetes-validate, jsonschema and cel-pyt
 
 
 class Schemas:
-    """Raises ConfigError without the optional packages, or where `crds` holds no definitions."""
+    """Raises ConfigError without the optional packages."""
 
-    def __init__(self, crds: Path | None) -> None:
+    def __init__(self, crds: CrdSchemas | None) -> None:
         try:
             import celpy  # noqa: F401
             import jsonschema
@@ -33,7 +33,7 @@ class Schemas:
             raise ConfigError(_INSTALL) from None
         self._validator = jsonschema.Draft202012Validator
         self._core = CoreSchemas(_INSTALL)
-        self._crds = CrdSchemas(crds) if crds is not None else None
+        self._crds = crds
         self._validators: dict[tuple[str, str], Any] = {}
         self.unchecked: set[str] = set()  # kinds that no schema is there for
 
@@ -88,18 +88,15 @@ def _problems(validator: Any, value: Any, base: Location) -> Iterator[Problem]:
                     yield Problem("schema-missing", (*where, name), f"{name} must be given")
         elif error.validator == "type":
             wanted = error.validator_value
-            shown = wanted if isinstance(wanted, str) else " or ".join(wanted)
-            yield Problem("schema-type", where, f"{_short(error.instance)} is not of type {shown}")
+            types = wanted if isinstance(wanted, str) else " or ".join(wanted)
+            yield Problem("schema-type", where, f"{shown(error.instance, where)} is not of type {types}")
+        elif not may_be_told(where):
+            yield Problem("schema-value", where, f"{shown(error.instance, where)} that {error.validator} rules out")
         elif error.validator in ("oneOf", "anyOf", "allOf", "not", "if"):
             reasons = "; ".join(sorted({_plain(part.message) for part in error.context}))
             yield Problem("schema-value", where, reasons[:300] or _plain(error.message)[:300])
         else:
             yield Problem("schema-value", where, _plain(error.message)[:300])
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _plain(message: str) -> str:

@@ -15,8 +15,9 @@ from cluster.validate.documents import Document, read_documents
 from cluster.validate.finding import Location, Problem, place
 from cluster.validate.import_paths import why_not_importable
 from cluster.validate.ray_cluster import cluster_of
+from cluster.validate.shown import shown
 from cluster.validate.suggestion import did_you_mean
-from cluster.validate.tree import has, items, listed, mapping
+from cluster.validate.tree import at, has, items, listed, mapping
 
 BUILDER = "cluster.app:build"  # whose arguments are a cluster configuration
 _WHERE: Location = ("spec", "serveConfigV2")
@@ -73,11 +74,25 @@ def _check_schema(config: dict[str, Any]) -> Iterator[Inner]:
         if isinstance(route, str) and (not route.startswith("/") or (route != "/" and route.endswith("/"))):
             what = f"{route!r} must start with / and end without one"
             yield "serve-schema", ("applications", number, "route_prefix"), what
+        yield from _check_variables(application, ("applications", number))
         for index, deployment in items(application, "deployments"):
+            options = ("applications", number, "deployments", index, "ray_actor_options")
+            yield from _check_variables(mapping(deployment, "ray_actor_options"), options)
             where = ("applications", number, "deployments", index, "autoscaling_config")
             # The schema takes any mapping here.
             if isinstance(deployment.get("autoscaling_config"), dict):
                 yield from _refused(AutoscalingConfig, deployment["autoscaling_config"], where)
+
+
+def _check_variables(owner: dict[str, Any], where: Location) -> Iterator[Inner]:
+    """Ray refuses other values than texts only when it starts the processes."""
+    where = (*where, "runtime_env", "env_vars")
+    given = at(owner, "runtime_env", "env_vars")
+    if given is not None and not isinstance(given, dict):
+        yield "serve-schema", where, f"{shown(given, where)}; it must be a mapping of names to texts"
+    for name, value in mapping(given).items():
+        if not isinstance(value, str):
+            yield "serve-schema", (*where, str(name)), f"{shown(value, where)} of {name} is no text; put it in quotes"
 
 
 def _refused(model: type[BaseModel], value: dict[str, Any], where: Location) -> Iterator[Inner]:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.config import ClusterConfig
 from cluster.deploy.access import disruption_budgets
 from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
-from cluster.deploy.drain import drain, ongoing_requests
+from cluster.deploy.drain import drain
 from cluster.deploy.json_patch import json_patch
 from cluster.deploy.kustomize import overlay_manifests, rendered_files
 from cluster.deploy.manifests import identity, manifests
@@ -35,7 +36,17 @@ from cluster.deploy.pods import image, selector
 from cluster.deploy.profiles import BASE, OVERLAYS
 from cluster.deploy.serve_config import IMPORT_PATH, serve_config
 from cluster.deploy.tenancy import tenancy
-from cluster.deploy.values import DeployValues, GcsValues, ImageValues, TargetValues, UpgradeValues, number_of, times
+from cluster.deploy.values import (
+    DeployValues,
+    GcsValues,
+    ImageValues,
+    PodValues,
+    TargetValues,
+    UpgradeValues,
+    number_of,
+    times,
+)
+from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -88,6 +99,33 @@ def test_what_is_committed_is_what_the_values_say():
         assert committed[name] == text, f"{name} is old: run `paceline k8s render`"
 
 
+def test_rendering_keeps_what_others_have_written_and_names_what_changes(run, tmp_path):
+    status, out, _ = run("k8s", "render", "--out", tmp_path)
+    assert (status, out) == (0, f"{sum(1 for path in tmp_path.rglob('*.*') if path.is_file())} files in {tmp_path}\n")
+    edited, foreign = tmp_path / "base" / "cluster.yaml", tmp_path / "overlays" / "laptop" / "kustomization.yaml"
+    edited.write_text(edited.read_text() + "# by hand\n")
+    assert run("k8s", "render", "--out", tmp_path)[1].splitlines()[0] == f"changed: {edited}"
+    assert "by hand" not in edited.read_text()
+    edited.write_text(edited.read_text() + "# by hand\n")
+    foreign.write_text("resources: [mine.yaml]\n")
+    status, out, err = run("k8s", "render", "--out", tmp_path)
+    assert (status, out) == (2, "")
+    assert "overlays/laptop/kustomization.yaml not of this command" in err
+    assert "by hand" in edited.read_text(), "nothing is written where something cannot be"
+    assert run("k8s", "render", "--out", tmp_path, "--force")[0] == 0
+    assert "mine.yaml" not in foreign.read_text()
+
+
+def test_rendering_where_nothing_can_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "k8s" / "base" / "cluster.yaml").mkdir(parents=True)
+    for out in (tmp_path / "file", tmp_path / "k8s", Path("/proc/nowhere")):
+        status, _, err = run("k8s", "render", "--out", out)
+        assert status == 2
+        assert "cannot be written: " in err
+        assert err.count("\n") == 1
+
+
 @needs_kubectl
 @every_profile
 def test_kustomize_makes_of_an_overlay_what_its_values_say(name):
@@ -97,6 +135,15 @@ def test_kustomize_makes_of_an_overlay_what_its_values_say(name):
     built = {identity(each): each for each in yaml.safe_load_all(done.stdout)}
     wanted = manifests(BASE) if name == "base" else overlay_manifests(name)
     assert built == {identity(each): each for each in wanted}
+
+
+@needs_kubectl
+@every_profile
+def test_an_overlay_passes_our_own_validation(name):
+    folder = K8S / ("base" if name == "base" else f"overlays/{name}")
+    report = validate([folder], CRDS if CRDS.is_dir() else None)
+    assert report.findings == []
+    assert report.num_documents == len(objects_of(name)) - (len(tenancy(BASE)) if name == "base" else 0)
 
 
 @every_profile
@@ -230,6 +277,19 @@ def models_in(annotation):
     return [found for inner in getattr(annotation, "__args__", ()) for found in models_in(inner)]
 
 
+def test_logs_and_traces_of_a_deployment_are_chosen_in_its_values():
+    def told(values):
+        return serve_config(values)["applications"][0]["args"]["observability"]
+
+    assert all(told(values) == {"log_format": "json", "log_level": "info"} for values in PROFILES.values())
+    observability = {"otlp_endpoint": "http://collector.monitoring:4317/v1/traces", "sample_ratio": 0.1}
+    values = DeployValues.model_validate({"observability": observability, "network": {"collector_port": 4317}})
+    assert told(values) == observability
+    (policy,) = [each["spec"] for each in tenancy(values) if each["metadata"]["name"] == "paceline-traces"]
+    assert policy["podSelector"] == {"matchLabels": selector(values, "router")}
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [4317]
+
+
 def test_the_deployments_that_are_placed_are_those_of_the_application():
     sources = "".join(path.read_text() for path in (ROOT / "cluster").rglob("*.py") if "deploy" not in path.parts)
     for deployment in serve_config(OVERLAYS["prod-70b"])["applications"][0]["deployments"]:
@@ -254,6 +314,20 @@ def test_a_pod_of_its_group_holds_every_replica(name):
         assert room.get("GPU", 0) == float(limits.get("nvidia.com/gpu", 0))
 
 
+@every_profile
+def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_old_ones(name):
+    values = PROFILES[name]
+    deployments = {one["name"]: one for one in serve_config(values)["applications"][0]["deployments"]}
+    counts = {"Gateway": values.gateway.replicas, "Router": values.target.min}
+    for deployment in counts:
+        assert deployments[deployment]["max_surge_percent"] == 100
+    cpus = sum(deployments[name]["ray_actor_options"]["num_cpus"] * count for name, count in counts.items())
+    assert 2 * cpus <= values.router.ray_cpus * values.router.min
+    # What ends a gateway sooner cuts streams that are allowed.
+    assert deployments["Gateway"]["graceful_shutdown_timeout_s"] == values.gateway.request_timeout_s
+    assert ("max_surge_percent" in deployments["TargetGroup"]) == values.upgrade.second_target
+
+
 # --- what the operator refuses after admission
 
 
@@ -273,7 +347,7 @@ def test_the_rules_of_the_operator_hold(name):
     assert "resources" not in cluster["headGroupSpec"]
     for group in groups:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["rayStartParams"] == {}
+        assert group["rayStartParams"].keys() == {"object-store-memory"}
         assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
     if cluster["enableInTreeAutoscaling"]:
         assert cluster["autoscalerOptions"]["version"] == "v2"
@@ -305,6 +379,25 @@ def test_every_container_is_confined(name):
             for variable in container.get("env", []):
                 if variable["value"].startswith("/"):
                     assert variable["value"].startswith(("/tmp/", "/models")), variable
+
+
+@every_profile
+def test_no_pod_is_killed_for_what_happens_in_another(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert spec["containers"][0]["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
+    (router,) = [spec for group, spec in pod_specs(name) if group == "router"]
+    assert router["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@every_profile
+def test_rays_object_store_fits_into_shared_memory_beside_what_else_is_there(name):
+    cluster = ray_service_of(name)["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        (shm,) = [volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if volume["name"] == "shm"]
+        assert 75 * 2**20 <= int(group["rayStartParams"]["object-store-memory"]) <= number_of(shm) / 2
+        assert number_of(shm) < number_of(spec["containers"][0]["resources"]["limits"]["memory"])
 
 
 @every_profile
@@ -347,6 +440,7 @@ def test_what_replicas_log_is_json_and_the_output_of_their_pod(name):
 def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
     prod = OVERLAYS["prod-70b"].model_dump()
     prod["target"] |= {"min": groups, "max": groups}
+    prod["upgrade"]["second_target"] = False
     prod["router"] |= {"min": 6, "max": 6}
     budgets = {each["metadata"]["name"]: each["spec"] for each in disruption_budgets(DeployValues.model_validate(prod))}
     assert budgets["paceline-target"]["minAvailable"] == stay
@@ -399,6 +493,9 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         if "namespaceSelector" in peer
     ]
     assert policies["paceline-clients"]["podSelector"] == {"matchLabels": selector(BASE, "router")}
+    for quota in (each["spec"]["hard"] for each in tenancy(BASE) if each["kind"] == "ResourceQuota"):
+        # A load balancer has node ports, too: either without the other is a rule that no service can keep.
+        assert quota["services.loadbalancers"] == quota["services.nodeports"] == "0"
     assert set(outside) == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
 
 
@@ -414,7 +511,11 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=2, tensor_parallel=2), "ray_cpus is 2"),
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
+        (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "second_target"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="128Mi"), "shm is 128Mi"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="1Gi"), "memory, 1Gi"),
+        (lambda: DeployValues.model_validate({"observability": {"log_format": "jsonl"}}), "log_format"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(make, named):
@@ -443,9 +544,6 @@ def test_a_quantity_is_multiplied_and_rounded_up():
 
 # --- the end of a pod
 
-BUSY = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 2.0\nray_serve_num_ongoing_grpc_requests{NodeId="a"} 1.0\n'
-QUIET = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 0.0\nray_other 7.0\n'
-
 
 class Time:
     """A clock that its sleepers move."""
@@ -460,20 +558,15 @@ class Time:
         self.now += seconds
 
 
-def test_requests_of_both_protocols_are_counted():
-    assert ongoing_requests(BUSY) == 3
-    assert ongoing_requests(QUIET) == 0
-
-
 def test_a_pod_waits_for_its_last_request_and_then_a_while():
     time = Time()
-    assert drain(lambda: BUSY if time.now < 200 else QUIET, 5, 600, time.clock, time.sleep)
+    assert drain(lambda: 3.0 if time.now < 200 else 0.0, 5, 600, time.clock, time.sleep)
     assert 220 <= time.now < 230
 
 
 def test_a_pod_waits_no_longer_than_its_limit():
     time = Time()
-    assert not drain(lambda: BUSY, 5, 60, time.clock, time.sleep)
+    assert not drain(lambda: 3.0, 5, 60, time.clock, time.sleep)
     assert 160 <= time.now < 165
 
 
@@ -481,6 +574,11 @@ def test_a_pod_whose_ray_has_ended_does_not_wait():
     time = Time()
     assert drain(lambda: None, 5, 600, time.clock, time.sleep)
     assert time.now < 125
+
+
+def test_a_pod_waits_while_nobody_can_tell():
+    time = Time()
+    assert not drain(lambda: math.inf, 5, 60, time.clock, time.sleep)
 
 
 # --- the chart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -123,6 +124,7 @@ async def test_a_call_is_one_tree_within_its_time(router, exporter, stream):
     assert attributes["gen_ai.usage.input_tokens"] == len(router.requests[0].prompt_token_ids)
     assert attributes["gen_ai.response.finish_reasons"] == ("length",)
     assert attributes["paceline.request_id"] == "mine"
+    assert f'"id":"{attributes["gen_ai.response.id"]}"' in re.sub(r"\s", "", answer.text)
     assert "error.type" not in attributes
     assert len({span.context.trace_id for span in exporter.get_finished_spans()}) == 1
 
@@ -304,7 +306,7 @@ def test_spans_reach_a_collector_over_http():
     try:
         config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{server.server_port}")
         tracing = open_tracing(config, "1.0")
-        trace = tracing.begin(GenerationCall(prompts=("a",)), CallOrigin("mine"), "toy", 0.0)
+        trace = tracing.begin(GenerationCall(prompts=("a",)), "call-1", CallOrigin("mine"), "toy", 0.0)
         trace.end(None)
         tracing.close()
     finally:

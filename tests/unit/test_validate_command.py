@@ -310,7 +310,7 @@ def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
         eagle_options=EagleOptions(1, 1),
     )
     limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    application = target_group_application(settings, "directory", "target", **limits)
+    application = target_group_application(settings, "directory", **limits)
     replica = application._bound_deployment._replica_config
     (demand,) = [demand for demand in cluster_demands(config) if demand.name == application._bound_deployment.name]
     assert list(demand.bundles) == replica.placement_group_bundles

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.validate.check import check_manifest, validate
+from cluster.validate.crd_schemas import CrdSchemas
 from cluster.validate.documents import read_documents
 from cluster.validate.rules import RULES
 from cluster.validate.schemas import Schemas
@@ -31,7 +32,7 @@ def schemas_of():
         if crds == GIVEN[1] and not CRDS.is_dir():
             pytest.skip(f"{CRDS} is not there")
         if crds not in made:
-            made[crds] = Schemas(CRDS if crds == GIVEN[1] else None)
+            made[crds] = Schemas(CrdSchemas(CRDS) if crds == GIVEN[1] else None)
         return made[crds]
 
     return get

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from cluster.validate.check import check_manifest
+from cluster.validate.crd_schemas import CrdSchemas
 from cluster.validate.documents import read_documents
 from cluster.validate.schemas import Schemas
 from cluster.validate.sets import check_set
@@ -17,7 +18,7 @@ from paceline_testing.planted_mistakes import MISTAKES, Manifest
 
 
 def main(crds: Path | None) -> None:
-    schemas = Schemas(crds)
+    schemas = Schemas(CrdSchemas(crds) if crds is not None else None)
 
     def found(manifest: Manifest) -> list[str]:
         documents, _ = read_documents("x.yaml", _dumped(manifest))

@@ -436,6 +436,12 @@ MISTAKES = (
     Mistake("max_replica", "serve-unknown-key", _SERVICE, _text("max_replicas", "max_replica")),
     Mistake("num_cpu", "serve-unknown-key", _SERVICE, _text("num_cpus: 1", "num_cpu: 1")),
     Mistake("min_replicas over max_replicas", "serve-schema", _SERVICE, _text("min_replicas: 1", "min_replicas: 9")),
+    Mistake(
+        "number as a variable",
+        "serve-schema",
+        _SERVICE,
+        _text("num_cpus: 1", "num_cpus: 1\n          runtime_env: {env_vars: {OMP_NUM_THREADS: 1}}"),
+    ),
     Mistake("route without /", "serve-schema", _SERVICE, _text("route_prefix: /", "route_prefix: v1")),
     Mistake(
         "module that is not",
