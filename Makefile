@@ -79,8 +79,9 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	mv build/requirements.lock requirements.lock
 	rm -rf build/lock
 
-# Needs no environment: uv asks the index for names, versions and hashes, and installs nothing.
-image-lock:  ## refresh the hashes of the container images from requirements.lock
+# Needs no environment: uv asks the index for names, versions and hashes, and installs nothing. The CPU build of torch
+# has an index of its own: TORCH_ARGS="--extra-index-url URL" (or --find-links) takes the hashes of its wheels, too.
+image-lock:  ## refresh the hashes of the container images from requirements.lock (TORCH_ARGS= for torch+cpu)
 	rm -rf build/image-lock && $(PYTHON) -m venv build/image-lock
 	build/image-lock/bin/python -m pip install --quiet uv==$(UV_VERSION)
 	{ sed -n "/^requires/p; /^dependencies/,/^]/p" pyproject.toml | grep -o "\"[^\"]*==[^\"]*\"" | tr -d "\""; } \
@@ -90,6 +91,16 @@ image-lock:  ## refresh the hashes of the container images from requirements.loc
 		build/image-lock/requirements.in -o build/image-lock/all.txt
 	awk -v common=k8s/containers/requirements.txt -v cuda=k8s/containers/requirements-cuda.txt \
 		-f k8s/containers/split_requirements.awk build/image-lock/all.txt
+ifneq ($(TORCH_ARGS),)
+	echo "$(TORCH)+cpu" > build/image-lock/cpu.in
+	build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-deps \
+		--index-strategy unsafe-best-match $(TORCH_ARGS) \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		build/image-lock/cpu.in -o build/image-lock/cpu.txt
+	{ sed -n '/^#/p' k8s/containers/requirements-cpu.txt; cat build/image-lock/cpu.txt; } \
+		> build/image-lock/requirements-cpu.txt
+	mv build/image-lock/requirements-cpu.txt k8s/containers/requirements-cpu.txt
+endif
 	rm -rf build/image-lock
 
 k8s: setup  ## render the manifests in k8s from cluster/deploy

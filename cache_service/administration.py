@@ -16,14 +16,14 @@ from cache_service.compactor import Compactor, CompactorSettings
 from cache_service.connection import Connection
 from cache_service.documents import Piece
 from cache_service.earnings import Earnings
-from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, StoreRefused
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreRefused
 from cache_service.fold_plan import FoldLimits
 from cache_service.frame import FrameCodec
 from cache_service.importer import Importer, ImportResult
 from cache_service.index_files import IndexFiles, index_name
 from cache_service.key_ring import KeyRing
 from cache_service.manifest import decode_manifest
-from cache_service.namespace_contents import Progress, read_contents, silent
+from cache_service.namespace_contents import Contents, Progress, read_contents, silent
 from cache_service.namespaces import PUBLIC
 from cache_service.promotion import PromotionGate, PromotionTerms, nothing_blocked
 from cache_service.purge import Purge, PurgeResult
@@ -72,7 +72,7 @@ class NamespaceStats:
     tokens: int
     first_s: int | None  # Unix time at which the oldest phrase was last added to
     last_s: int | None
-    unread: int  # entries, segments or manifests that are damaged, missing, or of another key
+    unread: int  # as `Contents` counts
     earnings: Earnings
 
 
@@ -160,7 +160,7 @@ class CacheAdministration:
         except FormatError:
             pass  # counted below, as its readers count it
         contents = read_contents(store, codec, progress)
-        pieces, counters = contents.pieces, contents.counters
+        pieces = contents.pieces
         times = [piece.time_s for piece in pieces]
         return NamespaceStats(
             fingerprint=keys.fingerprint,
@@ -178,10 +178,7 @@ class CacheAdministration:
             tokens=sum(len(piece.token_ids) for piece in pieces),
             first_s=min(times, default=None),
             last_s=max(times, default=None),
-            unread=counters.corrupt_entries
-            + counters.corrupt_segments
-            + counters.missing_segments
-            + counters.corrupt_manifests,
+            unread=contents.unread,
             earnings=admin.read_earnings(),
         )
 
@@ -202,14 +199,20 @@ class CacheAdministration:
             finally:
                 figures |= asdict(importer.result)
 
-    def export(self, keys: StoreKeys, progress: Progress = silent) -> list[Piece]:
-        """All of it that can be read, oldest first, each token once."""
+    def export(self, keys: StoreKeys, progress: Progress = silent) -> Contents:
+        """All of it that can be read. Raises NamespaceUnread where that is nothing, though there is something."""
         with self._action("export", keys) as figures:
             store, admin, codec = self._opened(keys)
             self._require(admin)
-            pieces = read_contents(store, codec, progress).pieces
-            figures |= {"phrases": len(pieces), "tokens": sum(len(piece.token_ids) for piece in pieces)}
-            return pieces
+            contents = read_contents(store, codec, progress)
+            num_tokens = sum(len(piece.token_ids) for piece in contents.pieces)
+            figures |= {"phrases": len(contents.pieces), "tokens": num_tokens, "unread": contents.unread}
+            if contents.unread and not contents.pieces:
+                raise NamespaceUnread(
+                    f"nothing in namespace {keys.namespace} can be read, none of {contents.unread} objects: is it "
+                    "encrypted, and its key not here?"
+                )
+            return contents
 
     def purge(self, keys: StoreKeys, times: TimeRange | None = None) -> PurgeResult:
         """Remove what was learnt in some time, or all of it: from Redis, from followers at their next look, and from

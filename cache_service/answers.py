@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,10 +35,10 @@ def faults_told() -> Iterator[None]:
     try:
         yield
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-        reason = _OF_SENTINEL.sub("", str(error))
+        reason = _OF_SENTINEL.sub("", str(error)) + _tls_hint(error)
         raise StoreUnavailable(f"Redis is unavailable: {type(error).__name__}: {reason}"[:300]) from error
     except (redis_errors.ClusterError, redis_errors.RedisClusterException) as error:
-        raise StoreUnavailable(f"Redis Cluster is unavailable: {type(error).__name__}") from error
+        raise StoreUnavailable(f"Redis Cluster is unavailable: {type(error).__name__}{_tls_hint(error)}") from error
     except redis_errors.ResponseError as error:
         raise StoreRefused(f"Redis refuses: {type(error).__name__}") from error
     except redis_errors.WatchError as error:
@@ -46,6 +47,17 @@ def faults_told() -> Iterator[None]:
         raise StoreUnavailable(f"Redis answers nonsense: {type(error).__name__}") from error
     except _NONSENSE as error:
         raise StoreUnavailable(f"Redis answers nonsense: {type(error).__name__}") from error
+
+
+def _tls_hint(error: BaseException) -> str:
+    """A server without TLS waits for the end of what it takes for a command, or answers in plain text."""
+    cause: BaseException | None = error
+    while cause is not None:
+        is_plain = isinstance(cause, ssl.SSLError) and cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+        if is_plain or (isinstance(cause, TimeoutError) and "handshake" in str(cause)):
+            return "; it does not answer in TLS: for a port without it, the URL must not begin with rediss"
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def run_script(client: Client, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:

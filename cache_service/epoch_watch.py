@@ -7,7 +7,8 @@ namespaces that are learnt of, all in one question. It knows no times: whatever 
 What is learnt must not outlive the watch over it. So a namespace that gives way to others counts as ended, and so does
 one that could not be looked at soon after it was first learnt of, or has a purge noted then: that may have been after
 the beginning. The least recently used of the owner with most namespaces gives way. One that gives way in an index,
-which is smaller, is still watched and loses nothing.
+which is smaller, is still watched and loses nothing. Nor does the watch keep what has expired: nobody uses it any more,
+so it has ended.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 MAX_NAMESPACES = 4096  # the most that settings may allow
 
 _IDLE_S = 60.0
+_UNUSED_S = 60.0  # after its last use, that the end of a namespace's data set is the end of its watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class EpochWatchSettings:
 class _Watched:
     keys: StoreKeys
     since: float
+    used: float
     epoch: str | None = None  # None: not known yet
 
 
@@ -96,11 +99,13 @@ class EpochWatch:
         it cannot be purged either."""
         with self._lock:
             self._ended.setdefault(learner, {})
-            if namespace in self._watched:
+            known, now = self._watched.get(namespace), time.monotonic()
+            if known is not None:
+                known.used = now
                 self._watched.move_to_end(namespace)
                 return
             try:
-                self._watched[namespace] = _Watched(self._keys_of(namespace), time.monotonic())
+                self._watched[namespace] = _Watched(self._keys_of(namespace), now, now)
             except SettingError:
                 return
             if len(self._watched) > self._settings.max_namespaces:
@@ -142,7 +147,12 @@ class EpochWatch:
         now = time.monotonic()
         with self._lock:
             for (namespace, one), epoch in zip(watched, epochs, strict=True):
-                if epoch is None or self._watched.get(namespace) is not one:
+                if self._watched.get(namespace) is not one:
+                    continue
+                if epoch is None:
+                    if one.epoch is not None and now - one.used > _UNUSED_S:
+                        del self._watched[namespace]
+                        self._end(namespace)
                     continue
                 is_late = one.epoch is None and now - one.since > self._settings.first_look_s
                 if is_late or namespace in noted or one.epoch not in (None, epoch):
@@ -151,8 +161,9 @@ class EpochWatch:
         return self._settings.look_s
 
     def _read(self, watched: Sequence[tuple[str, _Watched]]) -> tuple[list[str | None], set[str]]:
-        """Epochs; where there is none one begins, whose end will be seen. None: this server does not let us. And of the
-        namespaces that are looked at for the first time, those of which a purge is noted."""
+        """Epochs; where there is none and the namespace is in use, one begins, whose end will be seen. None: it is not,
+        or this server does not let us. And of the namespaces that are looked at for the first time, those of which a
+        purge is noted."""
         new = [(namespace, one.keys) for namespace, one in watched if one.epoch is None]
         with faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
             for _, one in watched:
@@ -163,9 +174,10 @@ class EpochWatch:
             epochs = [as_optional_text(epoch) for epoch in answers[: len(watched)]]
             notes = answers[len(watched) :]
             noted = {namespace for (namespace, _), note in zip(new, notes, strict=True) if note}
-        for index, epoch in enumerate(epochs):
-            if epoch is None:
-                keys = watched[index][1].keys
+        now = time.monotonic()
+        for index, (epoch, (_, one)) in enumerate(zip(epochs, watched, strict=True)):
+            if epoch is None and (one.epoch is None or now - one.used <= _UNUSED_S):
+                keys = one.keys
                 try:
                     epochs[index] = Store(self._connection, keys).begin_epoch(self._settings.keep_s)
                 except StoreRefused as error:

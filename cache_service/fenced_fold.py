@@ -130,8 +130,11 @@ class FencedCompactor(ABC, Generic[Manifest]):
         self._store.release_lease(self._owner)
 
     def _lease(self) -> int | None:
-        """The fencing token of a lease, new or renewed; None: somebody else has it."""
+        """The fencing token of a lease, new or renewed; None: somebody else has it, or the namespace has expired or was
+        never written to: then not even leases are to keep anything of it."""
         settings = self._settings
+        if self._store.read_epoch() is None:
+            return None
         return self._store.acquire_lease(self._owner, max(1, int(settings.lease_s * 1000)), settings.keep_s)
 
     def _unfolded(self, old: Manifest) -> list[tuple[str, bytes]] | None:

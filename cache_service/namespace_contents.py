@@ -26,6 +26,12 @@ class Contents:
     pieces: list[Piece]
     counters: ReaderCounters
 
+    @property
+    def unread(self) -> int:
+        """Entries, segments and manifests that are damaged, missing, or of another key."""
+        read = self.counters
+        return read.corrupt_entries + read.corrupt_segments + read.missing_segments + read.corrupt_manifests
+
 
 class _Listener:
     """Keeps the pieces that are told, by generation."""

@@ -19,6 +19,7 @@ from cache_service.turns import Turns
 
 log = logging.getLogger(__name__)
 
+_REVOKE_PATIENCE_S = 2.0  # with another gate's lease; it may have crashed, and its lease lasts far longer
 _PAUSE_S = 0.01  # between texts: looking for phrases keeps other threads of the process waiting
 
 Look = Callable[[], tuple[PromotionGate, frozenset[str]] | None]
@@ -47,7 +48,7 @@ class PromotionThread:
         self._is_offering = False  # a text that is in the queue no longer
         self._gate: PromotionGate | None = None
         self._members: frozenset[str] | None = None  # that the gate has been told
-        self._must_revoke = False
+        self._must_revoke_since: float | None = None
         self._counted_s = -1  # the batch of the counters
         self._breaker = CircuitBreaker()
         self._turns = Turns("cache-promotion")
@@ -94,10 +95,13 @@ class PromotionThread:
         if gate is not self._gate:
             self._gate, self._members = gate, None
         if members != self._members:
-            self._must_revoke |= gate.admit(members)
+            if gate.admit(members) and self._must_revoke_since is None:
+                self._must_revoke_since = time.monotonic()
             self._members = members
-        if self._must_revoke:
-            self._must_revoke = gate.revoke() is None and bool(gate.public())
+        if self._must_revoke_since is not None:
+            seizes = time.monotonic() - self._must_revoke_since >= _REVOKE_PATIENCE_S
+            if gate.revoke(seizes=seizes) is not None or not gate.public():
+                self._must_revoke_since = None
         gate.release()
         if gate.released_s != self._counted_s:
             self.counters, self._counted_s = replace(gate.counters), gate.released_s

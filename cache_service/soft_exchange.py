@@ -118,6 +118,7 @@ class _Feed:
 
     namespace: str
     reader: SoftReader
+    listener: _Listener
     codec: FrameCodec  # for writing; both in the thread that reads
     breaker: CircuitBreaker
     idle_s: float
@@ -393,7 +394,7 @@ class SoftExchange:
         origin = secrets.token_bytes(ORIGIN_BYTES)
         reader = SoftReader(store, reading, settings.order, listener, origin, settings.keep_s)
         breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
-        feed = _Feed(namespace, reader, writing, breaker, settings.poll_s)
+        feed = _Feed(namespace, reader, listener, writing, breaker, settings.poll_s)
         listener.feed = feed
         with self._lock:
             feed.awaits_drop = namespace in self._to_drop
@@ -434,6 +435,7 @@ class SoftExchange:
             self._incoming = deque(item for item in self._incoming if item.feed is not feed)
             self._waiting -= sum(item.num_left for item in ended)
         self._turns.remove(namespace)
+        feed.listener.feed = None  # which knows it: tables must not wait for the garbage collector
         if self._folding is not None and not keeps_folding:
             self._folding.remove(namespace)
             self._compactors.pop(namespace, None)

@@ -160,6 +160,11 @@ class Store:
         with faults_told():
             return as_count(self._call(SERVER_TIME, [self.keys.epoch], []))
 
+    def read_epoch(self) -> str | None:
+        """Of this data set; None: nothing has been written to it, or it has expired."""
+        with faults_told():
+            return as_optional_text(self._connection.client().get(self.keys.epoch))
+
     def begin_epoch(self, keep_s: int = KEEP_S) -> str:
         """The epoch of this data set; it is written if there is none."""
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:

@@ -250,6 +250,7 @@ class WarmIndex:
         self._follower.unfollow(edition.key)
         edition.close()
         _add_to(self._past, edition.counters)
+        edition.reader = None  # which knows it: what is large must not wait for the garbage collector
 
     def _evict_one_for(self, newcomer: str) -> bool:
         """Make room for another namespace, if one may go. Call it with the lock held."""

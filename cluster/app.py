@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 from actors.errors import PacelineError
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, describe, paceline_home
 from cluster.ray_environment import is_loopback
-from cluster.serve import cluster_application, plan_cluster
+from cluster.serve import ClusterPlan, cluster_application, device_elsewhere, plan_cluster
 
 _EVERYWHERE = "0.0.0.0"
 
@@ -32,7 +32,8 @@ class ServedConfig(ClusterConfig):
 def build(args: ServedConfig) -> serve.Application:
     """Serve parses the application's `args` as a cluster configuration, in which an unknown key is an error.
 
-    Models must lie at the same path on every node. The deployment's own options say where the proxies listen, not
+    Models must lie at the same path on every node; devices are those of the nodes where they run, which this one need
+    not have (`auto` is what there is here). The deployment's own options say where the proxies listen, not
     `gateway`: so it is taken that others can reach them, and without tenants `tenants.open` must be true. Nothing is
     started beside the application: where `cache.url` is not set there is no shared cache, and draft workers wait for a
     drafter that is not built yet.
@@ -42,9 +43,15 @@ def build(args: ServedConfig) -> serve.Application:
     if is_loopback(args.gateway.host):
         args = args.model_copy(update={"gateway": args.gateway.model_copy(update={"host": _EVERYWHERE})})
     try:
-        plan = plan_cluster(args, paceline_home())
+        return cluster_application(plan_elsewhere(args))
     except PacelineError as error:
         raise RayServeException(str(error)) from None
-    if not plan.drafters:
-        plan = replace(plan, config=args.model_copy(update={"cache": CacheConfig(url=NO_CACHE)}))
-    return cluster_application(plan)
+
+
+def plan_elsewhere(config: ClusterConfig) -> ClusterPlan:
+    """The plan of a cluster whose models run on other nodes than this one: Serve builds applications on the head, which
+    has no GPU. Raises what `plan_cluster` raises."""
+    plan = plan_cluster(config, paceline_home(), choose=device_elsewhere)
+    if plan.drafters:
+        return plan
+    return replace(plan, config=config.model_copy(update={"cache": CacheConfig(url=NO_CACHE)}))

@@ -46,7 +46,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 class TargetConfig(_Section):
-    """The model whose output counts, and the group of GPU actors it lives on."""
+    """The model whose output counts, and the groups of GPU actors it lives on."""
 
     model: str = "smollm2"  # a prepared name, a directory, a .gguf file or a Hugging Face id
     served_name: str | None = None  # what clients call it; None: the model's own name
@@ -54,6 +54,8 @@ class TargetConfig(_Section):
     quantization: Quantization = "none"  # bits of the weights of linear layers
     device: str = "auto"  # auto, cpu, cuda
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # rank actors
+    groups: Annotated[int, Field(ge=1, le=64)] = 1  # of so many ranks, each with a router of its own; at least
+    max_groups: Annotated[int, Field(ge=1, le=64)] | None = None  # see `autoscaling`; None: always `groups`
     threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads a rank, on CPU
     max_model_len: Annotated[int, Field(ge=16)] | None = None  # None: what the model was made for
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None  # None: from kv_cache_fraction of free memory
@@ -73,6 +75,16 @@ class TargetConfig(_Section):
             if value != "none" and self.tensor_parallel > 1:
                 raise ValueError(f"{name} is {value!r} with tensor_parallel {self.tensor_parallel}; it needs 1")
         return self
+
+    @model_validator(mode="after")
+    def _some_to_scale(self) -> TargetConfig:
+        if self.max_groups is not None and self.groups > self.max_groups:
+            raise ValueError(f"groups is {self.groups}, it must be from 1 to max_groups, {self.max_groups}")
+        return self
+
+    @property
+    def most_groups(self) -> int:
+        return self.groups if self.max_groups is None else self.max_groups
 
 
 class LookaheadConfig(_Section):
@@ -149,11 +161,14 @@ class RouterConfig(_Section):
 
 class AutoscalingConfig(_Section):
     """When workers come and go: draft workers, from `draft.workers` to `draft.max_workers`, by what they and the
-    routers say of drafting. See `cluster.autoscaling.draft_policy`."""
+    routers say of drafting; target groups, from `target.groups` to `target.max_groups`, by how long requests wait for
+    one. See `cluster.autoscaling.draft_policy` and `cluster.autoscaling.target_policy`."""
 
     draft_busy_share: Annotated[float, Field(gt=0, le=1)] = 0.6  # of a draft worker's time, in drafting
     draft_late_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # of the drafts waited for, that may come too late
     draft_min_gain: Annotated[float, Field(ge=0, le=0.5)] = 0.03  # tokens a second, relative, of one worker more
+    target_queue_s: Annotated[float, Field(gt=0, le=3600)] = 1.0  # that requests may wait for their first round
+    target_used_share: Annotated[float, Field(gt=0, le=0.95)] = 0.7  # of the groups' room, that they should have in use
     look_back_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # signals are means over this time
     upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # that they must have asked for more
     downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0

@@ -1,4 +1,5 @@
-"""Who is there: the worker addresses of a cluster and the key by which its routers prove themselves.
+"""Who is there: the worker addresses of a cluster, the key by which its routers prove themselves, and which of them has
+which target group.
 
 A plain `Directory` inside one named Ray actor. Nothing in it is worth saving: the key pair is an argument of the
 actor, so Ray hands the same one to every restart, and workers refill the registry with their next heartbeat. Should
@@ -18,7 +19,10 @@ from ray.actor import ActorProxy
 
 from actors.links.address import LinkAddress
 from actors.links.keys import LinkKeys
-from cluster.autoscaling.draft_demand import DraftDemand, combined
+from cluster.autoscaling.draft_demand import DraftDemand
+from cluster.autoscaling.draft_demand import combined as combined_drafts
+from cluster.autoscaling.target_demand import TargetDemand
+from cluster.autoscaling.target_demand import combined as combined_targets
 
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
@@ -45,17 +49,32 @@ class _Record:
     previous_incarnation: int | None  # of the worker that this one replaced
 
 
+@dataclass(slots=True)
+class _Claim:
+    worker_id: str
+    renewed_at: float
+
+
 class Directory:
-    """The registry itself. Entries that are not renewed within `ttl_s` seconds vanish."""
+    """The registry itself. Entries and claims that are not renewed within `ttl_s` seconds vanish."""
 
     def __init__(
-        self, client_keys: LinkKeys, ttl_s: float = TTL_S, clock: Callable[[], float] = time.monotonic
+        self,
+        client_keys: LinkKeys,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+        is_restarted: bool = False,
     ) -> None:
+        """is_restarted: workers and routers may know each other from the directory before."""
         self._client_keys = client_keys
         self._ttl_s = ttl_s
         self._clock = clock
+        self._is_restarted = is_restarted
+        self._filled_at = clock() + ttl_s  # by then whoever is there has said so
         self._records: dict[str, _Record] = {}
-        self._demands: dict[str, tuple[DraftDemand, float]] = {}  # of routers, and when they said so
+        self._claims: dict[str, _Claim] = {}  # of routers
+        # Of routers, and when they said so.
+        self._demands: dict[str, tuple[DraftDemand, TargetDemand | None, float]] = {}
 
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
         """Enter or renew a worker; returns the public keys of clients that its links must admit.
@@ -88,20 +107,65 @@ class Directory:
         """The key pair that every router of the cluster uses."""
         return self._client_keys
 
-    def tell_demand(self, router_id: str, demand: DraftDemand) -> None:
-        """What a router says of the draft workers; it holds for `ttl_s` seconds."""
-        self._demands[router_id] = demand, self._clock()
+    def claim_target(self, router_id: str, held: str | None) -> str | None:
+        """The target group that the router is to have: no two have the same one. None: there is none for it.
+
+        Its own as long as that is there and does not leave; else `held`, which it still has from before, if nobody
+        else has claimed that meanwhile; else a free one. Where the directory was restarted, `held` is taken on trust
+        until everybody has had the time to come back, and who holds nothing waits as long.
+        """
+        self._expire()
+        now = self._clock()
+        claimed = {claim.worker_id for other, claim in self._claims.items() if other != router_id}
+        if now < self._filled_at and held is not None and held not in claimed and not self._is_leaving(held):
+            wanted: str | None = held
+        elif now < self._filled_at and self._is_restarted:
+            wanted = None
+        else:
+            own = self._claims.get(router_id)
+            free = [
+                entry.worker_id
+                for entry in self.workers("target")
+                if not entry.is_leaving and entry.worker_id not in claimed
+            ]
+            preferred = [worker_id for worker_id in (own.worker_id if own else None, held) if worker_id in free]
+            wanted = next(iter([*preferred, *free]), None)
+        if wanted is None:
+            self._claims.pop(router_id, None)
+        else:
+            self._claims[router_id] = _Claim(wanted, now)
+        return wanted
+
+    def release_target(self, router_id: str) -> None:
+        """The router's claim ends: another one may have the group at once."""
+        self._claims.pop(router_id, None)
+
+    def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
+        """What a router says of the draft workers and, if it has one, of its target group; it holds for `ttl_s`
+        seconds."""
+        self._demands[router_id] = drafts, targets, self._clock()
 
     def draft_demand(self) -> DraftDemand:
         """Of all routers that have spoken lately."""
         self._expire()
-        return combined(demand for demand, _ in self._demands.values())
+        return combined_drafts(drafts for drafts, _, _ in self._demands.values())
+
+    def target_demand(self) -> TargetDemand:
+        """Of all routers that have spoken lately and have a target group."""
+        self._expire()
+        return combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
+
+    def _is_leaving(self, worker_id: str) -> bool:
+        record = self._records.get(worker_id)
+        return record is not None and record.entry.is_leaving
 
     def _expire(self) -> None:
         oldest = self._clock() - self._ttl_s
         for worker_id in [worker_id for worker_id, record in self._records.items() if record.heard_at < oldest]:
             del self._records[worker_id]
-        for router_id in [router_id for router_id, (_, told_at) in self._demands.items() if told_at < oldest]:
+        for router_id in [router_id for router_id, claim in self._claims.items() if claim.renewed_at < oldest]:
+            del self._claims[router_id]
+        for router_id in [router_id for router_id, (_, _, told_at) in self._demands.items() if told_at < oldest]:
             del self._demands[router_id]
 
 
@@ -109,7 +173,8 @@ class DirectoryActor:
     """The actor around a `Directory`."""
 
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
-        self._directory = Directory(client_keys, ttl_s)
+        is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        self._directory = Directory(client_keys, ttl_s, is_restarted=is_restarted)
 
     @ray.method
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
@@ -128,12 +193,25 @@ class DirectoryActor:
         return self._directory.client_keys()
 
     @ray.method
-    def tell_demand(self, router_id: str, demand: DraftDemand) -> None:
-        self._directory.tell_demand(router_id, demand)
+    def follow(self, router_id: str, held: str | None) -> tuple[list[WorkerEntry], str | None]:
+        """All that a router asks again and again: the live workers, and the target group that it is to have."""
+        return self._directory.workers(), self._directory.claim_target(router_id, held)
+
+    @ray.method
+    def release_target(self, router_id: str) -> None:
+        self._directory.release_target(router_id)
+
+    @ray.method
+    def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
+        self._directory.tell_demand(router_id, drafts, targets)
 
     @ray.method
     def draft_demand(self) -> DraftDemand:
         return self._directory.draft_demand()
+
+    @ray.method
+    def target_demand(self) -> TargetDemand:
+        return self._directory.target_demand()
 
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig as ServeAutoscaling
-from ray.serve.config import AutoscalingPolicy
 from ray.util import get_node_ip_address
 
 from actors.draft_worker import DraftSettings, DraftWorker
 from actors.errors import Unavailable
 from cluster.autoscaling.draft_demand import DraftDemand
 from cluster.autoscaling.draft_policy import DraftPolicy
+from cluster.autoscaling.serve_settings import serve_autoscaling
 from cluster.config import AutoscalingConfig, ObservabilityConfig
 from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 from cluster.logs import configure_logging
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 1.0
 _TURN_LIMIT_S = 120.0  # of the worker's loop; a long prompt takes a draft model on a CPU many seconds
 _DIRECTORY_TIMEOUT_S = 2.0
-_SIGNALS_IN_SIGHT = 5  # that a worker records in the time that a decision looks back
 _QUIET_S = 0.75  # without a batch, after which all routers have seen that a worker leaves
 _LONGEST_LEAVE_S = 4.0
 
@@ -151,7 +149,12 @@ def draft_pool_application(
     gpu = settings.device.startswith("cuda")
     size: dict[str, object] = {"num_replicas": workers}
     if max_workers > workers:
-        size = {"autoscaling_config": _serve_autoscaling(workers, max_workers, scaling)}
+        limits = {
+            "busy_share": scaling.draft_busy_share,
+            "late_share": scaling.draft_late_share,
+            "min_gain": scaling.draft_min_gain,
+        }
+        size = {"autoscaling_config": serve_autoscaling(workers, max_workers, scaling, DraftPolicy, limits)}
     deployment = serve.deployment(DraftReplica).options(
         name="DraftPool",
         **size,
@@ -162,23 +165,3 @@ def draft_pool_application(
         graceful_shutdown_timeout_s=_LONGEST_LEAVE_S + 10.0,
     )
     return deployment.bind(settings, directory_name, observability)
-
-
-def _serve_autoscaling(workers: int, max_workers: int, scaling: AutoscalingConfig) -> ServeAutoscaling:
-    return ServeAutoscaling(
-        min_replicas=workers,
-        initial_replicas=workers,
-        max_replicas=max_workers,
-        look_back_period_s=scaling.look_back_s,
-        metrics_interval_s=scaling.look_back_s / _SIGNALS_IN_SIGHT,
-        upscale_delay_s=scaling.upscale_delay_s,
-        downscale_delay_s=scaling.downscale_delay_s,
-        policy=AutoscalingPolicy(
-            policy_function=DraftPolicy,
-            policy_kwargs={
-                "busy_share": scaling.draft_busy_share,
-                "late_share": scaling.draft_late_share,
-                "min_gain": scaling.draft_min_gain,
-            },
-        ),
-    )

@@ -154,7 +154,8 @@ class RouterMetrics:
                 "Draft nodes that the target computed and that were not accepted",
                 counters.draft_tokens - counters.accepted_tokens.total(),
             ),
-            "paceline_late_drafts": ("Answers of draft workers that came too late", counters.late_drafts),
+            "paceline_awaited_drafts": ("Answers of draft workers that rounds waited for", counters.awaited_drafts),
+            "paceline_late_drafts": ("Of these, those that came too late", counters.late_drafts),
             "paceline_stale_drafts": ("Sequences a draft worker had lost", counters.stale_drafts),
         }
         yield from _counters(counts)

@@ -1,9 +1,9 @@
-"""Puts a whole cluster on Ray: directory, target group, draft workers, router and gateway as one Serve application."""
+"""Puts a whole cluster on Ray: directory, target groups, draft workers, routers, gateways: one Serve application."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,6 @@ from cluster.tenants.access import TenantAccess, tenant_access
 
 APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
-TARGET_ID = "target"
 
 _OUTCOMES_AHEAD = 8  # of a draft, where a GPU drafts
 
@@ -67,9 +66,9 @@ class ClusterPlan:
     @property
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
-        ranks = self.config.target.tensor_parallel
+        groups = self.config.target.most_groups * (0.1 + self.config.target.tensor_parallel)
         drafts = 0.5 * self.config.draft.most_workers if self.draft is not None else 0.0
-        return 0.2 + ranks + drafts + 0.1 * (1 + self.config.gateway.replicas) + 1.0
+        return groups + drafts + 0.1 * (self.config.target.most_groups + self.config.gateway.replicas) + 1.1
 
     @property
     def draft_ahead(self) -> int:
@@ -86,8 +85,16 @@ class ClusterPlan:
         return tuple(name for name in names if name not in (DRAFT_MODEL, OUROBOROS) or self.draft is not None)
 
 
-def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent) -> ClusterPlan:
-    """Find and prepare the models. Raises ModelError, InvalidRequest or ConfigError, before anything is started."""
+def plan_cluster(
+    config: ClusterConfig,
+    home: Path,
+    progress: Progress = silent,
+    choose: Callable[[str], str] = choose_device,
+) -> ClusterPlan:
+    """Find and prepare the models. choose: the device that a configured one stands for where the models will run.
+
+    Raises ModelError, InvalidRequest or ConfigError, before anything is started.
+    """
     access, _ = tenant_access(config, home)
     head = config.target.eagle_head
     drafters = expand_drafters(
@@ -122,9 +129,15 @@ def plan_cluster(config: ClusterConfig, home: Path, progress: Progress = silent)
         draft = resolve_model(config.draft.model, home, progress)
         if OUROBOROS in drafters:
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
-    target_device, draft_device = choose_device(config.target.device), choose_device(config.draft.device)
+    target_device, draft_device = choose(config.target.device), choose(config.draft.device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter, access, has_own)
+
+
+def device_elsewhere(device: str) -> str:
+    """For `plan_cluster`, where models run on other nodes than this one: what is named need not be here. `auto` is what
+    there is here."""
+    return choose_device(device) if device == "auto" else device
 
 
 def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokenizer_fingerprint: str) -> None:
@@ -177,7 +190,9 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         target_group_application(
             target,
             DIRECTORY,
-            TARGET_ID,
+            config.target.groups,
+            config.target.most_groups,
+            config.autoscaling,
             start_timeout_s=config.target.start_timeout_s,
             batch_limit_s=config.router.verify_timeout_s,
             health_timeout_s=config.target.health_timeout_s,
@@ -217,8 +232,8 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         config.cache,
         plan.info,
         DIRECTORY,
-        TARGET_ID,
         *upstream,
+        replicas=config.target.most_groups,
         promotion=promotion,
         observability=config.observability,
     )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from dataclasses import dataclass
 
 import ray
@@ -15,12 +16,20 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.target_worker import TargetSettings, TargetWorker
-from cluster.config import ObservabilityConfig
-from cluster.directory import WorkerEntry
+from cluster.autoscaling.serve_settings import serve_autoscaling
+from cluster.autoscaling.target_demand import TargetDemand
+from cluster.autoscaling.target_policy import TargetPolicy
+from cluster.config import AutoscalingConfig, ObservabilityConfig
+from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
 from cluster.logs import configure_logging
 from cluster.registration import Registration
 
 logger = logging.getLogger(__name__)
+
+_DIRECTORY_TIMEOUT_S = 2.0
+_QUIET_S = 0.75  # without a batch, after which its router has seen that the group leaves
+_LONGEST_LEAVE_S = 4.0
+_STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,11 @@ class TargetRank:
         return RankHealth(worker.failure, worker.num_batches, worker.busy_s, os.getpid(), worker.turn_s)
 
     @ray.method
+    def announce_leaving(self) -> None:
+        if self._registration is not None:
+            self._registration.announce_leaving()
+
+    @ray.method
     def stop(self) -> None:
         if self._registration is not None:
             self._registration.leave()
@@ -91,15 +105,15 @@ class TargetRank:
 
 
 class TargetGroup:
-    """Serve deployment: starts the ranks, fails its health check when one of them is gone, says nothing for
-    `health_timeout_s` or has a batch that takes longer than `batch_limit_s`, so that Serve starts the whole group
-    anew. It carries no requests."""
+    """Serve deployment whose replicas are the groups: starts the ranks, fails its health check when one of them is
+    gone, says nothing for `health_timeout_s` or has a batch that takes longer than `batch_limit_s`, so that Serve
+    starts the whole group anew. It carries no requests. One that is told to stop first lets the routers know, and goes
+    on answering until its own has left it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         settings: TargetSettings,
         directory_name: str,
-        worker_id: str,
         *,
         start_timeout_s: float,
         batch_limit_s: float,
@@ -108,10 +122,13 @@ class TargetGroup:
     ) -> None:
         if observability is not None:
             configure_logging(observability, "target")
+        self._directory_name = directory_name
+        self._directory: DirectoryHandle | None = None
         self._batch_limit_s = batch_limit_s
         self._health_timeout_s = health_timeout_s
         self._is_healthy = True
         incarnation = secrets.randbits(62)
+        worker_id = f"target-{incarnation:x}"
         group = get_current_placement_group()
         gpus = 1 if settings.device.startswith("cuda") else 0
         remote_rank = ray.remote(TargetRank)
@@ -143,6 +160,26 @@ class TargetGroup:
             raise
         self._is_healthy = True
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Signals of `TargetPolicy`: what routers say of all groups together."""
+        demand = await self._demand()
+        return {"queue_s": demand.queue_s, "used_share": demand.used_share}
+
+    async def _demand(self) -> TargetDemand:
+        """None at all while the directory does not say."""
+        try:
+            directory: DirectoryHandle = self._directory or await asyncio.to_thread(
+                find_directory, self._directory_name
+            )
+            self._directory = directory
+            async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
+                demand: TargetDemand = await directory.target_demand.remote()
+        except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
+            logger.warning("the directory did not say how long requests wait for a target group: %r", error)
+            self._directory = None
+            return TargetDemand()
+        return demand
+
     async def _health_of(self, rank: int) -> RankHealth:
         try:
             async with asyncio.timeout(self._health_timeout_s):
@@ -154,44 +191,63 @@ class TargetGroup:
         if not self._is_healthy:
             return  # rank 0 may wait for one that hangs: Ray kills what is left
         try:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(_LONGEST_LEAVE_S + _STOP_S):
+                await self._ranks[0].announce_leaving.remote()
+                await self._wait_until_quiet()
                 await self._ranks[0].stop.remote()
         except Exception as error:
             logger.info("the target group was gone before it was stopped: %r", error)
+
+    async def _wait_until_quiet(self) -> None:
+        """Until its router has asked for nothing for a while."""
+        until = time.monotonic() + _LONGEST_LEAVE_S
+        quiet_since, num_batches = time.monotonic(), -1
+        while time.monotonic() < min(until, quiet_since + _QUIET_S):
+            health = await self._health_of(0)
+            if health.num_batches != num_batches or health.busy_s:
+                quiet_since, num_batches = time.monotonic(), health.num_batches
+            await asyncio.sleep(0.05)
 
 
 def target_group_application(
     settings: TargetSettings,
     directory_name: str,
-    worker_id: str,
+    groups: int = 1,
+    max_groups: int = 1,
+    scaling: AutoscalingConfig | None = None,
     *,
     start_timeout_s: float,
     batch_limit_s: float,
     health_timeout_s: float,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """One target group as a Serve application, started anew when a batch takes longer than `batch_limit_s`, or a rank
-    does not say within `health_timeout_s` how it is, three times in a row.
+    """`groups` target groups as a Serve application, or as many up to `max_groups` as `TargetPolicy` finds needed. One
+    is started anew when a batch takes longer than `batch_limit_s`, or a rank does not say within `health_timeout_s` how
+    it is, three times in a row.
 
     Its placement group has a bundle for the shell and one a rank. When it is removed, Ray kills the ranks, those that
     hang too.
     """
+    size: dict[str, object] = {"num_replicas": groups}
+    if max_groups > groups:
+        scaling = scaling or AutoscalingConfig()
+        limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
+        size = {"autoscaling_config": serve_autoscaling(groups, max_groups, scaling, TargetPolicy, limits)}
     bundle = {"GPU": 1.0, "CPU": 1.0} if settings.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
         name="TargetGroup",
-        num_replicas=1,
+        **size,
         ray_actor_options={"num_cpus": 0.1},
         placement_group_bundles=[{"CPU": 0.1}, *([bundle] * settings.tensor_parallel)],
         placement_group_strategy="PACK",
         health_check_period_s=1.0,
         health_check_timeout_s=health_timeout_s + 5.0,  # of the shell itself
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
-        graceful_shutdown_timeout_s=10.0,
+        graceful_shutdown_timeout_s=_LONGEST_LEAVE_S + _STOP_S + 1.0,
     )
     return deployment.bind(
         settings,
         directory_name,
-        worker_id,
         start_timeout_s=start_timeout_s,
         batch_limit_s=batch_limit_s,
         health_timeout_s=health_timeout_s,

@@ -56,8 +56,11 @@ class Tracing:
         self._tracer = self._provider.get_tracer(SYSTEM, version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, call: GenerationCall, origin: CallOrigin, model: str, arrived: float) -> CallTrace | None:
-        """The trace of a call that arrived at time.monotonic() == arrived; None: it is not sampled."""
+    def begin(
+        self, call: GenerationCall, call_id: str, origin: CallOrigin, model: str, arrived: float
+    ) -> CallTrace | None:
+        """The trace of a call that arrived at time.monotonic() == arrived; None: it is not sampled. call_id: as its
+        answer names it."""
         parent = self._propagator.extract(_carrier(origin), Context())
         operation = "chat" if any(_is_conversation(prompt) for prompt in call.prompts) else "text_completion"
         wall_ns = time.time_ns() - round(1e9 * (time.monotonic() - arrived))
@@ -65,7 +68,7 @@ class Tracing:
             f"{operation} {model}",
             parent,
             SpanKind.SERVER,
-            _attributes_of(call, origin, operation, model),
+            _attributes_of(call, call_id, origin, operation, model),
             start_time=wall_ns,
         )
         return CallTrace(self._tracer, span, self.round_spans, wall_ns, arrived) if span.is_recording() else None
@@ -189,7 +192,9 @@ def _is_conversation(prompt: object) -> bool:
     return isinstance(prompt, tuple) and bool(prompt) and not isinstance(prompt[0], int)
 
 
-def _attributes_of(call: GenerationCall, origin: CallOrigin, operation: str, model: str) -> dict[str, Any]:
+def _attributes_of(
+    call: GenerationCall, call_id: str, origin: CallOrigin, operation: str, model: str
+) -> dict[str, Any]:
     """By the semantic conventions; what they call opt-in (messages, instructions) is left out, and so are stop strings,
     which are the client's text."""
     found: dict[str, Any] = {
@@ -197,6 +202,7 @@ def _attributes_of(call: GenerationCall, origin: CallOrigin, operation: str, mod
         "gen_ai.provider.name": SYSTEM,
         "gen_ai.request.model": model if call.model in (None, model) else _OTHER_MODEL,
         "gen_ai.response.model": model,
+        "gen_ai.response.id": call_id,
         "gen_ai.request.temperature": call.temperature,
         "gen_ai.request.top_p": call.top_p,
         "gen_ai.request.frequency_penalty": call.frequency_penalty,

@@ -17,8 +17,10 @@ from cache_service.errors import (
     StoreError,
 )
 from cluster.errors import ConfigError
+from cluster.tenants.errors import RegistryUnusable
 
 RETRY_AFTER_S = 1
+UNREAD = "x-paceline-unread"  # beside an export: objects that were left out, since they could not be read
 _MAX_MESSAGE_CHARS = 1024  # gRPC clients refuse errors of more than a few kilobytes
 
 
@@ -39,6 +41,7 @@ class AdminStatus:
 # First match wins, so subclasses come before their parents.
 _TABLE: tuple[tuple[type[Exception], int, grpc.StatusCode, str], ...] = (
     (InvalidRequest, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_value"),
+    (RegistryUnusable, 503, grpc.StatusCode.UNAVAILABLE, "registry_unusable"),
     (ConfigError, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_document"),
     (ModelError, 400, grpc.StatusCode.FAILED_PRECONDITION, "no_model"),
     (SettingError, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_value"),

@@ -15,7 +15,7 @@ from actors.errors import InvalidRequest
 from cache_service.documents import Piece
 from cluster.cache_admin.credential import Credential
 from cluster.cache_admin.documents import DocumentReader
-from cluster.cache_admin.errors import RETRY_AFTER_S, status_of
+from cluster.cache_admin.errors import RETRY_AFTER_S, UNREAD, status_of
 from cluster.cache_admin.service import CacheAdminService, NamespaceQuery
 from cluster.cache_admin.work import Work, pulled
 from cluster.gateway.paceline.v1 import cache_admin_pb2
@@ -96,6 +96,7 @@ class CacheAdminServicer:
     async def ExportDocuments(self, request: Any, context: Any) -> AsyncIterator[Any]:
         acting, query = self._acting(context), _query(request.name)
         export = await self._told(context, self._work.run(lambda: acting.export(query)))
+        context.set_trailing_metadata(((UNREAD, str(export.unread)),))
         for piece in export.pieces:
             yield cache_admin_pb2.ExportPiece(
                 document_id=piece.document_id,

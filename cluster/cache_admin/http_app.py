@@ -35,7 +35,7 @@ from cache_service.errors import CacheError
 from cache_service.export_format import encode_header, encode_piece
 from cluster.cache_admin.credential import Credential
 from cluster.cache_admin.documents import DocumentReader
-from cluster.cache_admin.errors import RETRY_AFTER_S, AdminStatus, status_of
+from cluster.cache_admin.errors import RETRY_AFTER_S, UNREAD, AdminStatus, status_of
 from cluster.cache_admin.service import CacheAdminService, Export, NamespaceQuery
 from cluster.cache_admin.work import Work, lines, pulled
 
@@ -121,10 +121,11 @@ def _add_routes(app: FastAPI, service: CacheAdminService, work: Work, imports: W
 
     @app.get(f"{place}/documents")
     async def export(request: Request, query: _Named) -> Response:
-        """The format that imports and `paceline cache import` read."""
+        """The format that imports and `paceline cache import` read. x-paceline-unread: objects that were left out,
+        since they could not be read."""
         acting = service.acting_for(_actor(request))
         found = await work.run(lambda: acting.export(query))
-        return StreamingResponse(_export_lines(found), media_type=NDJSON)
+        return StreamingResponse(_export_lines(found), headers={UNREAD: str(found.unread)}, media_type=NDJSON)
 
     @app.post(f"{place}/documents")
     async def import_documents(request: Request, query: _Named) -> Response:

@@ -46,6 +46,7 @@ class Export:
 
     keys: StoreKeys
     pieces: list[Piece]
+    unread: int = 0  # objects of the namespace that are missing from it, since they could not be read
 
     @property
     def header(self) -> ExportHeader:
@@ -94,7 +95,8 @@ class CacheAdminService:
 
     def export(self, query: NamespaceQuery) -> Export:
         keys = self._one(query)
-        return Export(keys, self._administration.export(keys))
+        contents = self._administration.export(keys)
+        return Export(keys, contents.pieces, contents.unread)
 
     def purge(self, query: NamespaceQuery, since_s: int | None = None, until_s: int | None = None) -> list[PurgeResult]:
         """Of a tenant without a namespace: all that is its own. Of a namespace: of any model, unless one is named.

@@ -6,12 +6,14 @@ import os
 import sys
 
 from actors.errors import PacelineError
+from cluster.kernel_cache import prepare_kernel_cache
 
 
 def main() -> None:
     """Entry point: what a user did wrong is one line on stderr and exit status 2, never a traceback."""
     # Where colorama is installed, numba would colour its errors with it, and that writes an escape code at the exit.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+    prepare_kernel_cache()
     try:
         from cluster.cli.app import app
 

@@ -48,10 +48,12 @@ def serve(
     else:
         prepare_own_ray(loaded.gateway.host)
     # Imports of seconds come after everything that can be wrong at once.
-    from cluster.serve import plan_cluster
+    from actors.models.loader import choose_device
+    from cluster.serve import device_elsewhere, plan_cluster
 
     with progress_bars() as progress:
-        plan = plan_cluster(loaded, paceline_home(), progress)
+        choose = choose_device if address is None else device_elsewhere
+        plan = plan_cluster(loaded, paceline_home(), progress, choose)
     stop = threading.Event()
     _stop_on_signals(stop)
     builder = _start_building_drafter(loaded) if plan.builds_drafter else None

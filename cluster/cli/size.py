@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _MODEL_ACCEPTANCE = 0.7  # of a guess by a draft model, where none is given
 _CPU_ACCEPTANCE = 0.5  # of drafters on the CPU: two tokens a round
-_PREFILL_ROWS = 256  # the default of router.max_prefill_rows
 
 
 class Format(StrEnum):
@@ -69,6 +68,7 @@ def size(
 
     The formulas are in docs/sizing.md. Exit status 1 if it does not fit.
     """
+    from cluster.config import RouterConfig
     from cluster.sizing.estimate import Deployment, DraftPlan
     from cluster.sizing.estimate import size as size_deployment
     from cluster.sizing.hardware import GPUS, GpuGroup, find_gpu, parse_gpus, read_hardware
@@ -107,7 +107,7 @@ def size(
         target=PlacedModel(shape, group, precision, kv_bytes, efficiency),
         concurrency=concurrency,
         context=context,
-        prefill_rows=_PREFILL_ROWS,
+        prefill_rows=RouterConfig().max_prefill_rows,
         link_s=link_ms / 1000,
         draft=DraftPlan(
             placed=drafter,

@@ -14,6 +14,10 @@ def validate(
         Path | None,
         typer.Option(help="Directory of custom resource definitions to check their objects by.", metavar="DIR"),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out what this rule finds; as often as needed.", metavar="RULE"),
+    ] = None,
     form: Annotated[
         Literal["text", "json", "github"],
         typer.Option("--format", help="For people, programs, or GitHub's annotations."),
@@ -22,7 +26,7 @@ def validate(
     """Find mistakes in cluster configurations, Kustomize overlays and manifests. Exit status 1 if there is an error."""
     from cluster.validate.check import validate as run
 
-    report = run(paths, crds)
+    report = run(paths, crds, ignore or [])
     shown = report.show(form)
     if shown:
         typer.echo(shown)

@@ -81,10 +81,11 @@ def priorities(values: DeployValues) -> list[Object]:
 
 def disruption_budgets(values: DeployValues) -> list[Object]:
     """With `minAvailable` as a number: of pods whose owner has no scale, as a RayCluster has none, Kubernetes knows no
-    other. Of targets it is the least number of groups: a node with one is drained only when another is there."""
+    other. Targets leave one after the other; a node with the only one is drained when another is there. The cache has
+    none: without it drafts are colder, and a budget of its one pod would hold every drain of its node."""
     least = {"router": values.router.pods_that_stay}
     if values.router.pods_that_stay:
-        least["target"] = values.target.min
+        least["target"] = max(1, values.target.min - 1)
         least["gcs"] = 1 if values.gcs.enabled else 0
     return [
         {

@@ -43,6 +43,7 @@ MARKS: dict[str, str | int] = {
     "network.host": "marked-host",
     "network.gateway_class": "marked-class",
     "network.tls_secret": "marked-tls",
+    "observability.otlp_endpoint": "http://marked-collector",
 }
 
 PROFILES = {"base": BASE, **OVERLAYS}
@@ -116,7 +117,10 @@ def _template(name: str, values: DeployValues) -> str:
     own = {path: _get(values, path) for path in MARKS}
     # What a profile does without cannot be chosen in it: it would need other objects.
     marked = values.model_copy(update={"namespace": _NAMESPACE})
-    optional = {"image.tag", "model.served_name", "target.max_model_len", "target.kv_cache_tokens"}
+    optional = {
+        "image.tag", "model.served_name", "target.max_model_len", "target.kv_cache_tokens",
+        "observability.otlp_endpoint",
+    }  # fmt: skip
     chosen = {path: mark for path, mark in MARKS.items() if own[path] is not None or path in optional}
     for path, mark in chosen.items():
         section, field = path.split(".")

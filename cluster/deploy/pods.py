@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from cluster.deploy.serve_config import CACHE_PASSWORD_FILE, TENANTS_FILE
-from cluster.deploy.values import DeployValues, PodValues
+from cluster.deploy.values import DeployValues, PodValues, number_of
 from cluster.ray_environment import OWN_RAY
 
 Object = dict[str, Any]
@@ -129,10 +129,12 @@ def _ports(values: DeployValues, component: str) -> list[Object]:
 
 
 def _environment(values: DeployValues) -> list[Object]:
-    """Whatever writes a file writes it below /tmp: the root file system is read-only."""
+    """Whatever writes a file writes it below /tmp: the root file system is read-only. Ray's processes, replicas among
+    them, write no files of their output: it is the container's, for `kubectl logs` and whoever collects logs."""
     home = _MODELS if values.model.prepare else "/tmp/paceline"
     variables = {
         **OWN_RAY,
+        "RAY_LOG_TO_STDERR": "1",
         "HOME": "/tmp/home",
         "XDG_CACHE_HOME": "/tmp/cache",
         "NUMBA_CACHE_DIR": "/tmp/cache/numba",
@@ -151,15 +153,11 @@ def _environment(values: DeployValues) -> list[Object]:
 def _resources(pod: PodValues) -> Object:
     """Memory is promised in full; CPUs beyond the request are lent."""
     requests: Object = {"cpu": pod.cpu, "memory": pod.memory, "ephemeral-storage": pod.scratch}
-    limits: Object = {"cpu": str(max(1, math.ceil(2 * _cpus(pod.cpu)))), "memory": pod.memory}
+    limits: Object = {"cpu": str(max(1, math.ceil(2 * number_of(pod.cpu)))), "memory": pod.memory}
     limits["ephemeral-storage"] = pod.scratch
     if pod.gpus:
         requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(pod.gpus)
     return {"requests": requests, "limits": limits}
-
-
-def _cpus(quantity: str) -> float:
-    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
 def _mounts(values: DeployValues) -> list[Object]:
@@ -228,36 +226,23 @@ def _drain(values: DeployValues) -> list[str]:
 
 
 def _probes(values: DeployValues, component: str) -> Object:
-    """Of a router's pod by what its gateway says; of the others by their raylet, for Serve itself looks at the progress
-    of targets and drafts and starts anew what stands still."""
+    """A pod lives as long as its raylet. Whether gateways, routers, targets and drafts get on is Serve's health check,
+    which starts anew what stands still and not its neighbours. A router's pod is ready when its gateway says so."""
+    alive = raylet = {"httpGet": {"path": "/api/local_raylet_healthz", "port": AGENT_PORT}}
+    ready: Object = raylet
+    failures = 3
     if component == "head":
-        gcs = {"httpGet": {"path": "/api/gcs_healthz", "port": DASHBOARD_PORT}}
-        return {
-            "startupProbe": {**gcs, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 60},
-            "readinessProbe": {**gcs, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
-            "livenessProbe": {**_raylet(), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 12},
-        }
-    if component != "router":
-        return {
-            "startupProbe": {**_raylet(), "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 60},
-            "readinessProbe": {**_raylet(), "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
-            "livenessProbe": {**_raylet(), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 12},
-        }
-    # Serve puts no gateway on a pod before the application is deployed.
-    patience_s = values.target.start_timeout_s + 300
-    live = {"httpGet": {"path": "/livez", "port": values.gateway.http_port}}
-    ready: Object = {"httpGet": {"path": "/readyz", "port": values.gateway.http_port}}
-    if values.router.readiness == "grpc":
-        ready = {"grpc": {"port": values.gateway.grpc_port}}
+        alive = ready = {"httpGet": {"path": "/api/gcs_healthz", "port": DASHBOARD_PORT}}
+    elif component == "router":
+        failures = 2
+        ready = {"httpGet": {"path": "/readyz", "port": values.gateway.http_port}}
+        if values.router.readiness == "grpc":
+            ready = {"grpc": {"port": values.gateway.grpc_port}}
     return {
-        "startupProbe": {**live, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": patience_s // 10},
-        "readinessProbe": {**ready, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 2},
-        "livenessProbe": {**live, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 12},
+        "startupProbe": {**alive, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 60},
+        "readinessProbe": {**ready, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": failures},
+        "livenessProbe": {**raylet, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 12},
     }
-
-
-def _raylet() -> Object:
-    return {"httpGet": {"path": "/api/local_raylet_healthz", "port": AGENT_PORT}}
 
 
 def _spread(values: DeployValues, component: str) -> Object:

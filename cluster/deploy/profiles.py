@@ -63,7 +63,7 @@ PROD_70B = DeployValues(
     head=PodValues(cpu="4", memory="16Gi", ray_cpus=0, scratch="16Gi"),
     router=RouterValues(
         cpu="4", memory="16Gi", ray_cpus=4, min=2, max=6, priority=30, max_running=64, max_waiting=512,
-        pods_that_stay=1, scratch="8Gi",
+        pods_that_stay=1, scratch="8Gi", shm="4Gi",
     ),
     target=TargetValues(
         cpu="32", memory="256Gi", ray_cpus=16, gpus=8, tensor_parallel=8, priority=20, dtype="bfloat16", max=2,
@@ -77,7 +77,7 @@ PROD_70B = DeployValues(
     gateway=GatewayValues(replicas=4, grpc_reflection=False),
     cache=CacheValues(memory="16Gi", storage="64Gi", cpu="2"),
     gcs=GcsValues(cpu="500m", memory="1Gi", storage="8Gi"),
-    upgrade=UpgradeValues(type="NewClusterWithIncrementalUpgrade", gateway_class="gateway"),
+    upgrade=UpgradeValues(type="NewClusterWithIncrementalUpgrade", gateway_class="gateway", second_target=True),
 )  # fmt: skip
 
 OVERLAYS = {"laptop": LAPTOP, "single-node-gpu": SINGLE_NODE_GPU, "prod-70b": PROD_70B}

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.deploy.pods import REDIS_PORT, Object, container_security, metadata_of, ray_pod
 from cluster.deploy.serve_config import serve_config_text
-from cluster.deploy.values import DeployValues, ScaledValues
+from cluster.deploy.values import DeployValues, PodValues, ScaledValues, number_of
 
 _MARKER = 1  # of a group's own resource on each of its pods; Serve's replicas ask for a small part of it
 
@@ -73,11 +73,17 @@ def _cluster(values: DeployValues) -> Object:
         }
     cluster["headGroupSpec"] = {
         "serviceType": "ClusterIP",
-        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(values.head)},
         "template": ray_pod(values, "head", values.head),
     }
     cluster["workerGroupSpecs"] = [_group(values, name, group) for name, group in worker_groups(values).items()]
     return cluster
+
+
+def _object_store(pod: PodValues) -> dict[str, str]:
+    """Half of /dev/shm; the rest is for indexes and ranks. Left to itself, Ray takes a third of all memory, and a disk
+    where /dev/shm has less."""
+    return {"object-store-memory": str(int(number_of(pod.shm)) // 2)}
 
 
 def _group(values: DeployValues, name: str, group: ScaledValues) -> Object:
@@ -88,7 +94,7 @@ def _group(values: DeployValues, name: str, group: ScaledValues) -> Object:
         "minReplicas": group.min,
         "maxReplicas": group.max,
         "numOfHosts": 1,
-        "rayStartParams": {},
+        "rayStartParams": _object_store(group),
         "resources": {key: str(amount) for key, amount in resources.items() if amount},
         "template": ray_pod(values, name, group),
     }

@@ -17,6 +17,8 @@ IMPORT_PATH = "cluster.app:build"
 TENANTS_FILE = "/etc/paceline/tenants/tenants.json"
 CACHE_PASSWORD_FILE = "/etc/paceline/cache/password"
 _SHARE = 0.001  # of a group's marker resource: replicas land on its pods, as many as their CPUs and GPUs allow
+_ROUTER_CPUS = 0.5  # of a router and of a gateway, so that there is room for their successors: see `router_cpus_needed`
+_NEW_BEFORE_OLD = {"max_surge_percent": 100}  # else Serve stops what it replaces before it starts the new one
 
 
 def cluster_arguments(values: DeployValues) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
     draft: dict[str, Any] = {
         "model": values.model.draft,
         "workers": values.draft.min,
-        **({"max_workers": values.draft.max} if values.draft.max > values.draft.min else {}),
+        "max_workers": values.draft.max,
         "dtype": values.draft.dtype,
         "device": "cuda" if values.draft.gpus else "cpu",
     }
@@ -60,6 +62,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         },
         "tenants": tenants,
         "cache": cache,
+        "observability": values.observability.model_dump(exclude_defaults=True),
     }
     ClusterConfig.model_validate(arguments)
     return arguments
@@ -69,8 +72,13 @@ def serve_config(values: DeployValues) -> dict[str, Any]:
     """What `ray.serve.schema.ServeDeploySchema` reads."""
     gateway = values.gateway
     deployments = [
-        _placed("Gateway", "router", num_cpus=1),
-        _placed("Router", "router", num_cpus=1),
+        {
+            **_placed("Gateway", "router", num_cpus=_ROUTER_CPUS),
+            **_NEW_BEFORE_OLD,
+            # A gateway that was replaced finishes its streams; those of a router go on at another one.
+            "graceful_shutdown_timeout_s": gateway.request_timeout_s,
+        },
+        {**_placed("Router", "router", num_cpus=_ROUTER_CPUS), **_NEW_BEFORE_OLD},
         _target(values),
     ]
     if values.model.draft != "none":
@@ -119,6 +127,7 @@ def _target(values: DeployValues) -> dict[str, Any]:
     rank = {"CPU": 1.0, "target": _SHARE} | ({"GPU": 1.0} if values.target.gpus else {})
     return {
         "name": "TargetGroup",
+        **(_NEW_BEFORE_OLD if values.upgrade.second_target else {}),
         "ray_actor_options": {"num_cpus": 0.1, "resources": {"target": _SHARE}},
         "placement_group_bundles": [shell, *(dict(rank) for _ in range(values.target.tensor_parallel))],
         "placement_group_strategy": "STRICT_PACK",

@@ -64,6 +64,10 @@ def network_policies(values: DeployValues) -> list[Object]:
             values, "gateway-metrics", _components(values, ("router",)),
             ingress=[{"from": monitoring, "ports": _tcp(gateway.http_port)}],
         ),
+        _policy(
+            values, "traces", _components(values, ("router",)),
+            egress=[{"to": monitoring, "ports": _tcp(values.network.collector_port)}],
+        ),
     ]  # fmt: skip
 
 
@@ -85,7 +89,8 @@ def quotas(values: DeployValues) -> list[Object]:
         "limits.memory": f"{-int(-memory // 2**30)}Gi",
         "requests.nvidia.com/gpu": str(-int(-gpus // 1)),
         "pods": str(-int(-surge * sum(count for _, count in counted) // 1) + 8),
-        "services.loadbalancers": "1",
+        # The Gateway's own service lies in its own namespace; nothing else opens this one.
+        "services.loadbalancers": "0",
         "services.nodeports": "0",
     }
     # Only of what says nothing itself, as KubeRay's own jobs do.

@@ -7,11 +7,12 @@ Unknown keys are errors. Quantities are Kubernetes' own, as in `500m` and `4Gi`.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster.config import Dtype
+from cluster.config import Dtype, ObservabilityConfig
+from cluster.validate.quantity import parse_quantity
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
 Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]  # 40 characters: KubeRay adds its own
@@ -20,6 +21,22 @@ Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 PROXY_DRAIN_S = 30  # Serve's proxies wait at least as long before they end
 GRACE_MARGIN_S = 20
+
+_LEAST_OBJECT_STORE = 75 * 2**20  # bytes; Ray starts with no less
+
+
+def number_of(quantity: str) -> float:
+    """`500m` is 0.5, `1Ki` is 1024. Raises ValueError for what is no quantity."""
+    number = parse_quantity(quantity)
+    if number is None:
+        raise ValueError(f"{quantity!r} is no quantity")
+    return float(number)
+
+
+def times(quantity: str, factor: float) -> str:
+    """Rounded up: to mebibytes, or below those to thousandths."""
+    value = number_of(quantity) * factor
+    return f"{math.ceil(value / 2**20)}Mi" if value >= 2**20 else f"{math.ceil(value * 1000)}m"
 
 
 class _Section(BaseModel):
@@ -52,10 +69,18 @@ class PodValues(_Section):
     cpu: Quantity
     memory: Quantity
     ray_cpus: Annotated[int, Field(ge=0, le=1024)]  # that Ray schedules on a pod
-    shm: Quantity = "512Mi"  # of /dev/shm, part of the memory
+    shm: Quantity = "512Mi"  # of /dev/shm, part of the memory; half of it is Ray's object store
     scratch: Quantity = "4Gi"  # of /tmp, where Ray keeps logs and sockets
     node_selector: dict[str, str] = {}
     gpus: Annotated[int, Field(ge=0, le=16)] = 0  # nvidia.com/gpu
+
+    @model_validator(mode="after")
+    def _room_for_the_object_store(self) -> Self:
+        if number_of(self.shm) < 2 * _LEAST_OBJECT_STORE:
+            raise ValueError(f"shm is {self.shm}; the least is {2 * _LEAST_OBJECT_STORE >> 20}Mi")
+        if number_of(self.shm) >= number_of(self.memory):
+            raise ValueError(f"shm is {self.shm}; it must be less than memory, {self.memory}, which it is part of")
+        return self
 
 
 class ScaledValues(PodValues):
@@ -140,6 +165,9 @@ class UpgradeValues(_Section):
     max_surge_percent: Annotated[int, Field(ge=0, le=100)] = 50
     step_percent: Annotated[int, Field(ge=0, le=100)] = 25
     interval_s: Seconds = 30
+    # An upgrade in place starts the new target group beside the old one; else it first ends the old one, and requests
+    # wait until the new one is loaded.
+    second_target: bool = False
 
     @model_validator(mode="after")
     def _incremental(self) -> UpgradeValues:
@@ -159,7 +187,8 @@ class NetworkValues(_Section):
     """Who may reach what, for the component `multi-tenant`. Namespaces by name."""
 
     clients: tuple[Name, ...] = ("gateway-system",)  # that reach the routers
-    monitoring: tuple[Name, ...] = ("monitoring",)  # that read metrics
+    monitoring: tuple[Name, ...] = ("monitoring",)  # that read metrics and take traces
+    collector_port: Annotated[int, Field(ge=1, le=65_535)] = 4318  # of `observability.otlp_endpoint`
     operator: Name = "kuberay-system"
     gateway_class: Name = "gateway"  # of the Gateway that ends TLS
     tls_secret: Name = "paceline-tls"
@@ -187,6 +216,7 @@ class DeployValues(_Section):
     cache: CacheValues = CacheValues()
     gcs: GcsValues = GcsValues()
     tenants: TenantsValues = TenantsValues()
+    observability: ObservabilityConfig = ObservabilityConfig(log_format="json", log_level="info")
     upgrade: UpgradeValues = UpgradeValues()
     scheduling: SchedulingValues = SchedulingValues()
     network: NetworkValues = NetworkValues()
@@ -196,6 +226,8 @@ class DeployValues(_Section):
     def _parts_agree(self) -> DeployValues:
         if self.upgrade.type == "NewClusterWithIncrementalUpgrade" and not self.autoscaling:
             raise ValueError("upgrade.type is incremental; that needs autoscaling")
+        if self.upgrade.second_target and not (self.autoscaling and self.target.max > self.target.min):
+            raise ValueError("upgrade.second_target is true; that needs autoscaling, and a target.max above target.min")
         if self.gateway.http_port == self.gateway.grpc_port:
             raise ValueError(f"gateway.http_port and gateway.grpc_port are both {self.gateway.http_port}")
         if self.head.ray_cpus or self.head.gpus:
@@ -207,27 +239,11 @@ class DeployValues(_Section):
 
     @property
     def router_cpus_needed(self) -> int:
-        """A CPU for each router and each gateway; a target group has one router."""
+        """A CPU for each router and each gateway, half of it for the one that takes its place when the application is
+        updated, while the old one finishes its streams. A target group has one router."""
         return self.target.min + self.gateway.replicas
 
     @property
     def grace_s(self) -> int:
         """Of a pod with open streams: what the proxy waits, the longest stream and a margin."""
         return PROXY_DRAIN_S + self.gateway.request_timeout_s + GRACE_MARGIN_S
-
-
-_UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
-    unit: 1024.0**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)
-}
-
-
-def number_of(quantity: str) -> float:
-    """`500m` is 0.5, `1Ki` is 1024."""
-    digits = quantity.rstrip("mkKMGTi")
-    return float(digits) * _UNITS[quantity[len(digits) :]]
-
-
-def times(quantity: str, factor: float) -> str:
-    """Rounded up: to mebibytes, or below those to thousandths."""
-    value = number_of(quantity) * factor
-    return f"{math.ceil(value / 2**20)}Mi" if value >= 2**20 else f"{math.ceil(value * 1000)}m"

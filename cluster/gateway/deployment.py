@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,11 +16,13 @@ from ray.serve.grpc_util import RayServegRPCContext
 from transformers import AutoTokenizer
 
 from cluster.config import GatewayConfig, ObservabilityConfig
+from cluster.gateway.ask_all import ask_all
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
+from cluster.gateway.metrics_text import merged
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import HandleRouterClient
 from cluster.gateway.service import GenerationService
@@ -28,9 +32,12 @@ from cluster.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 
+logger = logging.getLogger(__name__)
+
 # A backstop in each replica: the bounded queue that clients meet is the router's.
 MAX_ONGOING_REQUESTS = 4096
 MAX_QUEUED_REQUESTS = 1024  # in a proxy, while no replica is there; beyond: 429 / RESOURCE_EXHAUSTED
+_SIBLINGS_S = 3.0  # that other gateways have to tell their metrics
 _DRAIN_S = 120.0  # open streams may finish this long after a replica is told to stop
 
 
@@ -50,7 +57,10 @@ class Gateway:
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
-        metrics = GatewayMetrics()
+        metrics = self._metrics = GatewayMetrics()
+        self._gateway_id = secrets.token_hex(8)
+        self._replicas = config.replicas
+        self._siblings: Any = None  # the handle of all replicas, as soon as it is needed
         gatekeeper = None if access is None else Gatekeeper(access, config.replicas, metrics)
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
@@ -58,7 +68,9 @@ class Gateway:
 
             self._tracing = open_tracing(observability, paceline_version())
         router_client = HandleRouterClient(router)
-        service = GenerationService(router_client, tokenizer, model, config, metrics, gatekeeper, self._tracing)
+        service = GenerationService(
+            router_client, tokenizer, model, config, metrics, gatekeeper, self._tracing, self._metrics_of_all
+        )
         self._grpc = InferenceServicer(service, config)
         self._app = create_app(service, config, answers_request_id=False)
         self._following = asyncio.create_task(service.follow_router())
@@ -66,6 +78,25 @@ class Gateway:
     async def __del__(self) -> None:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+
+    async def own_metrics(self) -> tuple[str, str]:
+        """Who this is, and its metrics in Prometheus text format."""
+        return self._gateway_id, self._metrics.text()
+
+    async def _metrics_of_all(self) -> str:
+        """Of those replicas that answer in time: a scraper reaches one of them, by chance."""
+        texts = dict([await self.own_metrics()])
+        if self._replicas > 1:
+            try:
+                if self._siblings is None:
+                    context = serve.get_replica_context()
+                    self._siblings = await asyncio.to_thread(
+                        serve.get_deployment_handle, context.deployment, context.app_name
+                    )
+                texts |= dict(await ask_all(self._siblings, "own_metrics", _SIBLINGS_S))
+            except Exception as error:
+                logger.warning("no metrics from other gateways: %r", error)
+        return merged("gateway", texts)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app

@@ -150,7 +150,7 @@ class InferenceServicer:
 
     async def _health(self) -> Any:
         try:
-            status = await self._service.router_status()
+            status = await self._service.recent_status()
         except PacelineError:
             return health_pb2.HealthCheckResponse.NOT_SERVING
         serving = health_pb2.HealthCheckResponse.SERVING

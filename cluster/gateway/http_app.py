@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
@@ -39,8 +38,6 @@ from cluster.gateway.schema import (
 )
 from cluster.gateway.service import GenerationService, PreparedCall
 from cluster.logs import REQUEST_ID_HEADER, request_id, request_id_of
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -180,7 +177,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
     async def readiness() -> Response:
         try:
-            status = await service.router_status()
+            status = await service.recent_status()
         except PacelineError as error:
             return _json({"status": "unavailable", "detail": str(error)}, 503)
         return _json(
@@ -212,13 +209,8 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/metrics", tags=["operation"])
     async def metrics() -> Response:
-        """This gateway replica's metrics and its router's, in Prometheus text format."""
-        text = service.metrics.text()
-        try:
-            text += await service.router.metrics_text()
-        except PacelineError as error:
-            logger.warning("no metrics from the router: %s", error)
-        return Response(text, media_type=METRICS_TYPE)
+        """The metrics of all gateways and routers, in Prometheus text format."""
+        return Response(await service.metrics_page(), media_type=METRICS_TYPE)
 
 
 def _add_openai_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:

@@ -1,10 +1,10 @@
-"""How the gateway reaches a router: a protocol, and the implementation over a Serve deployment handle."""
+"""How the gateway reaches routers: a protocol, and the implementation over a Serve deployment handle."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -14,7 +14,9 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from actors.errors import Overloaded, PacelineError
 from actors.messages import GenerationRequest, TokenChunk
+from cluster.gateway.ask_all import ask_all
 from cluster.gateway.errors import RouterLost, unwrap
+from cluster.gateway.metrics_text import merged
 
 _BACKPRESSURE_RETRY_S = 1.0
 
@@ -27,7 +29,7 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterClient(Protocol):
-    """What the gateway needs of a router."""
+    """What the gateway needs of its routers, as if they were one."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
@@ -41,18 +43,18 @@ class RouterClient(Protocol):
         ...
 
     async def metrics_text(self) -> str:
-        """The router's metrics in Prometheus text format. Raises Unavailable when no router answers."""
+        """The routers' metrics in Prometheus text format. Raises Unavailable when no router answers."""
         ...
 
 
 class HandleRouterClient:
-    """Calls a Serve deployment that has `generate` (an async generator), `status` and `metrics_text`."""
+    """Calls a Serve deployment that has `generate` (an async generator), `status` and `own_metrics`. Serve chooses the
+    replica that generates; the others are asked of all."""
 
     def __init__(self, handle: Any, status_timeout_s: float = 5.0) -> None:
         # Serve's gRPC transport: a stream of Ray objects carries half as many chunks a second.
         self._generate = handle.options(stream=True, method_name="generate", _by_reference=False)
-        self._status = handle.options(method_name="status")
-        self._metrics_text = handle.options(method_name="metrics_text")
+        self._handle = handle
         self._status_timeout_s = status_timeout_s
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -70,23 +72,36 @@ class HandleRouterClient:
                     response.cancel()
 
     async def status(self) -> RouterStatus:
-        answer: RouterStatus = await self._ask(self._status)
-        return answer
+        return status_of_all(await self._ask_all("status"))
 
     async def metrics_text(self) -> str:
-        answer: str = await self._ask(self._metrics_text)
-        return answer
+        return merged("router", dict(await self._ask_all("own_metrics")))
 
-    async def _ask(self, method: Any) -> Any:
-        response = method.remote()
+    async def _ask_all(self, method: str) -> list[Any]:
         try:
-            async with asyncio.timeout(self._status_timeout_s):
-                return await response
+            answers = await ask_all(self._handle, method, self._status_timeout_s)
         except TimeoutError:
-            response.cancel()
-            raise RouterLost(f"no router answered within {self._status_timeout_s:g} s") from None
+            answers = []
         except (Exception, asyncio.CancelledError) as error:
             raise _translated(error) from None
+        if not answers:
+            raise RouterLost(f"no router answered within {self._status_timeout_s:g} s")
+        return answers
+
+
+def status_of_all(statuses: Sequence[RouterStatus]) -> RouterStatus:
+    """Of routers, at least one: ready if one of them is, dead if all of them are."""
+    if len(statuses) == 1:
+        return statuses[0]
+    ready = [status for status in statuses if status.ready]
+    limits = [status.max_model_len for status in ready or statuses if status.max_model_len is not None]
+    return RouterStatus(
+        ready=bool(ready),
+        live=any(status.live for status in statuses),
+        detail=f"{len(ready)} of {len(statuses)} routers ready: "
+        + "; ".join(sorted({status.detail for status in statuses})),
+        max_model_len=min(limits, default=None),
+    )
 
 
 def _translated(error: BaseException) -> BaseException:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 32  # prompts x n of one call
 
+_RECENT_S = 2.0  # for which probes go by what the router has last said
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
@@ -74,13 +76,17 @@ class GenerationService:
         metrics: GatewayMetrics | None = None,
         gatekeeper: Gatekeeper | None = None,
         tracing: Tracing | None = None,
+        all_gateways: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off."""
+        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off.
+        all_gateways: the metrics of all replicas; None: there is this one."""
         self.router = router
+        self._all_gateways = all_gateways
         self._gatekeeper = gatekeeper
         self._tracing = tracing
         self.model = model
         self.last_status: RouterStatus | None = None  # None: no router has answered
+        self._followed: tuple[RouterStatus, float] | None = None  # by `follow_router`, and when it was heard
         self.metrics = metrics or GatewayMetrics()
         self._codec = TextCodec(tokenizer, model.name)
         self._config = config
@@ -96,16 +102,32 @@ class GenerationService:
             self.model = replace(self.model, max_model_len=status.max_model_len)
         return status
 
+    async def metrics_page(self) -> str:
+        """Metrics of gateways and routers in Prometheus text format; of routers only if one answers."""
+        text = self.metrics.text() if self._all_gateways is None else await self._all_gateways()
+        try:
+            return text + await self.router.metrics_text()
+        except PacelineError as error:
+            logger.warning("no metrics from the router: %s", error)
+            return text
+
     async def follow_router(self, period_s: float = 1.0) -> None:
         """Goes by the router's limit, for ever: it depends on the target's memory, and may change with its restart."""
         while True:
             try:
-                await self.router_status()
+                self._followed = await self.router_status(), time.monotonic()
             except PacelineError as error:
                 logger.debug("no status from the router: %s", error)
             except Exception:
                 logger.exception("the router's status cannot be read")
             await asyncio.sleep(period_s)
+
+    async def recent_status(self) -> RouterStatus:
+        """For probes, of which there are many: they neither wait for a router that is busy with a round nor take its
+        time, as long as it has lately been heard. Raises what `router_status` raises."""
+        if self._followed is not None and time.monotonic() - self._followed[1] < _RECENT_S:
+            return self._followed[0]
+        return await self.router_status()
 
     def enter(self, authorization: Iterable[str]) -> Tenant | None:
         """First of all in a call: whose it is. See `Gatekeeper.enter`."""
@@ -117,7 +139,7 @@ class GenerationService:
         """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
         arrived = time.monotonic()
         origin = origin or CallOrigin(call_id)
-        trace = None if self._tracing is None else self._tracing.begin(call, origin, self.model.name, arrived)
+        trace = None if self._tracing is None else self._tracing.begin(call, call_id, origin, self.model.name, arrived)
         try:
             with self.counting_refusals():
                 return await self._prepare(call, call_id, tenant, origin, trace, arrived)

@@ -241,9 +241,13 @@ SPECULATION = Dashboard(
                 ),
                 Panel(
                     "Answers too late",
-                    "Of draft workers, beyond draft.deadline_ms: the round went on without.",
-                    "short",
-                    (Query(_rate("paceline_late_drafts_total"), "late"),),
+                    "Share of those that rounds waited for: beyond draft.deadline_ms, the round went on without.",
+                    "percentunit",
+                    (
+                        Query(
+                            _ratio(_rate("paceline_late_drafts_total"), _rate("paceline_awaited_drafts_total")), "late"
+                        ),
+                    ),
                 ),
                 Panel(
                     "Drafted ahead",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -22,17 +23,23 @@ _HELLO_TIMEOUT_S = 5.0
 _WARM_UP_TIMEOUT_S = 60.0
 _WARM_UP_PAUSE_S = 1.0  # after a target that gave no token
 _LONGEST_WAIT_S = 0.25  # of a refresh for the target's answer, which may be busy for long
+_HAND_OVER_S = 1.5  # by then gateways know that they should ask another router
 
 
 class Connections:
     """Links by worker id. `refresh` is to be called again and again; it never raises for a worker that is away.
 
-    A target is there only when a first token has come out of it.
+    A target is there only when a first token has come out of it. The router goes from one target group to another as
+    the directory says. Where there is none for it, but others have theirs, it stands by. Where nobody has one, it
+    waits for its own.
     """
 
-    def __init__(self, client_keys: LinkKeys, target_id: str) -> None:
+    def __init__(self, client_keys: LinkKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._client_keys = client_keys
-        self._target_id = target_id
+        self._clock = clock
+        self.target_id: str | None = None  # of the group that it has, or waits for
+        self.others_serve = False  # there are target groups of other routers
+        self._leaves_at: float | None = None  # its group is about to stop, and others serve
         self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
         self._greeting: asyncio.Task[None] | None = None
         self._warm_incarnation: int | None = None
@@ -41,12 +48,29 @@ class Connections:
         self._closed_traffic: Counter[str] = Counter()
         self._worker_drops: Counter[str] = Counter()  # of workers that are gone by now
 
-    async def refresh(self, entries: list[WorkerEntry]) -> None:
-        """Open links to new workers, close those of workers that are gone or were replaced."""
+    @property
+    def stands_by(self) -> bool:
+        """Others serve, and this router has no target group to serve with."""
+        return self.target_id is None and self.others_serve
+
+    @property
+    def is_leaving(self) -> bool:
+        """Its group is about to stop, and others serve: what runs goes on for a moment, but nothing should come."""
+        return self._leaves_at is not None
+
+    async def refresh(self, entries: list[WorkerEntry], target_id: str | None) -> None:
+        """Open links to new workers, close those of workers that are gone or were replaced.
+
+        target_id: the target group that the router is to have; None: there is none for it.
+        """
+        self._choose_target(entries, target_id)
         wanted = {
-            entry.worker_id: entry for entry in entries if entry.role == "draft" or entry.worker_id == self._target_id
+            entry.worker_id: entry for entry in entries if entry.role == "draft" or entry.worker_id == self.target_id
         }
         for worker_id, (entry, link) in list(self._links.items()):
+            if entry.role == "target" and worker_id != self.target_id:
+                self._close(worker_id)
+                continue
             found = wanted.get(worker_id)
             if found is not None and found.incarnation == entry.incarnation and found.address == entry.address:
                 self._links[worker_id] = (found, link)  # its counts are newer
@@ -93,8 +117,26 @@ class Connections:
         for worker_id in list(self._links):
             self._close(worker_id)
 
+    def _choose_target(self, entries: list[WorkerEntry], target_id: str | None) -> None:
+        targets = {entry.worker_id: entry for entry in entries if entry.role == "target"}
+        held, found = targets.get(self.target_id or ""), self._links.get(self.target_id or "")
+        self.others_serve = any(not entry.is_leaving for entry in targets.values() if entry.worker_id != target_id)
+        leaves_at, self._leaves_at = self._leaves_at, None
+        if target_id is not None:
+            self.target_id = target_id
+        elif self.target_id is None or not self.others_serve:
+            return  # whoever has a group keeps it, or waits for it
+        elif found is None or not found[1].is_alive or (held is not None and not held.is_leaving):
+            self.target_id = None
+        elif held is not None:
+            now = self._clock()
+            self._leaves_at = now + _HAND_OVER_S if leaves_at is None else leaves_at
+            if now >= self._leaves_at:
+                self.target_id = self._leaves_at = None
+        # else: a directory that is filling up again does not know the group yet, and its link works
+
     async def _greet_target(self) -> None:
-        found = self._links.get(self._target_id)
+        found = self._links.get(self.target_id or "")
         if found is None or (self.target is not None and self.target[1] is found[1]):
             return
         if self._greeting is None or self._greeting.done():
@@ -146,13 +188,14 @@ def _traffic_of(link: AsyncLink) -> Counter[str]:
 
 async def keep_connected(
     connections: Connections,
-    list_workers: Callable[[], Awaitable[list[WorkerEntry]]],
+    list_workers: Callable[[], Awaitable[tuple[list[WorkerEntry], str | None]]],
     on_change: Callable[[], None],
 ) -> None:
-    """Refresh for ever. A directory that does not answer leaves everything as it is."""
+    """Refresh for ever with what `list_workers` says: the workers, and which target group is the router's. A directory
+    that does not answer leaves everything as it is."""
     while True:
         try:
-            await connections.refresh(await list_workers())
+            await connections.refresh(*await list_workers())
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import CACHE, DRAFT_MODEL, OUROBOROS
+from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from actors.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -42,6 +42,7 @@ from actors.messages import (
 )
 from cache_service.automata import AutomataIndex
 from cache_service.shared_phrases import SharedPhrases
+from cluster.autoscaling.target_demand import TargetDemand
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
@@ -49,6 +50,7 @@ from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.drafting import Drafting
+from cluster.router.guarded_sink import GuardedSink
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
 from cluster.router.required_rows import check_required_rows
 from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RouterEvent
@@ -149,10 +151,8 @@ class RouterCore:
         self._seq_id_base = secrets.randbits(31) << 32
         self._num_named = 0
         self._num_arrived = 0
-        self._token_sink = token_sink
+        self._sink = GuardedSink(token_sink, self, self.counters)
         self.soft_sharing = soft_sharing
-        self._has_reported_sink = False
-        self._document_base = secrets.token_bytes(8)
         self._round_id = 0
         self._free_blocks = 0
         self._total_blocks = 0
@@ -205,12 +205,10 @@ class RouterCore:
         self._by_seq_id[sequence.seq_id] = sequence
         if sequence.deadline is not None:
             self._push_deadline(sequence.deadline, sequence)
-        if self._token_sink is not None and request.cache != "off":
-            self._follow(self._token_sink, request)
+        self._sink.follow(request)
         if self.soft_sharing is not None and request.cache != "off":
             self.soft_sharing.follow(request.namespace)
-        if self._token_sink is not None:
-            self._watch(self._token_sink, request.namespace)
+        self._sink.watch(request.namespace)
 
     def cancel(self, request_id: str) -> bool:
         """The client is gone: the request ends with a "cancelled" chunk and frees its room within one round. False
@@ -243,6 +241,13 @@ class RouterCore:
     @property
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
+
+    def target_demand(self, now: float) -> TargetDemand:
+        """How long requests wait for their first round, and how much of what the group can hold is in use."""
+        used_share = len(self._scheduler.running) / self._config.max_running
+        if self._scheduler.running and self._total_blocks:
+            used_share = max(used_share, 1.0 - self._free_blocks / self._total_blocks)
+        return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
 
     @property
     def free_blocks(self) -> int:
@@ -296,15 +301,14 @@ class RouterCore:
     def exchange(self, now: float) -> None:
         """Forget what has been purged, take in what other routers have learnt, and give out what this one has. Call it
         between rounds, and now and then while there are none; takes about a millisecond at most, but for a purge."""
-        if self._token_sink is not None:
-            self._forget_ended(self._token_sink)
+        self._sink.forget_ended(sequence.begin.namespace for sequence in self._by_request.values())
         if self.soft_sharing is not None:
             self.soft_sharing.tick(now)
 
     @property
     def has_exchange(self) -> bool:
         """Whether `exchange` has ever anything to do."""
-        return self._token_sink is not None or self.soft_sharing is not None
+        return self._sink.is_there or self.soft_sharing is not None
 
     def drop(self, namespace: str) -> None:
         """Forget all that rounds have taught of a namespace, here and at the draft workers. Call it between rounds."""
@@ -399,12 +403,10 @@ class RouterCore:
         self._drafting.tell(round, emitted, verified, accepted)
         self._drafting.take_head_drafts(round, result)
         self._teach(round, result, emitted)
-        if self._token_sink is not None:
-            self._share(self._token_sink, round, emitted)
+        self._sink.share(round, emitted)
         for sequence in done:
             self.counters.finished += 1
-            if self._token_sink is not None:
-                self._tell_end(self._token_sink, sequence)
+            self._sink.finished(sequence)
             self._release(sequence, now)
         if hungry:
             self._relieve(round, hungry, now)
@@ -668,64 +670,6 @@ class RouterCore:
     @property
     def _shares_prompts(self) -> bool:
         return self.soft_sharing is not None and self.soft_sharing.shares_prompts
-
-    def _follow(self, sink: TokenSink, request: GenerationRequest) -> None:
-        try:
-            sink.follow((request.namespace, *request.readable))
-            if request.cache == "read_write":
-                sink.bounded(request.namespace, request.tenant, request.cache_bytes)
-        except Exception:
-            self._sink_failed()
-
-    def _watch(self, sink: TokenSink, namespace: str) -> None:
-        try:
-            sink.watch(namespace, self)
-        except Exception:
-            self._sink_failed()
-
-    def _forget_ended(self, sink: TokenSink) -> None:
-        try:
-            ended = sink.ended(self)
-            for namespace in ended:
-                self.drop(namespace)
-            if ended:  # requests that are there go on to teach what is known of theirs
-                in_use = {sequence.begin.namespace for sequence in self._by_request.values()}
-                for namespace in in_use.intersection(ended):
-                    sink.watch(namespace, self)
-        except Exception:
-            self._sink_failed()
-
-    def _share(self, sink: TokenSink, round: Round, emitted: list[Emitted]) -> None:
-        """Tell the sink what the round has committed, of sequences that may be learnt from."""
-        for index, first, _ in emitted:
-            sequence = round.entries[index].sequence
-            if sequence.request.cache != "read_write" or sequence.num_tokens == first:
-                continue
-            namespace = sequence.begin.namespace
-            document_id = self._document_base + sequence.arrival.to_bytes(8, "little")
-            try:
-                if first == sequence.num_prompt:
-                    sink.prompted(namespace, document_id, sequence.tokens()[:first])
-                sink.committed(namespace, document_id, first, sequence.tokens(first))
-            except Exception:
-                self._sink_failed()
-
-    def _tell_end(self, sink: TokenSink, sequence: Sequence) -> None:
-        if sequence.request.cache == "off":
-            return
-        stats = sequence.stats
-        try:
-            sink.finished(sequence.begin.namespace, stats.rounds, stats.accepted_tokens.get(CACHE, 0))
-            if sequence.request.promotes and sequence.request.cache == "read_write":
-                sink.answered(sequence.request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
-        except Exception:
-            self._sink_failed()
-
-    def _sink_failed(self) -> None:
-        self.counters.sink_faults += 1
-        if not self._has_reported_sink:
-            self._has_reported_sink = True
-            logger.warning("the token sink failed; further failures are only counted", exc_info=True)
 
     def _credits(self, round: Round, entry: RoundEntry, path: list[int]) -> list[str]:
         """Who was most sure of each accepted node."""

@@ -54,7 +54,8 @@ class RouterCounters:
     prefill_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # from there to a token
     planner_rounds: Counter[str] = field(default_factory=Counter)  # by what was decided about drafts
     proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
-    late_drafts: int = 0  # awaited answers of draft workers that did not come
+    awaited_drafts: int = 0  # answers of draft workers that rounds waited for
+    late_drafts: int = 0  # of these, those that did not come in time
     invalid_draft_results: int = 0  # of another round, or malformed as a whole
     stale_drafts: int = 0  # sequences a draft worker had lost
     unknown_sequences: int = 0  # answers about sequences that were not asked about

@@ -1,9 +1,11 @@
-"""The router as a Ray Serve deployment: one Serve call per request, rounds over links."""
+"""Routers as a Ray Serve deployment, as many as there may be target groups: one Serve call per request, rounds over
+links."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -11,16 +13,19 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafters, expand_drafters
-from actors.errors import Unavailable
+from actors.errors import Overloaded, Unavailable
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.namespaces import OPEN
 from cache_service.soft_exchange import DELTA_BYTES
 from cluster.config import CacheConfig, DraftConfig, ObservabilityConfig, RouterConfig, SpeculationConfig
 from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
+from cluster.gateway.errors import RouterLost
+from cluster.gateway.ready_first import READY, ReadyFirst
 from cluster.gateway.router_client import RouterStatus
 from cluster.logs import configure_logging, request_id
 from cluster.metrics import RouterMetrics
@@ -36,11 +41,16 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 8192
 _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
-_DEMAND_PERIOD_S = 1.0  # between words to the directory of what draft workers are worth
+_DEMAND_PERIOD_S = 1.0  # between words to the directory of what workers are worth
+_STATS_PERIOD_S = 0.5  # between words to gateways, by way of Serve's controller, of who is ready
+_DISMISSED_S = 4.0  # without a question from Serve's controller: it asks those that it has told to stop for nothing
+_LOOK_AGAIN_S = 0.05
+_EARLY_RETRY_S = 5.0
 
 
 class Router:
-    """Owns the sequences of one target group. `upstream` are the deployments that Serve must start beside it."""
+    """Owns the sequences of one target group, which the directory gives it, or stands by for one. `upstream` are the
+    deployments that Serve must start beside it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -50,7 +60,6 @@ class Router:
         cache: CacheConfig,
         model: ModelInfo,
         directory_name: str,
-        target_id: str,
         *upstream: Any,
         promotion: PromotionSource | None = None,
         observability: ObservabilityConfig | None = None,
@@ -65,8 +74,9 @@ class Router:
         self._told_demand_at = 0.0
         self._directory: DirectoryHandle = find_directory(directory_name)
         keys = await self._directory.client_keys.remote()
-        self._connections = Connections(keys, target_id)
+        self._connections = Connections(keys)
         self._driver: RouterDriver | None = None
+        self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
         self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size, promotion)
         # Kernels compile here, before the first request.
@@ -81,14 +91,15 @@ class Router:
         self._soft_sharing = None if self._cache is None else self._cache.share_counts(self._drafters)
         if self._soft_sharing is not None:
             self._soft_sharing.follow(OPEN)  # those of tenants are followed when they come
+        self._asked_at = time.monotonic()  # by Serve's controller, how this router is
+        self._has_left = False
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         request_id.set(request.caller_id)  # for all that is logged in this task
-        if self._driver is None:
-            raise Unavailable("the target group has not started yet")
+        self._check_group()
         logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
-        chunks = self._driver.generate(request)
+        chunks = (self._driver or await self._first_rounds()).generate(request)
         num_tokens = 0
         try:
             async for chunk in chunks:
@@ -98,19 +109,47 @@ class Router:
             await chunks.aclose()
             logger.info("%s left with %d tokens", request.request_id, num_tokens)
 
-    async def status(self) -> RouterStatus:
-        return status_of(self._driver, len(self._connections.draft_links()))
+    def _check_group(self) -> None:
+        if self._connections.stands_by:
+            raise RouterLost("this router has no target group; others have")
 
-    async def metrics_text(self) -> str:
-        return self._metrics.text() if self._metrics is not None else ""
+    async def _first_rounds(self) -> RouterDriver:
+        """Waits for the first target as a router does that has lost its own: when an application is updated, the new
+        routers may be there before it. The caller enforces the deadline. Raises Overloaded where too many wait."""
+        most = self._config.max_running + self._config.max_waiting
+        if self._num_early >= most:
+            raise Overloaded(f"{most} requests wait for the target group to start; that is the limit", _EARLY_RETRY_S)
+        self._num_early += 1
+        try:
+            while self._driver is None:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                self._check_group()
+        finally:
+            self._num_early -= 1
+        return self._driver
+
+    async def status(self) -> RouterStatus:
+        return status_of(self._driver, self._connections)
+
+    async def own_metrics(self) -> tuple[str, str]:
+        """Who this is, and its metrics in Prometheus text format."""
+        return self._router_id, self._metrics.text() if self._metrics is not None else ""
+
+    def record_routing_stats(self) -> dict[str, bool]:
+        """What `ReadyFirst` goes by."""
+        self._asked_at = time.monotonic()
+        return {READY: status_of(self._driver, self._connections).ready}
 
     async def check_health(self) -> None:
+        self._asked_at = time.monotonic()
         if self._task.done():
             raise Unavailable("the router no longer follows the directory")
         if self._driver is not None and self._driver.failure is not None:
             raise Unavailable(f"rounds have stopped: {self._driver.failure}")
 
     async def __del__(self) -> None:
+        self._asked_at = -math.inf  # and nobody will ask
+        self._leave_group()
         if self._driver is not None:
             await self._driver.drain(_DRAIN_S)
             self._driver.close()
@@ -119,22 +158,41 @@ class Router:
         if self._cache is not None:
             await asyncio.to_thread(self._cache.close)
 
-    async def _list_workers(self) -> list[WorkerEntry]:
+    async def _list_workers(self) -> tuple[list[WorkerEntry], str | None]:
+        """All workers, and the target group that this router is to have."""
+        held = self._connections.target_id
+        is_dismissed = time.monotonic() - self._asked_at > _DISMISSED_S
         try:
             self._tell_demand()
             async with asyncio.timeout(5.0):
+                if not is_dismissed:
+                    self._has_left = False
+                    found: tuple[list[WorkerEntry], str | None] = await self._directory.follow.remote(
+                        self._router_id, held
+                    )
+                    return found
+                # Another router may have the group; what runs here is finished on it all the same.
+                self._leave_group()
                 entries: list[WorkerEntry] = await self._directory.workers.remote()
         except ray.exceptions.ActorDiedError:
             self._directory = find_directory(self._directory_name)
             raise
-        return entries
+        stays = any(entry.worker_id == held and not entry.is_leaving for entry in entries)
+        return entries, held if stays else None
+
+    def _leave_group(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._directory.release_target.remote(self._router_id)
 
     def _tell_demand(self) -> None:
         now = time.monotonic()
         if self._driver is not None and now - self._told_demand_at >= _DEMAND_PERIOD_S:
             self._told_demand_at = now
+            core = self._driver.core
+            targets = core.target_demand(now) if self._driver.has_target else None
             # Whether it arrives is of no matter: the next word comes soon.
-            self._directory.tell_demand.remote(self._router_id, self._driver.core.draft_scaling.demand(now))
+            self._directory.tell_demand.remote(self._router_id, core.draft_scaling.demand(now), targets)
 
     def _adopt(self) -> None:
         """Give the driver the links that stand now."""
@@ -144,6 +202,9 @@ class Router:
                 self._driver = self._start_rounds(info)
             self._driver.set_target(link, info)
         if self._driver is not None:
+            self._driver.others_serve = self._connections.others_serve
+            if self._connections.stands_by:
+                self._driver.hand_over()
             self._driver.set_draft_workers(self._connections.draft_links())
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
@@ -168,19 +229,22 @@ class Router:
         return driver
 
 
-def status_of(driver: RouterDriver | None, num_draft_workers: int) -> RouterStatus:
-    """driver is None until the target group has said what it is."""
-    if driver is None:
-        return RouterStatus(ready=False, live=True, detail="waiting for the target group")
-    longest = driver.core.max_model_len
-    if driver.failure is not None:
+def status_of(driver: RouterDriver | None, connections: Connections) -> RouterStatus:
+    """driver is None until a target group has said what it is."""
+    longest = None if driver is None else driver.core.max_model_len
+    if driver is not None and driver.failure is not None:
         detail = f"rounds have stopped: {driver.failure}"
         return RouterStatus(ready=False, live=False, detail=detail, max_model_len=longest)
-    if driver.is_draining:
+    if driver is not None and driver.is_draining:
         return RouterStatus(ready=False, live=True, detail="draining", max_model_len=longest)
-    if not driver.has_target:
+    if connections.stands_by:
+        return RouterStatus(ready=False, live=True, detail="standing by for a target group", max_model_len=longest)
+    if driver is None or not driver.has_target:
         return RouterStatus(ready=False, live=True, detail="waiting for the target group", max_model_len=longest)
-    return RouterStatus(ready=True, live=True, detail=f"{num_draft_workers} draft workers", max_model_len=longest)
+    if connections.is_leaving:
+        return RouterStatus(ready=False, live=True, detail="the target group is leaving", max_model_len=longest)
+    detail = f"{len(connections.draft_links())} draft workers"
+    return RouterStatus(ready=True, live=True, detail=detail, max_model_len=longest)
 
 
 def router_application(
@@ -190,15 +254,19 @@ def router_application(
     cache: CacheConfig,
     model: ModelInfo,
     directory_name: str,
-    target_id: str,
     *upstream: Any,
+    replicas: int = 1,
     promotion: PromotionSource | None = None,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """promotion: None: what tenants say stays with them. observability: None: logs are as the process has them."""
+    """replicas: as many as there may be target groups: those without one stand by, warm. promotion: None: what tenants
+    say stays with them. observability: None: logs are as the process has them."""
     deployment = serve.deployment(Router).options(
         name="Router",
-        num_replicas=1,
+        num_replicas=replicas,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ReadyFirst, request_routing_stats_period_s=_STATS_PERIOD_S
+        ),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         # While no replica is there, no more wait for it than it would take.
         max_queued_requests=config.max_running + config.max_waiting + _STATUS_CALLS,
@@ -206,5 +274,5 @@ def router_application(
         health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    arguments = (config, speculation, draft, cache, model, directory_name, target_id, *upstream)
+    arguments = (config, speculation, draft, cache, model, directory_name, *upstream)
     return deployment.bind(*arguments, promotion=promotion, observability=observability)

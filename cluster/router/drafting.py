@@ -357,8 +357,10 @@ class Drafting:
             self._counters.invalid_trees[self.names[source]] += 1
 
     def _take_drafts(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
+        is_awaited = worker_id in round.awaited_workers
+        self._counters.awaited_drafts += is_awaited
         if result is None:
-            if worker_id in round.awaited_workers:
+            if is_awaited:
                 self._counters.late_drafts += 1
                 self._scaling.observe_late()
                 self._workers.missed(worker_id, round.round_id)
@@ -367,7 +369,7 @@ class Drafting:
             self._counters.invalid_draft_results += 1
             return
         self._workers.answered(worker_id, round.round_id)
-        if worker_id in round.awaited_workers:
+        if is_awaited:
             self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready

@@ -20,6 +20,7 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
+from cluster.gateway.errors import RouterLost
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
 from cluster.router.round_watch import RoundWatch
@@ -51,6 +52,7 @@ class RouterDriver:
         self._silent: AsyncLink | None = None  # left a batch unanswered, may still be busy with it
         self._asking: set[asyncio.Task[DraftResult | None]] = set()
         self.is_draining = False  # takes no more requests
+        self.others_serve = False  # what cannot be served here can be by another router
         self._task = asyncio.create_task(self._run(), name="router rounds")
         self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
         for task in (self._task, self._timekeeper):
@@ -83,6 +85,13 @@ class RouterDriver:
         self._target, self._incarnation = link, info.incarnation
         self.core.max_model_len = info.max_model_len
 
+    def hand_over(self) -> None:
+        """There is no target for this router any more, and others serve: its streams end so that they go on there."""
+        self._target = None
+        for request_id in self._streams:
+            self.core.cancel(request_id)
+        self._end_streams("the router's target group is gone")
+
     def set_draft_workers(self, links: dict[str, AsyncLink]) -> None:
         self._draft_links = links
         self.core.set_draft_workers(sorted(links))
@@ -90,10 +99,11 @@ class RouterDriver:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as rounds emit them. Closing the generator cancels the sequence within one round.
 
-        Raises what `RouterCore.add` raises, and the error a request ended with.
+        Raises what `RouterCore.add` raises, and the error a request ended with: RouterLost, if another router can
+        serve it.
         """
         if self.is_draining or self.failure is not None:
-            raise Unavailable("the router is draining" if self.is_draining else "the router runs no rounds any more")
+            raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
         self.core.add(request, time.monotonic())
         # Bounded by the request itself: it has at most max_new_tokens chunks.
         queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
@@ -266,7 +276,10 @@ class RouterDriver:
             self._end_streams("the router runs no rounds any more")
 
     def _end_streams(self, reason: str) -> None:
-        self._deliver([RequestFailed(request_id, Unavailable(reason)) for request_id in self._streams])
+        self._deliver([RequestFailed(request_id, self._refusal(reason)) for request_id in self._streams])
+
+    def _refusal(self, reason: str) -> Unavailable:
+        return RouterLost(reason) if self.others_serve else Unavailable(reason)
 
     def _deliver(self, events: list[RouterEvent]) -> None:
         for event in events:

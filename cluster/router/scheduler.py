@@ -76,6 +76,11 @@ class Scheduler:
         ahead = max(1.0, len(self.waiting) / 2)
         return min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, round(ahead / rate, 3)))
 
+    def longest_wait_s(self, now: float) -> float:
+        """Of those that have not run yet."""
+        arrivals = (sequence.arrived_at for sequence in self.waiting.values() if sequence.started_at is None)
+        return max(0.0, now - min(arrivals, default=now))
+
     def admit(self, free_blocks: int) -> None:
         """Move waiting sequences to the running ones, in order, while there are places.
 

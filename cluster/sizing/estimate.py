@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from cluster.config import SpeculationConfig
 from cluster.sizing.hardware import GpuGroup
 from cluster.sizing.memory import MemoryFit, memory_fit
 from cluster.sizing.precision import PRECISIONS, QUANTIZED
@@ -14,7 +15,7 @@ from cluster.sizing.speculation import round_ahead, round_on_request, tokens_per
 
 Drafting = Literal["none", "on the CPU", "on request", "one round ahead"]
 
-MAX_DRAFT_TOKENS = 16  # that are tried where the number is left open: the default of speculation.max_draft_tokens
+MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # that are tried where the number is left open
 _A_GAIN = 1.01  # of speed; what gains less is not worth a GPU
 
 

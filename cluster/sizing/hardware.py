@@ -70,9 +70,10 @@ class GpuGroup:
 
 
 def read_hardware(path: Path) -> dict[str, Gpu]:
-    """GPUs by name from a YAML file, keys as the fields of `Gpu`. Raises InvalidRequest."""
+    """GPUs by name, in small letters, from a YAML file, keys as the fields of `Gpu`. Raises InvalidRequest."""
     try:
-        return TypeAdapter(dict[str, Gpu]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+        given = TypeAdapter(dict[str, Gpu]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return {name.lower(): gpu for name, gpu in given.items()}
     except OSError as error:
         raise InvalidRequest("--hardware", str(path), f"it cannot be read: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

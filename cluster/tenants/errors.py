@@ -1,6 +1,8 @@
-"""Why a tenant's call is refused before any work is done for it.
+"""Why a tenant's call is refused before any work is done for it, and what is wrong with the file that names tenants.
 
 PacelineError
+├── ConfigError
+│   └── RegistryUnusable
 ├── Unauthenticated     no API key, or none that is known
 ├── TenantDisabled      the key is right, its tenant is switched off
 └── Overloaded
@@ -10,6 +12,11 @@ PacelineError
 from __future__ import annotations
 
 from actors.errors import Overloaded, PacelineError
+from cluster.errors import ConfigError
+
+
+class RegistryUnusable(ConfigError):
+    """The file that names the tenants is damaged or cannot be read. The message is one line that names it."""
 
 
 class Unauthenticated(PacelineError):

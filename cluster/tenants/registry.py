@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cluster.errors import ConfigError
 from cluster.request_limits import field_path
+from cluster.tenants.errors import RegistryUnusable
 
 MAX_LIVE_KEYS = 8  # of a tenant
 
@@ -88,12 +88,13 @@ def now_utc() -> datetime:
 
 
 def parse_registry(data: bytes, where: str) -> Registry:
-    """Raises ConfigError with one line that names file and field, and never a value: files may hold the wrong thing."""
+    """Raises RegistryUnusable with one line that names file and field, and never a value: files may hold the wrong
+    thing."""
     try:
         return Registry.model_validate_json(data)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise ConfigError(f"{where}: {field_path(problem['loc'])}: {problem['msg']}") from None
+        raise RegistryUnusable(f"{where}: {field_path(problem['loc'])}: {problem['msg']}") from None
 
 
 def dump_registry(registry: Registry) -> bytes:

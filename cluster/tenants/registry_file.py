@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cluster.errors import ConfigError
+from cluster.tenants.errors import RegistryUnusable
 from cluster.tenants.registry import Registry, dump_registry, parse_registry
 
 logger = logging.getLogger(__name__)
@@ -22,13 +23,13 @@ _Signature = tuple[int, int, int]
 
 
 def read_registry(path: Path) -> Registry | None:
-    """None: there is no such file. Raises ConfigError for one that cannot be used."""
+    """None: there is no such file. Raises RegistryUnusable for one that cannot be used."""
     try:
         return parse_registry(path.read_bytes(), str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise RegistryUnusable(f"{path}: cannot be read: {error.strerror}") from None
 
 
 @contextlib.contextmanager

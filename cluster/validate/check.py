@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from cluster.validate.kustomize import FILES, build, kustomization_in
 from cluster.validate.objects import check_object
 from cluster.validate.ray_cluster import check_ray, is_ray
 from cluster.validate.report import Report
+from cluster.validate.rules import RULES
 from cluster.validate.schemas import Schemas
 from cluster.validate.serve_config import check_serve_config
 from cluster.validate.sets import check_set
+from cluster.validate.suggestion import did_you_mean
 from cluster.validate.tree import mapping
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -31,16 +33,21 @@ _SECTIONS = "|".join(ClusterConfig.model_fields)
 _MAY_BE_OURS = re.compile(rf"""^\s*["']?(apiVersion|kind|{_SECTIONS})["']?\s*:""", re.MULTILINE)
 
 
-def validate(paths: list[Path], crds: Path | None = None) -> Report:
-    """All findings, in the order of files and lines. Raises ConfigError for a path that is not there or cannot be read,
-    for `crds` without definitions, and where manifests are found and the optional packages are not."""
+def validate(paths: list[Path], crds: Path | None = None, ignore: Sequence[str] = ()) -> Report:
+    """All findings but those of the rules to `ignore`, in the order of files and lines. Raises ConfigError for a path
+    that is not there or cannot be read, for a rule that there is not, for `crds` without definitions, and where
+    manifests are found and the optional packages are not."""
+    for rule in ignore:
+        if rule not in RULES:
+            raise ConfigError(f"--ignore {rule}: there is no such rule{did_you_mean(rule, RULES)}")
     run = _Run(CrdSchemas(crds) if crds is not None else None)
     for path in paths:
         try:
             run.path(path)
         except OSError as error:
             raise ConfigError(f"{error.filename or path}: {error.strerror or error}") from None
-    run.report.findings = sorted(set(run.report.findings))
+    found = {finding for finding in run.report.findings if finding.rule not in ignore}
+    run.report.findings = sorted(found)
     if run.schemas is not None and run.schemas.unchecked:
         kinds = ", ".join(sorted(run.schemas.unchecked))
         run.report.notes.append(f"no schema for {kinds}; give their definitions with --crds")

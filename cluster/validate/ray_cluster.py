@@ -92,6 +92,7 @@ def check_ray(manifest: dict[str, Any]) -> Iterator[Problem]:
     if kind == "RayJob":
         yield from _check_job(mapping(manifest, "spec"), ("spec",))
     if kind == "RayCronJob":
+        yield from _check_job(mapping(manifest, "spec", "jobTemplate"), ("spec", "jobTemplate"))
         schedule = mapping(manifest, "spec").get("schedule")
         if isinstance(schedule, str) and not is_schedule(schedule):
             yield Problem("cron-schedule", ("spec", "schedule"), f"{schedule!r} is no schedule")
@@ -277,8 +278,8 @@ def _check_service(spec: dict[str, Any], cluster: dict[str, Any]) -> Iterator[Pr
     if at(cluster, "headGroupSpec", "headService", "metadata", "name"):
         place = ("spec", "rayClusterConfig", "headGroupSpec", "headService", "metadata", "name")
         yield Problem("ray-head-service", place, "the head service of a RayService has a name")
-    for key, service in (("serveService", spec.get("serveService")),):
-        yield from check_service_spec({"ports": [{}], **mapping(service, "spec")}, ("spec", key, "spec"))
+    service = mapping(spec, "serveService", "spec")
+    yield from check_service_spec({"ports": [{}], **service}, ("spec", "serveService", "spec"))
     delay = whole(spec.get("rayClusterDeletionDelaySeconds"))
     if delay is not None and delay < 0:
         yield Problem("ray-upgrade", ("spec", "rayClusterDeletionDelaySeconds"), f"{delay} is below 0")

@@ -82,10 +82,12 @@ _JOB: Fields = {
     ),
     "rayClusterSpec": _CLUSTER,
 }  # fmt: skip
+_CRON_JOB: Fields = {"schedule": None, "timeZone": None, "suspend": None, "jobTemplate": _JOB}
 _KINDS: dict[str, tuple[Fields, tuple[str, ...]]] = {  # and what must be given
     "RayCluster": (_CLUSTER, ("headGroupSpec",)),
     "RayService": (_SERVICE, ("rayClusterConfig",)),
     "RayJob": (_JOB, ()),
+    "RayCronJob": (_CRON_JOB, ("schedule", "jobTemplate")),
 }
 _WHOLE = ("replicas", "minReplicas", "maxReplicas", "numOfHosts", "idleTimeoutSeconds", "priority")
 _TRUTHS = ("enableInTreeAutoscaling", "suspend", "excludeHeadPodFromServeSvc", "shutdownAfterJobFinishes")

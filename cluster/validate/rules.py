@@ -561,7 +561,8 @@ _ALL = (
         _RAY,
         "No field needs an alpha gate of the operator.",
         "The gates are off by default, and the operator refuses the cluster.",
-        "Remove it: TLS by a mesh, network policies as objects of their own, Redis for Ray's state.",
+        "TLS by a mesh, network policies as objects of their own, Redis for Ray's state. Where the gate is on: "
+        "`--ignore ray-alpha-gate`.",
     ),
     Rule(
         "ray-service-auth",

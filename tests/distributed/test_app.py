@@ -72,6 +72,8 @@ def ray_here():
 
 
 def test_the_text_is_served_over_http_and_grpc_and_a_typo_in_it_is_refused(ray_here, model):
+    wanted = LocalEngine(str(model), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=4096)
+    (answer,) = wanted.generate(["a stone, a"], max_new_tokens=20, ignore_eos=True)
     http_port, grpc_port = free_ports(2)
     values = {
         "http_port": http_port,
@@ -84,16 +86,16 @@ def test_the_text_is_served_over_http_and_grpc_and_a_typo_in_it_is_refused(ray_h
     assert "draft.wrokers" in serve.status().applications["paceline"].message
 
     assert deploy(TEXT.format(workers="workers", **values)) == ApplicationStatus.RUNNING
-    wanted = LocalEngine(str(model), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=4096)
-    (answer,) = wanted.generate(["a stone, a"], max_new_tokens=20, ignore_eos=True)
     url = f"http://127.0.0.1:{http_port}"
+    body = {"prompt": "a stone, a", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    # At once: routers may not know their target group yet. They wait for it, and the request with them.
+    served = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert served.status_code == 200, served.text
+    assert served.json()["choices"][0]["text"] == answer.text
     deadline = time.monotonic() + 60
     while httpx.get(f"{url}/readyz").status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    body = {"prompt": "a stone, a", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    served = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-    assert served.json()["choices"][0]["text"] == answer.text
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert health.status == health_pb2.HealthCheckResponse.SERVING

@@ -26,6 +26,7 @@ from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
+from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
 
@@ -60,11 +61,7 @@ class Cluster:
         return text
 
     def metric(self, name: str, **labels: str) -> float:
-        wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
-        for line in self.http.get("/metrics").text.splitlines():
-            if line.startswith(wanted + " "):
-                return float(line.rsplit(" ", 1)[1])
-        return 0.0
+        return value_of(self.http.get("/metrics").text, name, **labels)
 
     def process_of(self, deployment: str) -> int:
         return serve.get_deployment_handle(deployment, APPLICATION).health.remote().result()["process_id"]

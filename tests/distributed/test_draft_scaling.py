@@ -21,6 +21,7 @@ from cluster.local import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
+from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
 LAYERS = 16
@@ -90,10 +91,7 @@ def url(models):
 
 
 def metric(url: str, name: str) -> float:
-    for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
-        if line.startswith(name + " "):
-            return float(line.rsplit(" ", 1)[1])
-    return 0.0
+    return value_of(httpx.get(f"{url}/metrics", timeout=30).text, name)
 
 
 def wait_for(condition, seconds: float) -> None:

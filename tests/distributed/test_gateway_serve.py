@@ -30,6 +30,7 @@ from cluster.gateway.router_client import HandleRouterClient
 from cluster.ray_environment import prepare_own_ray
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.free_ports import free_ports
+from paceline_testing.scraped import value_of
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -277,9 +278,8 @@ def test_head_through_the_proxy_has_the_status_and_no_body(url, router):
 
 def test_grpc_requests_that_cannot_be_read_count_as_failures(url, stub, router):
     def failures():
-        lines = httpx.get(f"{url}/metrics").text.splitlines()
-        wanted = 'paceline_request_failure_total{reason="invalid_value"} '
-        return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
+        page = httpx.get(f"{url}/metrics").text
+        return value_of(page, "paceline_request_failure_total", reason="invalid_value")
 
     before = failures()
     assert failure(lambda: stub.Generate(ask(temperature=3)))[0] == grpc.StatusCode.INVALID_ARGUMENT
@@ -293,7 +293,7 @@ def test_operational_routes_answer_through_the_proxy(url, router):
     assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy"
     metrics = httpx.get(f"{url}/metrics").text
     assert "paceline_num_requests_running" in metrics
-    assert "echo_running 0" in metrics
+    assert 'echo_running{router="echo"} 0' in metrics
     router.set(ready=False)
     assert httpx.get(f"{url}/readyz").status_code == 503
     assert httpx.get(f"{url}/v1/nothing").json()["error"]["code"] == "not_found"

@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from actors.models.toy import save_tiny_model
 from cluster.cli.serve import _report_build, _start_building_drafter
 from cluster.config import load_config
+from paceline_testing.free_ports import free_ports
 
 NAMES = ("http_port", "grpc_port")
 
@@ -32,10 +32,7 @@ def model_dir(tmp_path_factory) -> Path:
 @contextlib.contextmanager
 def serving(model_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """The command in a process group of its own; what is left of it at the end is killed."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
+    ports = free_ports(2)
     settings = [f"target.model={model_dir}", "draft.model=none", *map("gateway.{}={}".format, NAMES, ports)]
     command = [str(Path(sys.executable).with_name("paceline")), "serve"]
     for setting in settings:

@@ -24,6 +24,7 @@ from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
 from actors.target_worker import TargetSettings
 from cluster.target_group import RankHealth, TargetGroup
+from paceline_testing.free_ports import free_ports
 
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
@@ -117,10 +118,7 @@ def test_nobody_else_can_take_the_port_where_the_ranks_will_meet():
 def test_a_rank_that_cannot_load_ends_serve_in_one_clear_line(model_dir, tmp_path):
     shutil.copytree(model_dir, tmp_path / "torn")
     os.truncate(tmp_path / "torn" / "model.safetensors", 20_000)
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
+    ports = free_ports(2)
     settings = [f"target.model={tmp_path / 'torn'}", "target.tensor_parallel=3", "draft.model=none"]
     settings += [f"gateway.http_port={ports[0]}", f"gateway.grpc_port={ports[1]}"]
     command = [sys.executable, "-m", "cluster.cli.main", "serve"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ import httpx
 import pytest
 
 from actors.models.toy import save_tiny_model
+from paceline_testing.free_ports import free_ports
+from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash")]
 NEW_TOKENS = 100
@@ -26,10 +27,7 @@ READY_WITHIN_S = 400.0
 @contextmanager
 def serving(home: Path, model: Path) -> Iterator[httpx.Client]:
     """`paceline serve` until the end of the block, then Ctrl-C; it must end in order."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        http_port, grpc_port = one.getsockname()[1], other.getsockname()[1]
+    http_port, grpc_port = free_ports(2)
     settings = {
         "target": {
             "model": str(model),
@@ -79,8 +77,7 @@ def wait_for(condition, what: str) -> None:
 
 
 def metric(client: httpx.Client, name: str) -> float:
-    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " ")]
-    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+    return value_of(client.get("/metrics").text, name)
 
 
 def ask(client: httpx.Client) -> tuple[list[str], int, int]:

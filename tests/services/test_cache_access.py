@@ -105,7 +105,7 @@ def administer(namespace, administering=None):
     assert (stats.documents, stats.tokens, stats.earnings.hits) == (2, 22, 1)
     assert administration.verify(keys).problems == ()
     assert not administration.compact(keys).is_busy
-    assert contents(administration.export(keys)) == contents(GIVEN)
+    assert contents(administration.export(keys).pieces) == contents(GIVEN)
     assert administration.purge(keys, TimeRange(0, 5)).tokens == 0
     assert namespace.read()[0].contents == contents(GIVEN)
     administration.purge(keys)

@@ -19,6 +19,7 @@ from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.administration import CacheAdministration
 from cache_service.audit_log import AuditLog
 from cache_service.embedded_server import EmbeddedServer
+from cache_service.key_ring import KeyRing
 from cluster.cache_admin.credential import Credential, load_credential
 from cluster.cache_admin.documents import ImportModel
 from cluster.cache_admin.names import Names
@@ -29,6 +30,7 @@ from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.gateway.paceline.v1 import cache_admin_pb2 as pb
 from cluster.gateway.paceline.v1 import cache_admin_pb2_grpc, inference_pb2
+from cluster.tenants.registry_file import read_registry
 from paceline_testing.cache_stores import PATIENCE_S, Namespace, piece
 
 TOKEN = "a-credential-of-32-characters-00"
@@ -287,6 +289,41 @@ def test_an_outage_is_told_and_passes(tmp_path, target):
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
             server.restart()
             assert httpx.get(url, headers=BEARER, timeout=PATIENCE_S).status_code == 200
+
+
+def test_tenants_that_cannot_be_read_are_no_fault_of_the_caller(redis_server, tmp_path):
+    file = tmp_path / "tenants.json"
+    file.write_text('{"version": 1, "tenants": [')
+    namespace = Namespace(redis_server.settings)
+    administration = CacheAdministration(namespace.connection)
+    service = CacheAdminService(administration, lambda: None, lambda: Names(read_registry(file)))
+    with running(service) as (port, grpc_port), grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        url = f"http://127.0.0.1:{port}/v1/cache/namespaces/-"
+        answer = httpx.get(url, params={"tenant": "acme"}, headers=BEARER, timeout=PATIENCE_S)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "registry_unusable")
+        assert str(file) in answer.json()["error"]["message"]
+        with pytest.raises(grpc.RpcError) as raised:
+            cache_admin_pb2_grpc.CacheAdminStub(channel).GetStats(
+                pb.NamespaceRequest(name={"tenant": "acme"}), metadata=METADATA
+            )
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    namespace.connection.close()
+
+
+def test_an_export_tells_what_it_could_not_read(http, stub, redis_server):
+    secret = Namespace(redis_server.settings, "open", ring=KeyRing({1: b"1" * 32}))
+    secret.append(piece("a", 0, [1]))
+    request = pb.NamespaceRequest(name={"namespace": "open"})
+    assert http.get("/namespaces/open/documents").json()["error"]["code"] == "namespace_unread"
+    with pytest.raises(grpc.RpcError) as raised:
+        list(stub.ExportDocuments(request, metadata=METADATA))
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    Namespace(redis_server.settings, "open").append(piece("b", 0, [2]))
+    exported = http.get("/namespaces/open/documents")
+    assert (len(exported.text.splitlines()), exported.headers["x-paceline-unread"]) == (2, "1")
+    call = stub.ExportDocuments(request, metadata=METADATA)
+    assert len(list(call)) == 1
+    assert ("x-paceline-unread", "1") in call.trailing_metadata()
 
 
 # --- parts

@@ -16,6 +16,7 @@ from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.embedded_server import EmbeddedServer, running_server
+from cache_service.key_ring import KeyRing
 from cache_service.namespaces import namespace_of, namespace_of_group
 from cluster.cache_admin.documents import whole_documents
 from cluster.cache_admin.migration import Migration
@@ -130,6 +131,20 @@ def test_an_export_goes_where_it_is_sent_and_replaces_files_alone(run, server, t
         status, printed, err = run("export", "-n", "open", "--out", out)
         assert (status, printed, err.count("\n")) == (2, "", 1)
         assert f"--out {out}: cannot be written: " in err
+
+
+def test_an_export_tells_what_it_could_not_read(run, server, tmp_path):
+    out = tmp_path / "out.jsonl"
+    secret = Namespace(server.settings, "open", ring=KeyRing({1: b"1" * 32}))
+    for number in range(3):
+        secret.append(piece(str(number), 0, [1, number]))
+    status, printed, err = run("export", "-n", "open", "--out", out)
+    assert (status, printed, err.count("\n"), out.exists()) == (2, "", 1, False)
+    assert "nothing in namespace open can be read, none of 3 objects" in err
+    Namespace(server.settings, "open").append(piece("plain", 0, [7]))
+    status, _, err = run("export", "-n", "open", "--out", out)
+    assert (status, len(out.read_text().splitlines())) == (1, 2)
+    assert "3 objects of open could not be read and were left out" in err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cache_service.fold_plan import FoldLimits
 from cache_service.follower import Follower, FollowerSettings
 from cache_service.key_ring import KeyRing
 from cache_service.publisher import Publisher, PublisherSettings
+from cache_service.soft_compactor import SoftCompactor
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece, until
 
 RING = KeyRing({1: b"1" * 32})
@@ -525,6 +526,23 @@ def test_nothing_lives_for_ever(namespace):
     lives = {key: redis.ttl(key) for key in namespace.names()}
     assert len(lives) == 7
     assert min(lives.values()) > 0, lives
+
+
+def test_a_compactor_keeps_no_key_of_a_namespace_that_has_expired(namespace):
+    folding, counts = compactor(namespace), SoftCompactor(namespace.store, namespace.codec, 3)
+    fold_all(folding)
+    fold_all(counts)
+    assert namespace.names() == []
+    namespace.append(piece("a", 0, [1]))
+    fold_all(folding)
+    fold_all(counts)
+    assert namespace.redis.delete(*namespace.names()) >= 4  # as if its time were over
+    fold_all(folding)
+    fold_all(counts)
+    assert namespace.names() == []
+    namespace.append(piece("a", 1, [2]))
+    fold_all(folding)
+    assert folding.counters.folds == 2
 
 
 def test_a_fence_that_was_lost_goes_on_after_the_last_token(namespace):

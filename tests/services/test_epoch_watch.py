@@ -145,6 +145,23 @@ def test_what_was_learnt_before_anybody_could_look_has_ended(server):
         cache.close(20)
 
 
+def test_what_has_expired_and_nobody_uses_is_watched_no_more(namespace):
+    unused, used = namespace.keys.namespace, namespace.keys.namespace + "-used"
+    with watching(namespace) as watch:
+        for name in (unused, used):
+            watch.watch(name)
+            assert has_looked(namespace, watch, name)
+        watch._watched[unused].used -= 3600
+        for name in (unused, used):
+            namespace.redis.delete(StoreKeys(FINGERPRINT, name).epoch)  # as if its time were over
+        found = set()
+        assert until(lambda: found.update(watch.ended()) or len(found) == 2)
+        assert list(watch._watched) == [used]
+        assert namespace.names() == []
+        watch.watch(unused)
+        assert has_looked(namespace, watch, unused)
+
+
 def test_no_possible_name_and_no_server_are_no_fault_of_the_caller(namespace):
     def refused(name):
         raise SettingError("namespace", name, "it has no possible name")

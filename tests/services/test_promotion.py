@@ -302,6 +302,22 @@ def test_the_thread_promotes_and_revokes(namespace):
     assert (thread.dropped_texts, thread.failures, thread._turns.num_faults) == (2, 0, 0)
 
 
+def test_revocation_does_not_wait_for_the_lease_of_a_gate_that_has_crashed(namespace):
+    policy = PromotionPolicy(min_tenants=K, min_age_s=0, release_every_s=1)
+    gate, crashed = (PromotionGate(*namespace.open(), SECRET, no_tokens_blocked, policy) for _ in range(2))
+    organisations = [f"tenant {tenant}" for tenant in range(K)]
+    for organisation in organisations:
+        crashed.offer(organisation, [(1, 2, 3)])
+    assert until(lambda: crashed.release() and crashed.public())
+    assert crashed._gate.acquire_lease(crashed._owner, 3_600_000)
+    thread = PromotionThread(lambda: (gate, frozenset(organisations[1:])), poll_s=0.01)
+    try:
+        assert until(lambda: not crashed.public())
+    finally:
+        assert thread.close(20)
+    assert (thread.failures, thread._turns.num_faults) == (0, 0)
+
+
 def test_a_text_waits_until_the_gate_has_heard_of_it(namespace):
     has_begun, may_end = threading.Event(), threading.Event()
 

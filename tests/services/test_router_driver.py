@@ -31,6 +31,7 @@ from actors.models.toy_target import ToyTarget
 from actors.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.directory import WorkerEntry
+from cluster.gateway.errors import RouterLost
 from cluster.metrics import RouterMetrics
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
@@ -126,24 +127,29 @@ class Cluster:
 
     def __init__(self, verify_timeout_s: float, **config: int) -> None:
         self.workers: dict[str, Worker] = {}
+        self.claim: Callable[[str | None], str | None] = lambda found: found  # what the directory says, of the first
         self.listed: list[WorkerEntry] = []
-        self.connections = Connections(ROUTER_KEYS, "target")
+        self.connections = Connections(ROUTER_KEYS)
         self.core = RouterCore(RouterConfig(**config), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
         self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
         self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.adopt))
         self.toy = ToyTarget(eos_token_id=EOS, seed=4)
 
-    async def list_workers(self) -> list[WorkerEntry]:
-        return list(self.listed)
+    async def list_workers(self) -> tuple[list[WorkerEntry], str | None]:
+        found = next((entry.worker_id for entry in self.listed if entry.role == "target"), None)
+        return list(self.listed), self.claim(found)
 
     def adopt(self) -> None:
         if self.connections.target is not None:
             info, link = self.connections.target
             self.driver.set_target(link, info)
+        self.driver.others_serve = self.connections.others_serve
+        if self.connections.stands_by:
+            self.driver.hand_over()
         self.driver.set_draft_workers(self.connections.draft_links())
 
     def start(self, worker_id: str = "target", max_model_len: int = 256) -> Worker:
-        engine = TargetEngine() if worker_id == "target" else DraftEngine()
+        engine = TargetEngine() if worker_id.startswith("target") else DraftEngine()
         engine.toy.max_model_len = max_model_len
         worker = self.workers[worker_id] = Worker(engine, worker_id)
         self.listed = [entry for entry in self.listed if entry.worker_id != worker_id] + [worker.entry]
@@ -348,9 +354,9 @@ async def test_a_target_is_there_only_when_a_first_token_has_come_out_of_it() ->
 
         one.start().engine.before = hang_then_fail
         await until(asked.is_set)
-        assert not status_of(one.driver, 0).ready
+        assert not status_of(one.driver, one.connections).ready
         let_go.set()
-        await until(lambda: status_of(one.driver, 0).ready)
+        await until(lambda: status_of(one.driver, one.connections).ready)
         assert next(failures) >= 2  # it took a second try
         await one.stream(request())
 
@@ -365,7 +371,7 @@ async def test_rounds_that_stand_still_are_seen_while_their_loop_is_blocked() ->
         while not one.driver.watch.stalled_s:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # noqa: ASYNC251  # the loop's own thread
-        status = status_of(one.driver, 0)
+        status = status_of(one.driver, one.connections)
         assert not status.live
         assert not status.ready
         assert "stood still" in status.detail
@@ -395,10 +401,10 @@ async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() ->
 
 async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
     async with cluster() as one:
-        assert status_of(one.driver, 0).max_model_len == 256
+        assert status_of(one.driver, one.connections).max_model_len == 256
         await one.stop("target")
         one.start("target", max_model_len=64)
-        await until(lambda: status_of(one.driver, 0).max_model_len == 64)
+        await until(lambda: status_of(one.driver, one.connections).max_model_len == 64)
         with pytest.raises(InvalidRequest, match="at most 63 tokens"):
             await one.stream(request(num_prompt=64))
 
@@ -418,6 +424,78 @@ async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for() -> No
         assert not any(stream.done() for stream in streams)
         one.start("target")
         await asyncio.gather(*streams)
+
+
+async def test_streams_go_on_with_another_target_group_that_the_directory_names() -> None:
+    async with cluster(drafts=1) as one:
+        one.workers["target"].engine.before = lambda batch: time.sleep(0.05)
+        seen = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(one.stream(request(200), seen.release)) for _ in range(4)]
+        for _ in range(8):
+            await seen.acquire()
+        second = one.start("target-2")
+        one.claim = lambda found: "target-2"
+        await asyncio.gather(*streams)
+        assert second.engine.num_batches > 1
+        assert one.connections.target_id == "target-2"
+        assert one.core.counters.targets_lost == 1
+        await one.stop("target")  # it holds what nobody has told it to free
+
+
+async def test_a_router_without_a_group_ends_its_streams_for_others_to_go_on_and_takes_the_next_group() -> None:
+    async with cluster(drafts=1, max_running=2) as one:
+        one.workers["target"].engine.before = lambda batch: time.sleep(0.1)
+        seen = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(one.stream(request(250), seen.release)) for _ in range(4)]  # two of them wait
+        await seen.acquire()
+        one.claim = lambda found: None  # somebody else has it
+        for stream in streams:
+            with pytest.raises(RouterLost, match="target group is gone"):
+                await stream
+        assert one.connections.stands_by
+        status = status_of(one.driver, one.connections)
+        assert (status.ready, status.live, status.detail) == (False, True, "standing by for a target group")
+        await until(lambda: not one.core.num_running and not one.core.num_waiting)
+        await one.stop("target")
+        one.start("target-2")
+        one.claim = lambda found: found
+        await one.stream(request(20))
+        assert not one.connections.stands_by
+
+
+async def test_a_group_that_leaves_is_used_until_gateways_know() -> None:
+    async with cluster() as one:
+        one.workers["target"].engine.before = lambda batch: time.sleep(0.05)
+        other = one.start("target-2")
+        seen = asyncio.Semaphore(0)
+        stream = asyncio.create_task(one.stream(request(250), seen.release))
+        await seen.acquire()
+        one.claim = lambda found: None
+        one.listed = [replace(one.workers["target"].entry, is_leaving=True), other.entry]
+        await until(lambda: one.connections.is_leaving)
+        assert not status_of(one.driver, one.connections).ready
+        num_steps = one.driver.num_steps
+        await until(lambda: one.driver.num_steps > num_steps + 5)  # rounds go on
+        with pytest.raises(RouterLost):
+            await stream
+        assert one.connections.stands_by
+        await one.stop("target")
+        one.claim = lambda found: found
+        await one.stream(request(20))
+
+
+async def test_the_only_group_is_kept_whatever_the_directory_says() -> None:
+    async with cluster() as one:
+        one.workers["target"].engine.before = lambda batch: time.sleep(0.02)
+        seen = asyncio.Semaphore(0)
+        stream = asyncio.create_task(one.stream(request(100), seen.release))
+        await seen.acquire()
+        one.claim = lambda found: None
+        one.listed = [replace(one.workers["target"].entry, is_leaving=True)]  # there is no other
+        await asyncio.sleep(0.6)
+        one.listed = []  # a directory that has just been started
+        await stream
+        assert status_of(one.driver, one.connections).ready
 
 
 async def test_the_same_target_behind_a_new_link_goes_on_where_it_was() -> None:
@@ -491,10 +569,10 @@ async def test_draining_takes_no_requests_and_lets_the_open_ones_finish() -> Non
     async with cluster() as one:
         streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(3)]
         await until(lambda: one.core.num_running == 3)
-        assert status_of(one.driver, 0).ready
+        assert status_of(one.driver, one.connections).ready
         draining = asyncio.create_task(one.driver.drain(PATIENCE_S))
         await asyncio.sleep(0)
-        status = status_of(one.driver, 0)
+        status = status_of(one.driver, one.connections)
         assert (status.ready, status.live, status.detail) == (False, True, "draining")
         with pytest.raises(Unavailable, match="draining"):
             await one.stream(request())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -133,6 +135,18 @@ def test_what_one_replica_learns_another_knows(shared_server, ring):
     assert len(one.contents) >= 8
     assert one.exchange.stats.exported_contexts > 0
     assert one.exchange.stats.corrupt == 0
+
+
+def test_what_is_exchanged_no_longer_does_not_wait_for_the_garbage_collector(namespace):
+    replica = Replica(namespace)
+    replica.turn()
+    gc.disable()
+    try:
+        gone = weakref.ref(replica.exchange._feeds[replica.name].codec)
+        replica.exchange.forget(replica.name)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_verifying_a_namespace_checks_its_counts_too(namespace):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -502,6 +504,20 @@ def test_a_directory_that_others_may_enter_is_not_used(namespace, tmp_path, open
         assert index.stats().mapped_bytes == 0
         assert index.stats().memory_bytes > 0
     assert os.listdir(open_to_all) == os.listdir(own) == []
+
+
+def test_an_index_that_was_replaced_does_not_wait_for_the_garbage_collector(namespace, open_index):
+    index, name = open_index(namespace), namespace.keys.namespace
+    namespace.append(piece("a", 0, document(1)))
+    index.follow(name)
+    assert until(lambda: knows(index, name, document(1)))
+    gc.disable()
+    try:
+        gone = weakref.ref(index._followed[name].live)
+        index.forget(name)
+        assert until(lambda: gone() is None)
+    finally:
+        gc.enable()
 
 
 def test_files_that_nobody_uses_go_in_time(directory):

@@ -6,7 +6,9 @@ import pytest
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
 from ray.serve.exceptions import RayServeException
 
-from cluster.app import build
+from actors.models.toy import save_tiny_model
+from cluster.app import build, plan_elsewhere
+from cluster.config import ClusterConfig
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,10 @@ def test_a_key_that_does_not_exist_or_a_value_out_of_range_is_refused_by_name(ar
 def test_nobody_is_served_without_a_key_by_accident_though_the_configured_host_is_loopback():
     with pytest.raises(RayServeException, match=r"tenants\.open"):
         call_builder(build, {"gateway": {"host": "127.0.0.1"}})
+
+
+def test_gpus_are_looked_for_where_models_run_and_not_where_the_application_is_built(tmp_path):
+    model = save_tiny_model(tmp_path / "model", "llama", 5, layers=1)
+    parts = {part: {"model": str(model), "device": "cuda"} for part in ("target", "draft")}
+    plan = plan_elsewhere(ClusterConfig.model_validate(parts))
+    assert (plan.target_device, plan.draft_device) == ("cuda", "cuda")

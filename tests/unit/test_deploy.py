@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -22,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import ClusterConfig
+from cluster.deploy.access import disruption_budgets
 from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
 from cluster.deploy.drain import drain
 from cluster.deploy.json_patch import json_patch
@@ -31,10 +36,22 @@ from cluster.deploy.pods import image, selector
 from cluster.deploy.profiles import BASE, OVERLAYS
 from cluster.deploy.serve_config import IMPORT_PATH, serve_config
 from cluster.deploy.tenancy import tenancy
-from cluster.deploy.values import DeployValues, GcsValues, ImageValues, TargetValues, UpgradeValues, number_of, times
+from cluster.deploy.values import (
+    DeployValues,
+    GcsValues,
+    ImageValues,
+    PodValues,
+    TargetValues,
+    UpgradeValues,
+    number_of,
+    times,
+)
+from cluster.validate.check import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
+INSTALL = K8S / "containers" / "install.sh"
+TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of the environment, or any other
 CRDS = ROOT.parent / "shared" / "data" / "crds"
 PROFILES = {"base": BASE, **OVERLAYS}
 
@@ -118,6 +135,15 @@ def test_kustomize_makes_of_an_overlay_what_its_values_say(name):
     built = {identity(each): each for each in yaml.safe_load_all(done.stdout)}
     wanted = manifests(BASE) if name == "base" else overlay_manifests(name)
     assert built == {identity(each): each for each in wanted}
+
+
+@needs_kubectl
+@every_profile
+def test_an_overlay_passes_our_own_validation(name):
+    folder = K8S / ("base" if name == "base" else f"overlays/{name}")
+    report = validate([folder], CRDS if CRDS.is_dir() else None)
+    assert report.findings == []
+    assert report.num_documents == len(objects_of(name)) - (len(tenancy(BASE)) if name == "base" else 0)
 
 
 @every_profile
@@ -251,6 +277,19 @@ def models_in(annotation):
     return [found for inner in getattr(annotation, "__args__", ()) for found in models_in(inner)]
 
 
+def test_logs_and_traces_of_a_deployment_are_chosen_in_its_values():
+    def told(values):
+        return serve_config(values)["applications"][0]["args"]["observability"]
+
+    assert all(told(values) == {"log_format": "json", "log_level": "info"} for values in PROFILES.values())
+    observability = {"otlp_endpoint": "http://collector.monitoring:4317/v1/traces", "sample_ratio": 0.1}
+    values = DeployValues.model_validate({"observability": observability, "network": {"collector_port": 4317}})
+    assert told(values) == observability
+    (policy,) = [each["spec"] for each in tenancy(values) if each["metadata"]["name"] == "paceline-traces"]
+    assert policy["podSelector"] == {"matchLabels": selector(values, "router")}
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [4317]
+
+
 def test_the_deployments_that_are_placed_are_those_of_the_application():
     sources = "".join(path.read_text() for path in (ROOT / "cluster").rglob("*.py") if "deploy" not in path.parts)
     for deployment in serve_config(OVERLAYS["prod-70b"])["applications"][0]["deployments"]:
@@ -275,6 +314,20 @@ def test_a_pod_of_its_group_holds_every_replica(name):
         assert room.get("GPU", 0) == float(limits.get("nvidia.com/gpu", 0))
 
 
+@every_profile
+def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_old_ones(name):
+    values = PROFILES[name]
+    deployments = {one["name"]: one for one in serve_config(values)["applications"][0]["deployments"]}
+    counts = {"Gateway": values.gateway.replicas, "Router": values.target.min}
+    for deployment in counts:
+        assert deployments[deployment]["max_surge_percent"] == 100
+    cpus = sum(deployments[name]["ray_actor_options"]["num_cpus"] * count for name, count in counts.items())
+    assert 2 * cpus <= values.router.ray_cpus * values.router.min
+    # What ends a gateway sooner cuts streams that are allowed.
+    assert deployments["Gateway"]["graceful_shutdown_timeout_s"] == values.gateway.request_timeout_s
+    assert ("max_surge_percent" in deployments["TargetGroup"]) == values.upgrade.second_target
+
+
 # --- what the operator refuses after admission
 
 
@@ -294,7 +347,7 @@ def test_the_rules_of_the_operator_hold(name):
     assert "resources" not in cluster["headGroupSpec"]
     for group in groups:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["rayStartParams"] == {}
+        assert group["rayStartParams"].keys() == {"object-store-memory"}
         assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
     if cluster["enableInTreeAutoscaling"]:
         assert cluster["autoscalerOptions"]["version"] == "v2"
@@ -329,6 +382,25 @@ def test_every_container_is_confined(name):
 
 
 @every_profile
+def test_no_pod_is_killed_for_what_happens_in_another(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert spec["containers"][0]["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
+    (router,) = [spec for group, spec in pod_specs(name) if group == "router"]
+    assert router["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@every_profile
+def test_rays_object_store_fits_into_shared_memory_beside_what_else_is_there(name):
+    cluster = ray_service_of(name)["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        (shm,) = [volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if volume["name"] == "shm"]
+        assert 75 * 2**20 <= int(group["rayStartParams"]["object-store-memory"]) <= number_of(shm) / 2
+        assert number_of(shm) < number_of(spec["containers"][0]["resources"]["limits"]["memory"])
+
+
+@every_profile
 def test_only_the_head_has_a_token_and_only_where_there_is_an_autoscaler(name):
     tokens = {group for group, spec in pod_specs(name) if spec["automountServiceAccountToken"]}
     assert tokens == ({"head"} if PROFILES[name].autoscaling else set())
@@ -353,6 +425,27 @@ def test_the_grace_of_a_router_covers_the_longest_stream(name):
     command = specs["router"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert timeout_s < float(command[command.index("--limit-s") + 1]) < grace_s
     assert ray_service_of(name)["spec"]["rayClusterDeletionDelaySeconds"] >= grace_s
+
+
+@every_profile
+def test_what_replicas_log_is_json_and_the_output_of_their_pod(name):
+    for group, spec in pod_specs(name):
+        if group in ("head", "router", "target", "draft"):
+            assert {"name": "RAY_LOG_TO_STDERR", "value": "1"} in spec["containers"][0]["env"]
+    (application,) = serve_config(PROFILES[name])["applications"]
+    assert ClusterConfig.model_validate(application["args"]).observability.log_format == "json"
+
+
+@pytest.mark.parametrize(("groups", "stay"), [(1, 1), (2, 1), (5, 4)])
+def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
+    prod = OVERLAYS["prod-70b"].model_dump()
+    prod["target"] |= {"min": groups, "max": groups}
+    prod["upgrade"]["second_target"] = False
+    prod["router"] |= {"min": 6, "max": 6}
+    budgets = {each["metadata"]["name"]: each["spec"] for each in disruption_budgets(DeployValues.model_validate(prod))}
+    assert budgets["paceline-target"]["minAvailable"] == stay
+    assert "paceline-cache" not in budgets
+    assert "paceline-draft" not in budgets
 
 
 @every_profile
@@ -400,6 +493,9 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         if "namespaceSelector" in peer
     ]
     assert policies["paceline-clients"]["podSelector"] == {"matchLabels": selector(BASE, "router")}
+    for quota in (each["spec"]["hard"] for each in tenancy(BASE) if each["kind"] == "ResourceQuota"):
+        # A load balancer has node ports, too: either without the other is a rule that no service can keep.
+        assert quota["services.loadbalancers"] == quota["services.nodeports"] == "0"
     assert set(outside) == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
 
 
@@ -415,7 +511,11 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=2, tensor_parallel=2), "ray_cpus is 2"),
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
+        (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "second_target"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="128Mi"), "shm is 128Mi"),
+        (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="1Gi"), "memory, 1Gi"),
+        (lambda: DeployValues.model_validate({"observability": {"log_format": "jsonl"}}), "log_format"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(make, named):
@@ -609,8 +709,41 @@ def test_images_run_as_the_user_of_the_manifests_and_take_nothing_along(kind):
             assert any(path.startswith(line[1:]) for line in ignored if line.startswith("!")), path
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on the PATH")
-def test_container_files_are_clean():
-    files = sorted(CONTAINERS.glob("Dockerfile.*"))
-    done = subprocess.run(["hadolint", *files], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("command", ["hadolint Dockerfile.cpu Dockerfile.cuda", "shellcheck install.sh"])
+def test_container_files_are_clean(command):
+    done = subprocess.run(
+        command.split(), cwd=CONTAINERS, env=os.environ | {"PATH": TOOLS}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_script_of_the_images_says_how_it_is_called():
+    done = subprocess.run(["sh", INSTALL], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[2] == "  install.sh PREFIX SOURCE REQUIREMENTS..."
+
+
+def test_the_script_of_the_images_refuses_a_package_with_another_hash(tmp_path):
+    """All the rest of it takes minutes and an index: tests/images/install_and_serve.py."""
+    wheel = tmp_path / "wheels" / "tiny-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    good = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    bad = "0" * 64
+    (tmp_path / "requirements.txt").write_text(f"tiny==1.0 --hash=sha256:{bad}\n", encoding="utf-8")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_ARGS": f"--no-index --find-links {wheel.parent}",
+    }
+    command = ["sh", INSTALL, tmp_path / "prefix", ROOT, tmp_path / "requirements.txt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(f"Expected sha256 {bad}\\s+Got +{good}", done.stderr)
+    assert not list(tmp_path.rglob("tiny.py"))

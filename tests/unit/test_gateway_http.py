@@ -732,6 +732,30 @@ async def test_probes_follow_the_router(client, router, monkeypatch):
     assert (await client.get("/version")).json()["version"]
 
 
+async def test_probes_do_not_wait_for_a_router_that_was_lately_heard(client, service, router, monkeypatch):
+    asked = []
+    is_busy = asyncio.Event()
+
+    async def status() -> RouterStatus:
+        asked.append(1)
+        if len(asked) > 1:
+            is_busy.set()
+            await asyncio.sleep(3600)
+        return RouterStatus(ready=True, live=True)
+
+    monkeypatch.setattr(router, "status", status)
+    monkeypatch.setattr("cluster.gateway.service._RECENT_S", 3600.0)
+    following = asyncio.create_task(service.follow_router(0.0))
+    await is_busy.wait()
+    assert [(await client.get("/readyz")).status_code for _ in range(20)] == [200] * 20
+    assert len(asked) == 2
+    monkeypatch.setattr("cluster.gateway.service._RECENT_S", 0.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await client.get("/readyz")
+    following.cancel()
+
+
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/version", "/metrics", "/v1/models", "/nothing"])
 async def test_head_is_get_without_the_body(client, router, path):
     for ready in (True, False):

@@ -84,7 +84,7 @@ async def metrics():
         token_sink=cache, soft_sharing=cache.share_counts(drafters),
     )  # fmt: skip
     driver = RouterDriver(core, verify_timeout_s=1.0, draft_deadline_s=0.1)
-    connections = Connections(LinkKeys.generate(), "target")
+    connections = Connections(LinkKeys.generate())
     answer(core)
     yield RouterMetrics(core, driver, connections, cache)
     driver.close()

@@ -925,7 +925,20 @@ def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
     for _ in range(60):
         one_round(core, target, results=lambda round: asked.append(len(round.awaited_workers)) or {"w": None})
     assert [index for index, count in enumerate(asked) if count] == [0, 2, 5, 10, 19, 36]
-    assert core.counters.late_drafts == 6
+    assert core.counters.late_drafts == core.counters.awaited_drafts == 6
+
+
+def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_round_asks():
+    target = ToyTarget(VOCAB_SIZE)
+    core = make_core()
+    core.set_draft_workers(["a", "b"])
+    for name in "pqrs":
+        core.add(request(name, stop_token_ids=()), 0.0)
+    asked = []
+    for _ in range(6):
+        one_round(core, target, results=lambda round: asked.extend(round.awaited_workers) or {})
+    assert set(asked) == {"a", "b"}
+    assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)
 
 
 def test_a_slow_draft_model_is_left_alone_and_tried_again_later():

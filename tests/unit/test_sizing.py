@@ -405,9 +405,10 @@ def test_measured_times_take_the_place_of_the_roofline(run):
 
 def test_hardware_of_ones_own_is_read_from_a_file(run, tmp_path):
     path = tmp_path / "gpus.yaml"
-    path.write_text("mine: {memory_gib: 1000, bandwidth_tb_s: 9.6, tflops: 989, per_node: 2}\n")
+    path.write_text("Mine: {memory_gib: 1000, bandwidth_tb_s: 9.6, tflops: 989, per_node: 2}\n")
     arguments = ["--target", "llama-70b", "--hardware", path, "--link-ms", "0"]
     told = sized(run, *arguments, "--gpus", "mine")[1]
+    assert sized(run, *arguments, "--gpus", "MINE:1")[1] == told
     assert told["round"]["weights_s"] == pytest.approx(139e9 / (0.8 * 9.6e12), rel=0.001)
     status, _, err = run("size", *arguments, "--gpus", "mine:3")
     assert (status, "which has 2 of them" in err) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -126,6 +127,7 @@ async def test_a_call_is_one_tree_within_its_time(router, exporter, stream):
     assert attributes["gen_ai.usage.input_tokens"] == len(router.requests[0].prompt_token_ids)
     assert attributes["gen_ai.response.finish_reasons"] == ("length",)
     assert attributes["paceline.request_id"] == "mine"
+    assert f'"id":"{attributes["gen_ai.response.id"]}"' in re.sub(r"\s", "", answer.text)
     assert "error.type" not in attributes
     assert len({span.context.trace_id for span in exporter.get_finished_spans()}) == 1
 
@@ -307,7 +309,7 @@ def test_spans_reach_a_collector_over_http():
     try:
         config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{server.server_port}")
         tracing = open_tracing(config, "1.0")
-        trace = tracing.begin(GenerationCall(prompts=("a",)), CallOrigin("mine"), "toy", 0.0)
+        trace = tracing.begin(GenerationCall(prompts=("a",)), "call-1", CallOrigin("mine"), "toy", 0.0)
         trace.end(None)
         tracing.close()
     finally:
@@ -353,8 +355,9 @@ def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
         tracing = open_tracing(config, "1.0")
+        call = GenerationCall(prompts=("a",))
         for number in range(5000):
-            tracing.begin(GenerationCall(prompts=("a",)), CallOrigin(str(number)), "toy", time.monotonic()).end(None)
+            tracing.begin(call, "id", CallOrigin(str(number)), "toy", time.monotonic()).end(None)
         started = time.monotonic()
         tracing.close()
         assert time.monotonic() - started < 10  # the exporter by itself: 30

@@ -68,6 +68,17 @@ def test_a_line_of_serve_config_is_the_line_in_the_file(run, written):
     assert found["rule"] == "serve-unknown-key"
 
 
+def test_what_a_rule_finds_can_be_left_out(run, written):
+    file = written("cluster.yaml", CONFIG)
+    status, out, _ = run("validate", file, "--ignore", "config-unknown-key")
+    assert (status, "config-unknown-key" in out, "config-value" in out) == (1, False, True)
+    status, out, _ = run("validate", file, "--ignore", "config-unknown-key", "--ignore", "config-value")
+    assert (status, out) == (0, "1 documents, 0 errors, 0 warnings\n")
+    status, _, err = run("validate", file, "--ignore", "config-unknown-keys")
+    assert status == 2
+    assert "there is no such rule; did you mean config-unknown-key?" in err
+
+
 def test_what_is_right_is_quiet(run, written):
     written("a/deployment.yaml", right.deployment())
     written("cluster.yaml", "target: {model: smollm2}\n")
@@ -299,7 +310,7 @@ def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
         eagle_options=EagleOptions(1, 1),
     )
     limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    application = target_group_application(settings, "directory", "target", **limits)
+    application = target_group_application(settings, "directory", **limits)
     replica = application._bound_deployment._replica_config
     (demand,) = [demand for demand in cluster_demands(config) if demand.name == application._bound_deployment.name]
     assert list(demand.bundles) == replica.placement_group_bundles

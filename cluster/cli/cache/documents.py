@@ -18,6 +18,7 @@ from cache_service.documents import Piece
 from cache_service.export_format import encode_header, encode_piece
 from cache_service.importer import ImportResult
 from cluster.cache_admin.migration import Migration
+from cluster.cache_admin.service import Export
 from cluster.cache_admin.store_access import told_in_one_line
 from cluster.cli.cache.options import (
     FingerprintOption,
@@ -97,6 +98,7 @@ def export(
                 progress("writing", row + 1, len(found.pieces))
     num_tokens = sum(len(piece.token_ids) for piece in found.pieces)
     typer.echo(f"{len(found.pieces)} pieces, {num_tokens} tokens of {found.keys.namespace}", err=True)
+    _require_whole(found)
 
 
 @at_place
@@ -114,8 +116,8 @@ def migrate(
         old, new = model_of(source, progress), place.model(target, progress)
         if old.info.fingerprint == new.info.fingerprint:
             raise ConfigError(f"--from {source}: it is the target itself")
-        pieces = service.export(query_of(namespace, tenant, old.info.fingerprint)).pieces
-        counts = None
+        found = service.export(query_of(namespace, tenant, old.info.fingerprint))
+        pieces, counts = found.pieces, None
         migrated: Iterable[Piece] = pieces
         if old.info.tokenizer_fingerprint != new.info.tokenizer_fingerprint:
             migration = Migration(old.tokenizer, new.tokenizer)
@@ -123,11 +125,23 @@ def migrate(
         result = service.import_documents(query_of(namespace, tenant), lambda reader: migrated)
     if as_json:
         print_json({**asdict(result), "migration": None if counts is None else asdict(counts)})
-        return
-    typer.echo(_imported(result), err=True)
-    if counts is not None:
-        left_out = counts.left_out_tokens + counts.special_tokens
-        typer.echo(f"of {counts.tokens} old tokens {left_out} were no text of use", err=True)
+    else:
+        typer.echo(_imported(result), err=True)
+        if counts is not None:
+            left_out = counts.left_out_tokens + counts.special_tokens
+            typer.echo(f"of {counts.tokens} old tokens {left_out} were no text of use", err=True)
+    _require_whole(found)
+
+
+def _require_whole(found: Export) -> None:
+    """Exit status 1 where something is missing from what was done."""
+    if found.unread:
+        typer.echo(
+            f"{found.unread} objects of {found.keys.namespace} could not be read and were left out; `paceline cache "
+            "verify` names them",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 def _imported(result: ImportResult) -> str:

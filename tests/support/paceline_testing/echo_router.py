@@ -67,6 +67,9 @@ class EchoRouter:
     async def metrics_text(self) -> str:
         return f"# TYPE echo_running gauge\necho_running {len(self.running)}\n"
 
+    async def own_metrics(self) -> tuple[str, str]:
+        return "echo", await self.metrics_text()
+
     async def configure(
         self,
         chunk_tokens: int = 3,

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import socket
+
+# Below the ports that systems hand out by themselves (from 32768), and above those of Ray's workers (to 19999): what is
+# free now is not taken by a connection or a worker before the server listens.
+_FIRST, _END = 20_000, 32_000
 
 
 def free_ports(count: int) -> list[int]:
     """Of loopback; nobody listens on them now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(_FIRST, _END), _END - _FIRST):
+        if len(ports) == count:
+            break
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        ports.append(port)
     return ports

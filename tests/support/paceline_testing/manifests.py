@@ -558,6 +558,15 @@ def ray_job() -> Manifest:
     }
 
 
+def ray_cron_job() -> Manifest:
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCronJob",
+        "metadata": {"name": "nightly"},
+        "spec": {"schedule": "0 3 * * *", "timeZone": "Etc/UTC", "jobTemplate": ray_job()["spec"]},
+    }
+
+
 def http_route() -> Manifest:
     match = {"path": {"type": "PathPrefix", "value": "/v1"}}
     return {
@@ -583,5 +592,5 @@ def service_monitor() -> Manifest:
 VALID = (
     deployment, stateful_set, service, headless_service, disruption_budget, autoscaler, network_policy, deny_all, job,
     cron_job, config_map, secret, volume_claim, ingress, quota, priority_class, role, role_binding, ray_service,
-    small_ray_service, ray_cluster, fixed_ray_cluster, ray_job, http_route, service_monitor,
+    small_ray_service, ray_cluster, fixed_ray_cluster, ray_job, ray_cron_job, http_route, service_monitor,
 )  # fmt: skip

@@ -422,6 +422,13 @@ MISTAKES = (
         _SERVICE,
         _in(_worker, "rayStartParams", "num-cpus", to="0.5"),
     ),
+    Mistake("nightly at 25 o'clock", "cron-schedule", right.ray_cron_job, _set("spec", "schedule", to="0 25 * * *")),
+    Mistake(
+        "nightly cluster that is kept",
+        "ray-job",
+        right.ray_cron_job,
+        _set("spec", "jobTemplate", "shutdownAfterJobFinishes", to=False),
+    ),
     # serveConfigV2, a text.
     Mistake("text that is no YAML", "serve-yaml", _SERVICE, _text("route_prefix: /", "route_prefix: [/")),
     Mistake("autoscalng_config", "serve-unknown-key", _SERVICE, _text("autoscaling_config", "autoscalng_config")),

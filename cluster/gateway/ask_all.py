@@ -1,0 +1,37 @@
+"""One question to all replicas of a Serve deployment."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+_STRAGGLERS_S = 0.5  # that the others have once one has answered
+
+
+async def ask_all(handle: Any, method: str, timeout_s: float) -> list[Any]:
+    """The answers that came in time, in no order: one replica that hangs or is gone keeps no other from answering.
+
+    Raises what Serve raises where no replica is there, and the error of one of them where none has answered but with
+    errors.
+    """
+    # `results_async` would wait for all or drop all.
+    async with asyncio.timeout(timeout_s):
+        asked = await handle.broadcast(method)._fetch_replica_results_async()
+    tasks = {asyncio.ensure_future(one.get_async()) for one in asked}
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    waiting, done = tasks, set[asyncio.Future[Any]]()
+    try:
+        while waiting and (left_s := deadline - loop.time()) > 0:
+            finished, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            done |= finished
+            if any(task.exception() is None for task in finished):
+                deadline = min(deadline, loop.time() + _STRAGGLERS_S)
+    finally:
+        for task in waiting:
+            task.cancel()
+    errors = [error for task in done if (error := task.exception()) is not None]
+    answers = [task.result() for task in done if task.exception() is None]
+    if errors and not answers:
+        raise errors[0]
+    return answers

@@ -1,0 +1,114 @@
+"""What the router tells of its requests to the shared cache, none of which may ever hurt a round."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Concatenate, ParamSpec, Protocol
+
+from actors.drafters.registry import CACHE
+from actors.messages import GenerationRequest
+from cluster.router.counters import RouterCounters
+from cluster.router.round import Emitted, Round
+from cluster.router.sequence import Sequence
+from cluster.router.token_sink import TokenSink
+
+logger = logging.getLogger(__name__)
+
+_Arguments = ParamSpec("_Arguments")
+
+
+class Learner(Protocol):
+    def drop(self, namespace: str) -> None:
+        """Forget all that rounds have taught of a namespace."""
+
+
+def _guarded(
+    tell: Callable[Concatenate[GuardedSink, TokenSink, _Arguments], None],
+) -> Callable[Concatenate[GuardedSink, _Arguments], None]:
+    """Does nothing without a sink; what the sink raises is counted, and logged the first time."""
+
+    @functools.wraps(tell)
+    def guarded(self: GuardedSink, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        if self._sink is None:
+            return
+        try:
+            tell(self, self._sink, *args, **kwargs)
+        except Exception:
+            self._counters.sink_faults += 1
+            if not self._has_reported:
+                self._has_reported = True
+                logger.warning("the token sink failed; further failures are only counted", exc_info=True)
+
+    return guarded
+
+
+class GuardedSink:
+    """A token sink, or none, as requests and rounds see it. Whatever it raises is counted as `sink_faults`, no more.
+
+    learner: who is told when a namespace has ended.
+    """
+
+    def __init__(self, sink: TokenSink | None, learner: Learner, counters: RouterCounters) -> None:
+        self._sink = sink
+        self._learner = learner
+        self._counters = counters
+        self._has_reported = False
+        self._document_base = secrets.token_bytes(8)
+
+    @property
+    def is_there(self) -> bool:
+        return self._sink is not None
+
+    @_guarded
+    def follow(self, sink: TokenSink, request: GenerationRequest) -> None:
+        """A request has come."""
+        if request.cache == "off":
+            return
+        sink.follow((request.namespace, *request.readable))
+        if request.cache == "read_write":
+            sink.bounded(request.namespace, request.tenant, request.cache_bytes)
+
+    @_guarded
+    def watch(self, sink: TokenSink, namespace: str) -> None:
+        """The learner will learn of this namespace."""
+        sink.watch(namespace, self._learner)
+
+    @_guarded
+    def forget_ended(self, sink: TokenSink, in_use: Iterable[str]) -> None:
+        """Have the learner drop what has ended. in_use: namespaces of requests that are there, which go on to teach."""
+        ended = sink.ended(self._learner)
+        for namespace in ended:
+            self._learner.drop(namespace)
+        if ended:
+            for namespace in set(in_use).intersection(ended):
+                sink.watch(namespace, self._learner)
+
+    def share(self, round: Round, emitted: list[Emitted]) -> None:
+        """A round has committed tokens; told of sequences that may be learnt from."""
+        if self._sink is None:
+            return
+        for index, first, _ in emitted:
+            sequence = round.entries[index].sequence
+            if sequence.request.cache == "read_write" and sequence.num_tokens > first:
+                self._committed(sequence, first)
+
+    @_guarded
+    def finished(self, sink: TokenSink, sequence: Sequence) -> None:
+        """A request has got all its tokens."""
+        request, stats = sequence.request, sequence.stats
+        if request.cache == "off":
+            return
+        sink.finished(sequence.begin.namespace, stats.rounds, stats.accepted_tokens.get(CACHE, 0))
+        if request.promotes and request.cache == "read_write":
+            sink.answered(request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
+
+    @_guarded
+    def _committed(self, sink: TokenSink, sequence: Sequence, first: int) -> None:
+        namespace = sequence.begin.namespace
+        document_id = self._document_base + sequence.arrival.to_bytes(8, "little")
+        if first == sequence.num_prompt:
+            sink.prompted(namespace, document_id, sequence.tokens()[:first])
+        sink.committed(namespace, document_id, first, sequence.tokens(first))

@@ -1,0 +1,15 @@
+"""Values on a page of metrics."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def value_of(page: str, name: str, **labels: str) -> float:
+    """The sum of all samples of that name with those labels, whatever others they have; 0 without any."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
