@@ -45,8 +45,9 @@ class _Section(BaseModel):
 
 
 class ImageValues(_Section):
-    repository: str = "paceline"
-    tag: str | None = None  # None: the version of this package
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")] = "paceline"
+    # None: the version of this package
+    tag: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")] | None = None
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None  # counts more than the tag
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     pull_secrets: tuple[Name, ...] = ()

@@ -647,8 +647,23 @@ def test_the_schema_of_the_chart_is_closed_and_has_the_limits_of_the_configurati
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(yaml.safe_load(chart_files()["values.yaml"]))
     assert validator.is_valid({"profile": "laptop", "draft": {"max": 3}})
-    for wrong in ({"drafts": {}}, {"draft": {"maximum": 3}}, {"draft": {"max": 4096}}, {"profile": "laptops"}):
-        assert not validator.is_valid(wrong), wrong
+    wrong = [{"drafts": {}}, {"draft": {"maximum": 3}}, {"draft": {"max": 4096}}, {"profile": "laptops"}]
+    wrong += [{"draft": {"max": value}} for value in ("3", 1.5, True, [], -1)]
+    wrong += [{"image": {"tag": value}} for value in (1.1, True, "a b", "x\ny", "v1 }}", "")]
+    wrong += [{"image": {"repository": value}} for value in ("a b", "a\nb: c", "{{ x }}", "a:", "")]
+    wrong += [{"network": {"host": "a b"}}, {"image": 3}, {"image": []}]
+    for values in wrong:
+        assert not validator.is_valid({"profile": "base"} | values), values
+    assert not validator.is_valid({}), "Helm drops a profile that is null, and would install nothing"
+
+
+def test_a_section_of_values_that_is_null_is_as_good_as_empty():
+    """Helm removes it, and a template that looks into it fails; one that looks with brackets does not."""
+    for name, text in chart_files().items():
+        if name.startswith("templates/"):
+            for line in text.splitlines():
+                looked = re.findall(r"\{\{-? if ([^}]*)\}\}", line)
+                assert not [one for one in looked if re.search(r"[^(]\.Values\.\w+\.", one)], line
 
 
 def test_the_marks_of_the_chart_stand_for_themselves_alone():

@@ -355,8 +355,9 @@ def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
         tracing = open_tracing(config, "1.0")
+        call = GenerationCall(prompts=("a",))
         for number in range(5000):
-            tracing.begin(GenerationCall(prompts=("a",)), CallOrigin(str(number)), "toy", time.monotonic()).end(None)
+            tracing.begin(call, "id", CallOrigin(str(number)), "toy", time.monotonic()).end(None)
         started = time.monotonic()
         tracing.close()
         assert time.monotonic() - started < 10  # the exporter by itself: 30
@@ -365,8 +366,7 @@ def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(monkeypatch):
 @pytest.mark.parametrize("number", [2**63, 10**30, -(2**63) - 1])
 def test_a_number_beyond_the_format_costs_no_spans(exporter, number):
     tracing = Tracing(SimpleSpanProcessor(exporter), 1.0, 4, "1.0")
-    tracing.begin(GenerationCall(prompts=("a",), seed=number, max_new_tokens=number), CallOrigin("a"), "toy", 0.0).end(
-        None
-    )
+    call = GenerationCall(prompts=("a",), seed=number, max_new_tokens=number)
+    tracing.begin(call, "id", CallOrigin("a"), "toy", 0.0).end(None)
     (span,) = exporter.get_finished_spans()
     assert not [key for key in span.attributes if key.endswith(("seed", "max_tokens"))]
