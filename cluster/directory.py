@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 import ray
 from ray.actor import ActorProxy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.address import LinkAddress
 from actors.links.keys import LinkKeys
@@ -236,9 +237,17 @@ def get_or_create_directory(
         num_cpus=0,
         max_restarts=-1,
         max_pending_calls=64,  # of one caller; beyond, its calls fail at once
+        # Not on a node that comes and goes with the load.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(_head_node_id(), soft=True),
     )
     handle: DirectoryHandle = options.remote(LinkKeys.generate(), ttl_s)  # unused if it exists: its own keys count
     return handle
+
+
+def _head_node_id() -> str:
+    """Of Ray's head, or of this node where Ray does not say which one that is."""
+    heads = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
+    return next(iter(heads), ray.get_runtime_context().get_node_id())
 
 
 def find_directory(name: str) -> DirectoryHandle:

@@ -12,10 +12,14 @@ import httpx
 
 from cluster.errors import ConfigError
 
-# Requests that the node's proxy carries; inf where they cannot be told now, None where nobody listens.
+# Requests that the node carries; inf where they cannot be told now, None where nobody listens.
 Read: TypeAlias = Callable[[], float | None]
 
-_ONGOING = re.compile(r"^ray_serve_num_ongoing_(?:http|grpc)_requests(?:\{.*\})? +(\S+)", re.MULTILINE)
+_OF_THE_PROXY = re.compile(r"^ray_serve_num_ongoing_(?:http|grpc)_requests(?:\{.*\})? +(\S+)", re.MULTILINE)
+# Proxies of other nodes send theirs to the gateways here, too.
+_OF_GATEWAYS = re.compile(
+    r"^ray_serve_replica_processing_queries\{(?:.*,)?deployment=\"Gateway\".*\} +(\S+)", re.MULTILINE
+)
 
 _LOOK_AGAIN_S = 2.0
 _QUIET_S = 20.0  # Ray's metrics are up to ten seconds old
@@ -25,8 +29,9 @@ _READ_S = 5.0
 
 
 def ongoing_requests(text: str) -> float:
-    """Those that the proxy of this node carries, in Prometheus text format; what else is there may be anything."""
-    return sum(_number(value) for value in _ONGOING.findall(text))
+    """Those that the proxy and the gateways of this node carry, of Ray's metrics in Prometheus text format: 0 if there
+    are none, though one that both carry counts twice. What else is there may be anything."""
+    return sum(_number(value) for pattern in (_OF_THE_PROXY, _OF_GATEWAYS) for value in pattern.findall(text))
 
 
 def _number(text: str) -> float:

@@ -26,6 +26,8 @@ HEAD = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
         ("", 0),
         ("<html>not these</html>\nwrong{ line\n" + BUSY, 3),  # what others write there must not end streams
         ("ray_serve_num_ongoing_http_requests 4 1700000000\n", 4),
+        ('ray_serve_replica_processing_queries{NodeId="a",deployment="Gateway",replica="x"} 3.0\n', 3),
+        ('ray_serve_replica_processing_queries{deployment="Router",replica="Gateway"} 3.0\n', 0),
         ("ray_serve_num_ongoing_http_requests_total 4\n", 0),
         ("ray_serve_num_ongoing_http_requests lots\n", math.inf),
     ],
