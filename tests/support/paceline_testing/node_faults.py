@@ -25,7 +25,7 @@ _PATIENCE_S = 300.0
 
 class Deployed:
     """An overlay with toy models on a head and on the nodes of its groups, as many of each as there are at the least.
-    Its client enters by the last of the router's nodes."""
+    Its client enters by a node without the router, where there is one."""
 
     def __init__(self, nodes: RayNodes, values: DeployValues) -> None:
         self.nodes = nodes
@@ -33,9 +33,11 @@ class Deployed:
         self.of_groups = {
             name: [nodes.add(name, group.ray_cpus) for _ in range(group.min)] for name, group in self._groups().items()
         }
+        nodes.deploy(serve_config_text(values))
+        wait_for(lambda: bool(nodes.processes_of("Router")), "the router")
+        self.of_groups["router"].sort(key=lambda node: not node.runs(nodes.processes_of("Router")))
         entrance = self.of_groups["router"][-1]
         self.client = Client(entrance.url, entrance.grpc_address)
-        nodes.deploy(serve_config_text(values))
         wait_for(self.is_whole, "the whole cluster")
 
     def is_whole(self) -> bool:

@@ -92,6 +92,10 @@ class RayNode:
                 continue
         return found
 
+    def runs(self, process_ids: set[int]) -> bool:
+        """Some of these."""
+        return any(process.pid in process_ids for process in self.processes())
+
     def kill(self) -> None:
         """SIGKILL to everything that runs on it. Returns when all of it is gone."""
         while alive := self.processes():
@@ -178,6 +182,11 @@ class RayNodes:
             deployment: {replica["replica_id"] for replica in details["replicas"] if replica["state"] == state}
             for deployment, details in self.application().get("deployments", {}).items()
         }
+
+    def processes_of(self, deployment: str) -> set[int]:
+        """Ids of the processes of its running replicas."""
+        replicas = self.application().get("deployments", {}).get(deployment, {}).get("replicas", [])
+        return {replica["pid"] for replica in replicas if replica["state"] == "RUNNING"}
 
     def close(self) -> None:
         self.dashboard.close()

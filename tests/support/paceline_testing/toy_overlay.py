@@ -42,7 +42,7 @@ def toy_values(overlay: str, target: Path, draft: Path, router_pods: int | None 
         "replicas": min(2, values["gateway"]["replicas"]),
     }
     if router_pods is not None:
-        values["router"]["min"] = router_pods
+        values["router"] |= {"min": router_pods, "pods_that_stay": 0}
     for section in ("tenants", "cache"):
         values[section]["secret"] = None
     return DeployValues.model_validate(values)
