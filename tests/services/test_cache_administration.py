@@ -586,8 +586,8 @@ def test_earnings_that_have_to_wait_hold_up_no_others_for_long(namespace):
 
 
 def test_a_namespace_of_bookkeeping_alone_is_none(namespace):
-    compactor = Compactor(namespace.store, namespace.codec)
-    assert not compactor.fold()
+    namespace.store.begin_epoch()
+    assert not Compactor(namespace.store, namespace.codec).fold()
     assert "fence" in keys_of(namespace)
     assert namespace.keys.namespace not in [found.namespace for found in administration(namespace).namespaces()]
 
