@@ -54,8 +54,8 @@ class TargetConfig(_Section):
     quantization: Quantization = "none"  # bits of the weights of linear layers
     device: str = "auto"  # auto, cpu, cuda
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # rank actors
-    groups: Annotated[int, Field(ge=1, le=64)] = 1  # of so many ranks, each with a router of its own; at least
-    max_groups: Annotated[int, Field(ge=1, le=64)] | None = None  # see `autoscaling`; None: always `groups`
+    groups: Annotated[int, Field(ge=1, le=1024)] = 1  # of so many ranks, each with a router of its own; at least
+    max_groups: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `groups`
     threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads a rank, on CPU
     max_model_len: Annotated[int, Field(ge=16)] | None = None  # None: what the model was made for
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None  # None: from kv_cache_fraction of free memory

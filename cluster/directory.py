@@ -40,6 +40,7 @@ class WorkerEntry:
     incarnation: int
     link_drops: tuple[tuple[str, int], ...] = ()  # messages its link server has dropped so far, by reason
     is_leaving: bool = False  # it still answers, but is to be asked for nothing more
+    model: str = ""  # fingerprint of a target's
 
 
 @dataclass(slots=True)
@@ -107,8 +108,8 @@ class Directory:
         """The key pair that every router of the cluster uses."""
         return self._client_keys
 
-    def claim_target(self, router_id: str, held: str | None) -> str | None:
-        """The target group that the router is to have: no two have the same one. None: there is none for it.
+    def claim_target(self, router_id: str, held: str | None, model: str = "") -> str | None:
+        """The target group of that model that the router is to have: no two have the same one. None: there is none.
 
         Its own as long as that is there and does not leave; else `held`, which it still has from before, if nobody
         else has claimed that meanwhile; else a free one. Where the directory was restarted, `held` is taken on trust
@@ -126,7 +127,7 @@ class Directory:
             free = [
                 entry.worker_id
                 for entry in self.workers("target")
-                if not entry.is_leaving and entry.worker_id not in claimed
+                if entry.model == model and not entry.is_leaving and entry.worker_id not in claimed
             ]
             preferred = [worker_id for worker_id in (own.worker_id if own else None, held) if worker_id in free]
             wanted = next(iter([*preferred, *free]), None)
@@ -193,9 +194,10 @@ class DirectoryActor:
         return self._directory.client_keys()
 
     @ray.method
-    def follow(self, router_id: str, held: str | None) -> tuple[list[WorkerEntry], str | None]:
-        """All that a router asks again and again: the live workers, and the target group that it is to have."""
-        return self._directory.workers(), self._directory.claim_target(router_id, held)
+    def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
+        """All that a router of that model asks again and again: the live workers, and the target group that it is to
+        have."""
+        return self._directory.workers(), self._directory.claim_target(router_id, held, model)
 
     @ray.method
     def release_target(self, router_id: str) -> None:

@@ -189,6 +189,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     upstream = [
         target_group_application(
             target,
+            plan.info.fingerprint,
             DIRECTORY,
             config.target.groups,
             config.target.most_groups,

@@ -81,10 +81,10 @@ class TargetRank:
         self._worker.load(meeting)
 
     @ray.method
-    def start(self, directory_name: str, worker_id: str) -> None:
+    def start(self, directory_name: str, worker_id: str, model: str) -> None:
         self._worker.start(get_node_ip_address())
         if self._worker.server is not None:
-            entry = WorkerEntry("target", worker_id, self._worker.server.address, self._incarnation)
+            entry = WorkerEntry("target", worker_id, self._worker.server.address, self._incarnation, model=model)
             self._registration = Registration(directory_name, entry, self._worker.server)
 
     @ray.method
@@ -113,6 +113,7 @@ class TargetGroup:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         settings: TargetSettings,
+        model: str,
         directory_name: str,
         *,
         start_timeout_s: float,
@@ -143,8 +144,8 @@ class TargetGroup:
                 meeting = await self._ranks[0].open_meeting.remote() if settings.tensor_parallel > 1 else None
                 await asyncio.gather(*(rank.load.remote(meeting) for rank in self._ranks))
                 # Rank 0 last: it is in the directory only when the others listen.
-                await asyncio.gather(*(rank.start.remote(directory_name, worker_id) for rank in self._ranks[1:]))
-                await self._ranks[0].start.remote(directory_name, worker_id)
+                await asyncio.gather(*(rank.start.remote(directory_name, worker_id, model) for rank in self._ranks[1:]))
+                await self._ranks[0].start.remote(directory_name, worker_id, model)
         except TimeoutError:
             raise Unavailable(f"the target group did not start within {start_timeout_s:g} s") from None
 
@@ -211,6 +212,7 @@ class TargetGroup:
 
 def target_group_application(
     settings: TargetSettings,
+    model: str,
     directory_name: str,
     groups: int = 1,
     max_groups: int = 1,
@@ -221,9 +223,9 @@ def target_group_application(
     health_timeout_s: float,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """`groups` target groups as a Serve application, or as many up to `max_groups` as `TargetPolicy` finds needed. One
-    is started anew when a batch takes longer than `batch_limit_s`, or a rank does not say within `health_timeout_s` how
-    it is, three times in a row.
+    """`groups` target groups of the model with that fingerprint as a Serve application, or as many up to `max_groups`
+    as `TargetPolicy` finds needed. One is started anew when a batch takes longer than `batch_limit_s`, or a rank does
+    not say within `health_timeout_s` how it is, three times in a row.
 
     Its placement group has a bundle for the shell and one a rank. When it is removed, Ray kills the ranks, those that
     hang too.
@@ -247,6 +249,7 @@ def target_group_application(
     )
     return deployment.bind(
         settings,
+        model,
         directory_name,
         start_timeout_s=start_timeout_s,
         batch_limit_s=batch_limit_s,

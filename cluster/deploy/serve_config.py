@@ -24,12 +24,15 @@ _NEW_BEFORE_OLD = {"max_surge_percent": 100}  # else Serve stops what it replace
 def cluster_arguments(values: DeployValues) -> dict[str, Any]:
     """The arguments of `cluster.app:build`: the keys of ClusterConfig that are not left at their defaults."""
     gpu = values.target.gpus > 0
+    groups = max(1, values.target.min)
     target: dict[str, Any] = {
         "model": values.model.target,
         "served_name": values.model.served_name,
         "dtype": values.target.dtype,
         "device": "cuda" if gpu else "cpu",
         "tensor_parallel": values.target.tensor_parallel,
+        "groups": groups if groups > 1 else None,
+        "max_groups": values.target.max if values.target.max > groups else None,
         "max_model_len": values.target.max_model_len,
         "kv_cache_tokens": values.target.kv_cache_tokens,
         "kv_cache_fraction": 0.85 if gpu else None,

@@ -5,7 +5,7 @@ PacelineError
 │   ├── ModelNotFound     the call names a model that is not served
 │   └── BodyTooLarge      the call is larger than the gateway reads
 └── Unavailable
-    └── RouterLost        the router went away during a call; another may carry on
+    └── RouterLost        the router or its target group went away; another router may carry on
 
 Those of tenants are in `cluster.tenants.errors`.
 """
@@ -31,7 +31,7 @@ class BodyTooLarge(InvalidRequest):
 
 
 class RouterLost(Unavailable):
-    """The router died or left during a call; the call can be continued elsewhere."""
+    """The router died, left, or has no target group while others have; the call can be begun or continued elsewhere."""
 
 
 def grpc_retry_metadata(retry_after_s: float) -> tuple[str, str]:

@@ -31,9 +31,9 @@ async def generate_unbroken(
 ) -> AsyncGenerator[TokenChunk, None]:
     """Chunks of `request`, numbered 0, 1, 2, ..., no token twice. Statistics cover the last router's part only.
 
-    A router that was lost, or says `Unavailable` after its first chunk, is replaced; one that refuses at the start is
-    not, so the caller hears of it at once. `Overloaded` likewise: once a token was delivered it is waited out, however
-    often it is said. The caller enforces the deadline; each router is told what is left of it.
+    A router that was lost or stands by, or says `Unavailable` after its first chunk, is replaced; one that refuses at
+    the start is not, so the caller hears of it at once. `Overloaded` likewise: once a token was delivered it is waited
+    out, however often it is said. The caller enforces the deadline; each router is told what is left of it.
     """
     started = time.monotonic()
     delivered: list[int] = []

@@ -43,7 +43,7 @@ _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
 _DEMAND_PERIOD_S = 1.0  # between words to the directory of what workers are worth
 _STATS_PERIOD_S = 0.5  # between words to gateways, by way of Serve's controller, of who is ready
-_DISMISSED_S = 4.0  # without a question from Serve's controller: it asks those that it has told to stop for nothing
+_DISMISSED_S = 3.0  # without a question from Serve's controller: it asks those that it has told to stop for nothing
 _LOOK_AGAIN_S = 0.05
 _EARLY_RETRY_S = 5.0
 
@@ -69,6 +69,7 @@ class Router:
         self._config = config
         self._speculation = speculation
         self._draft = draft
+        self._model = model.fingerprint
         self._directory_name = directory_name
         self._router_id = secrets.token_hex(8)
         self._told_demand_at = 0.0
@@ -168,9 +169,9 @@ class Router:
                 if not is_dismissed:
                     self._has_left = False
                     found: tuple[list[WorkerEntry], str | None] = await self._directory.follow.remote(
-                        self._router_id, held
+                        self._router_id, held, self._model
                     )
-                    return found
+                    return self._of_model(found[0]), found[1]
                 # Another router may have the group; what runs here is finished on it all the same.
                 self._leave_group()
                 entries: list[WorkerEntry] = await self._directory.workers.remote()
@@ -178,7 +179,11 @@ class Router:
             self._directory = find_directory(self._directory_name)
             raise
         stays = any(entry.worker_id == held and not entry.is_leaving for entry in entries)
-        return entries, held if stays else None
+        return self._of_model(entries), held if stays else None
+
+    def _of_model(self, entries: list[WorkerEntry]) -> list[WorkerEntry]:
+        """Without the targets of another model, which an upgrade may start beside this one's."""
+        return [entry for entry in entries if entry.role != "target" or entry.model == self._model]
 
     def _leave_group(self) -> None:
         if not self._has_left:

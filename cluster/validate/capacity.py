@@ -1,4 +1,4 @@
-"""Whether the nodes of a Ray cluster can hold one replica of every deployment at once.
+"""Whether the nodes of a Ray cluster can hold every deployment at once: one replica each, or as many as it must have.
 
 It errs on the side of silence: what it reports cannot be placed, however Ray packs it.
 """
@@ -25,11 +25,12 @@ _FOUND_BY_RAY = ("memory", "object_store_memory", "TPU", "HPU", "NPU", "neuron_c
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one replica of a deployment asks for: bundles, each of them on one node."""
+    """What replicas of a deployment ask for, each of them: bundles, each on one node."""
 
     name: str
     bundles: tuple[Resources, ...]
-    on_one_node: bool = False  # all of them
+    on_one_node: bool = False  # all bundles of a replica
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _enter(found: Resources, unknown: set[str], name: str, text: object, missing
 
 
 def check_capacity(demands: list[Demand], nodes: list[NodeKind], where: Location) -> Iterator[Problem]:
-    """One replica of each of the demands, on all of the nodes."""
+    """All replicas of the demands, on all of the nodes."""
     if any("*" in node.found_by_ray for node in nodes):
         return
     whole_demands = [demand for demand in demands if _fits_somewhere(demand, nodes)]
@@ -109,11 +110,30 @@ def check_capacity(demands: list[Demand], nodes: list[NodeKind], where: Location
     if len(whole_demands) < len(demands):
         return
     for name in sorted({key for demand in demands for bundle in demand.bundles for key in bundle}):
-        asked = sum(bundle.get(name, 0.0) for demand in demands for bundle in demand.bundles)
+        asked = sum(demand.replicas * bundle.get(name, 0.0) for demand in demands for bundle in demand.bundles)
         there = sum(node.of(name) * node.count for node in nodes if node.count)
         if asked > there + 1e-6:
-            what = f"one replica of every deployment needs {asked:g} {name}; all groups at their largest have {there:g}"
+            what = f"{_counted(demands)} needs {asked:g} {name}; all groups at their largest have {there:g}"
             yield Problem("group-resources", where, what)
+    for demand in demands:
+        held = sum(node.count * _held_by(node, demand) for node in nodes)
+        if demand.on_one_node and held < demand.replicas:
+            what = f"{demand.replicas} replicas of {demand.name} need {_shown(demand)} each; there is room for {held:g}"
+            yield Problem("group-resources", where, f"{what}: {_nodes_shown(nodes)}")
+
+
+def _held_by(node: NodeKind, demand: Demand) -> float:
+    """Replicas of a demand that is on one node, on a node that is empty."""
+    names = {name for bundle in demand.bundles for name in bundle}
+    asked = {name: sum(bundle.get(name, 0.0) for bundle in demand.bundles) for name in names}
+    fit = (node.of(name) / amount + 1e-6 for name, amount in asked.items() if amount)
+    least = min(fit, default=math.inf)
+    return least if math.isinf(least) else math.floor(least)
+
+
+def _counted(demands: list[Demand]) -> str:
+    several = [f"{demand.replicas} of {demand.name}" for demand in demands if demand.replicas > 1]
+    return f"one replica of every deployment{', ' if several else ''}{', '.join(several)}"
 
 
 def _fits_somewhere(demand: Demand, nodes: list[NodeKind]) -> bool:

@@ -605,7 +605,8 @@ _ALL = (
     Rule(
         "group-resources",
         _RAY,
-        "The groups can hold one replica of every deployment, tensor parallel ranks and GPUs included.",
+        "The groups can hold one replica of every deployment, tensor parallel ranks and GPUs included, and all target "
+        "groups that there may be.",
         "Ray waits for ever for nodes that no group can have.",
         "Give a group more GPUs or nodes, or ask for less.",
     ),

@@ -199,19 +199,20 @@ def _demands(config: dict[str, Any]) -> Iterator[Demand]:
 def _demand_of(name: str, deployment: dict[str, Any], before: Demand | None) -> Demand | None:
     """What a deployment asks for with its overrides; None where they say nothing of it."""
     options = mapping(deployment, "ray_actor_options")
+    replicas = 1 if before is None else before.replicas
     bundles = [bundle for _, bundle in items(deployment, "placement_group_bundles")]
     strict = deployment.get("placement_group_strategy") == "STRICT_PACK"
     try:
         if bundles:
             read = tuple({str(key): float(amount) for key, amount in bundle.items()} for bundle in bundles)
-            return Demand(name, read, strict)
+            return Demand(name, read, strict, replicas)
         if options and (before is None or len(before.bundles) == 1):
             bundle = dict(before.bundles[0]) if before is not None else {}
             for key, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
                 if options.get(key) is not None:
                     bundle[resource] = float(options[key])
             bundle |= {str(key): float(amount) for key, amount in mapping(options, "resources").items()}
-            return Demand(name, (bundle,))
+            return Demand(name, (bundle,), replicas=replicas)
     except (TypeError, ValueError):
         return None  # the schema says so
     return None

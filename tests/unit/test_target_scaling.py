@@ -102,7 +102,7 @@ def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
     )  # fmt: skip
     scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
     limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    deployment = target_group_application(settings, "directory", 1, 2, scaling, **limits)._bound_deployment
+    deployment = target_group_application(settings, "model", "directory", 1, 2, scaling, **limits)._bound_deployment
     group = DeploymentID("TargetGroup", "paceline")
     state = DeploymentAutoscalingState(group)
     assert state.register(DeploymentInfo(deployment._deployment_config, None, 0, "job"), 1) == 1
@@ -151,7 +151,7 @@ def test_routers_are_weighed_alike():
     assert combined([TargetDemand(4.0, 1.0), TargetDemand(0.0, 0.5)]) == TargetDemand(2.0, 0.75)
 
 
-@pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 65)])
+@pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 1025)])
 def test_fewer_groups_than_one_or_more_than_the_most_are_refused(groups, max_groups):
     with pytest.raises(ValidationError, match="groups"):
         ClusterConfig.model_validate({"target": {"groups": groups, "max_groups": max_groups}})

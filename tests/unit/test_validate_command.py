@@ -285,6 +285,10 @@ RANK = {"CPU": 1.0, "GPU": 1.0}
         ([Demand("a", ({"GPU": 8.0},))], 1),
         ([Demand("a", ({"draft": 1.0},))], 1),
         ([Demand("a", ({"memory": 1e9, "TPU": 4.0, "accelerator_type:H100": 0.001},))], 0),  # nobody can tell
+        ([Demand("a", (RANK,), replicas=9)], 0),
+        ([Demand("a", (RANK,), replicas=10)], 1),
+        ([Demand("a", (RANK,) * 4, on_one_node=True, replicas=2)], 0),
+        ([Demand("a", (RANK,) * 3, on_one_node=True, replicas=3)], 1),  # nine GPUs, but three in a node of four
         ([Demand("a", ({"CPU": 100.0},))], 0),  # Ray finds out how many CPUs a small node has
     ],
 )
@@ -310,7 +314,7 @@ def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
         eagle_options=EagleOptions(1, 1),
     )
     limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    application = target_group_application(settings, "directory", **limits)
+    application = target_group_application(settings, "model", "directory", **limits)
     replica = application._bound_deployment._replica_config
     (demand,) = [demand for demand in cluster_demands(config) if demand.name == application._bound_deployment.name]
     assert list(demand.bundles) == replica.placement_group_bundles

@@ -14,7 +14,7 @@ from cluster.observability.dashboards import DASHBOARDS
 
 OBSERVABILITY = Path(__file__).parents[3] / "k8s" / "observability"
 
-_OF_SCRAPING = {"job", "instance"}  # labels that Prometheus adds
+_OF_SCRAPING = {"job", "instance", "router"}  # labels that Prometheus adds, or the gateway when it is scraped
 _SELECTOR = re.compile(r"(paceline_\w+)(?:\{([^}]*)\})?")
 _GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")

@@ -1,0 +1,211 @@
+"""Target groups come under load and go after it, routers and groups die meanwhile: no request is lost and no text
+changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import ray
+from ray import serve
+
+from actors.models.toy import save_tiny_model
+from cluster.config import ClusterConfig
+from cluster.gateway.deployment import start_proxies
+from cluster.local import LocalEngine
+from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.free_ports import free_ports
+from paceline_testing.panels import everything_asked, names_in
+from paceline_testing.scraped import value_of
+
+PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
+TOKENS = 60
+STREAMED = 240  # tokens of streams during which something dies
+PATIENCE_S = 120.0  # a busy machine takes its time to start a process
+
+
+class Cluster:
+    """A running cluster as its clients see it."""
+
+    def __init__(self, url: str, wanted: list[str]) -> None:
+        self.url = url
+        self.wanted = wanted  # what a process of its own says to each prompt
+        self.is_busy = threading.Event()
+        self.served: list[int] = []
+        self._pool = ThreadPoolExecutor(16)
+        self._loads: list[Future[None]] = []
+
+    def page(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=30).text
+
+    def num_groups(self) -> float:
+        return value_of(self.page(), "paceline_target_connected")
+
+    def keep_busy(self) -> None:
+        self.is_busy.set()
+        self._loads = [self._pool.submit(self._keep_asking, index) for index in range(len(PROMPTS))]
+
+    def let_go(self) -> None:
+        """Raises what a request of the load has met with."""
+        self.is_busy.clear()
+        for load in self._loads:
+            load.result()
+
+    def stream_all(self, then: Callable[[], None]) -> None:
+        """All prompts at once; when all streams have begun, `then`. Each must be what a process of its own says."""
+        begun = [threading.Event() for _ in PROMPTS]
+        streams = [self._pool.submit(self._stream, index, one) for index, one in enumerate(begun)]
+        assert all(one.wait(PATIENCE_S) for one in begun)
+        then()
+        assert [stream.result() for stream in streams] == self.wanted
+
+    def _keep_asking(self, index: int) -> None:
+        body = {"prompt": PROMPTS[index], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        while self.is_busy.is_set():
+            answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=240)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == self.wanted[index][:TOKENS]
+            self.served.append(index)
+
+    def _stream(self, index: int, begun: threading.Event) -> str:
+        body = {"prompt": PROMPTS[index], "max_tokens": STREAMED, "temperature": 0, "ignore_eos": True, "stream": True}
+        text = ""
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=240) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    text += "".join(choice["text"] for choice in event["choices"])
+                    begun.set()
+        return text
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """One target group and load that is too much for it."""
+    model = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, hidden_size=96, max_positions=1024)
+    speak_ascii(model)
+    engine = LocalEngine(str(model), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=8192)
+    wanted = [answer.text for answer in engine.generate(PROMPTS, max_new_tokens=STREAMED, ignore_eos=True)]
+    http_port, grpc_port = free_ports(2)
+    config = ClusterConfig.model_validate(
+        {
+            "target": {
+                "model": str(model),
+                "device": "cpu",
+                "exact": "bitwise",
+                "kv_cache_tokens": 8192,
+                "max_groups": 2,
+            },
+            "draft": {"model": "none"},
+            "autoscaling": {
+                "target_queue_s": 0.01,
+                "look_back_s": 2.0,
+                "upscale_delay_s": 0.0,
+                "downscale_delay_s": 1.0,
+            },
+            "speculation": {"drafters": ["none"]},
+            "router": {"max_running": 2},
+            "gateway": {"http_port": http_port, "grpc_port": grpc_port, "replicas": 2},
+            "cache": {"url": "none"},
+        }
+    )
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    start_proxies(config.gateway)
+    serve.run(cluster_application(plan_cluster(config, Path("/nonexistent"))), name=APPLICATION)
+    one = Cluster(f"http://127.0.0.1:{http_port}", wanted)
+    try:
+        wait_for(lambda: httpx.get(f"{one.url}/readyz").status_code == 200, "readiness")
+        yield one
+    finally:
+        one.is_busy.clear()
+        serve.shutdown()
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two_groups(cluster):
+    """The same with the second group that its load has brought."""
+    assert httpx.get(f"{cluster.url}/readyz").json()["detail"].startswith("1 of 2 routers ready")
+    cluster.keep_busy()
+    wait_for(lambda: cluster.num_groups() == 2, "the second group")
+    return cluster
+
+
+def processes(title: str) -> list[int]:
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if " ".join(one.cmdline()).startswith(f"ray::{title}"):
+                found.append(one.pid)
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s"
+        time.sleep(0.1)
+
+
+def test_both_groups_serve_each_through_a_router_of_its_own(two_groups):
+    def emitted() -> list[float]:
+        page = two_groups.page()
+        routers = {value for found, value in labels_of(page) if found == "router"}
+        return [value_of(page, "paceline_emitted_tokens_total", router=router) for router in sorted(routers)]
+
+    before = emitted()
+    assert len(before) == 2
+    wait_for(lambda: all(now > then + 100 for now, then in zip(emitted(), before, strict=True)), "work for both")
+    page = two_groups.page()
+    assert len({value for found, value in labels_of(page) if found == "gateway"}) == 2
+    assert value_of(page, "paceline_request_success_total") >= len(two_groups.served)
+    names = {name for asked in everything_asked() for name, _ in asked.series}
+    missing = {name for name in names - names_in(page).keys() if f"# HELP {name} " not in page}
+    assert {name for name in missing if not name.startswith("paceline_cache_")} == set()
+
+
+def labels_of(page: str) -> set[tuple[str, str]]:
+    found = set()
+    for line in page.splitlines():
+        for label in ("router", "gateway"):
+            if f'{label}="' in line:
+                found.add((label, line.partition(f'{label}="')[2].partition('"')[0]))
+    return found
+
+
+def test_streams_of_a_router_that_is_killed_go_on_through_the_other(two_groups):
+    routers = processes(f"ServeReplica:{APPLICATION}:Router")
+    assert len(routers) == 2
+    two_groups.stream_all(lambda: os.kill(routers[0], signal.SIGKILL))
+    wait_for(lambda: two_groups.num_groups() == 2, "a router for the group that is left")
+
+
+def test_streams_on_a_group_that_is_killed_go_on_with_the_other(two_groups):
+    ranks = processes("TargetRank")
+    assert len(ranks) == 2
+    two_groups.stream_all(lambda: os.kill(ranks[0], signal.SIGKILL))
+    wait_for(lambda: two_groups.num_groups() == 2, "another group")
+
+
+def test_the_second_group_goes_with_the_load_and_no_request_is_lost(two_groups):
+    num_served = len(two_groups.served)
+    wait_for(lambda: len(two_groups.served) > num_served, "an answer")
+    two_groups.let_go()
+    wait_for(lambda: two_groups.num_groups() == 1, "the end of the second group")
+    wait_for(lambda: len(processes("TargetRank")) == 1, "the end of its process")
+    two_groups.stream_all(lambda: None)
+    page = two_groups.page()
+    assert value_of(page, "paceline_request_failure_total") == 0
