@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 from cluster.errors import ConfigError
+
+# How kubectl begins its errors: with the time and its process, which would make a finding another one each time.
+_LOG_HEADER = re.compile(r'^(error: |[EF]\d{4} [\d:.]+ +\d+ \S+\] "command failed" err=[<"]?\s*)')
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of a base in another repository
 
 FILES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 
@@ -42,5 +47,9 @@ def build(directory: Path, timeout_s: float = 60.0) -> tuple[str, str | None]:
                 raise
             return "", f"it took longer than {timeout_s:g} s"
     if process.returncode:
-        return "", " ".join(err.split()).removeprefix("error: ") or f"exit status {process.returncode}"
+        return "", _plain(err) or f"exit status {process.returncode}"
     return out, None
+
+
+def _plain(error: str) -> str:
+    return _CREDENTIALS.sub("//...@", _LOG_HEADER.sub("", " ".join(error.split())))

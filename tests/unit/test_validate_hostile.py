@@ -206,6 +206,14 @@ def test_a_build_cannot_ask_the_terminal(program, tmp_path):
     assert build(tmp_path) == ("", "terminal: 0")
 
 
+@pytest.mark.parametrize("header", ["error: ", 'E1122 06:35:28.359402    9964 run.go:72] "command failed" err="', ""])
+def test_why_a_build_fails_is_told_without_times_and_passwords(program, tmp_path, header):
+    program(f"echo '{header}no https://me:{PASSWORD}@host/x' >&2; exit 1")
+    text, why = build(tmp_path)
+    assert text == ""
+    assert why == "no https://...@host/x"
+
+
 def test_without_a_program_that_builds_it_is_one_line(run, tmp_path, monkeypatch):
     (tmp_path / "kustomization.yaml").write_text("resources: []\n")
     monkeypatch.setenv("PATH", str(tmp_path))
