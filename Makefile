@@ -14,6 +14,9 @@ ARGS ?=
 PIP_VERSION := 26.3
 UV_VERSION := 0.13.8
 CYCLONEDX_VERSION := 7.5.0
+CHECKOV_VERSION := 3.3.30
+# Why each of them stays is said in k8s/README.md.
+CHECKOV_SKIPS := CKV_K8S_43,CKV_K8S_15,CKV_K8S_38,CKV2_K8S_6,CKV_DOCKER_2,CKV_DOCKER_7
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -22,7 +25,7 @@ MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format proto dashboards lock image-lock k8s sbom clean
+.PHONY: help setup serve test lint format proto dashboards lock image-lock k8s sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,7 +83,7 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	rm -rf build/lock
 
 # Needs no environment: uv asks the index for names, versions and hashes, and installs nothing. The CPU build of torch
-# has an index of its own: TORCH_ARGS="--extra-index-url URL" (or --find-links) takes the hashes of its wheels, too.
+# has an index of its own: TORCH_ARGS="--extra-index-url URL" fetches its wheel for the hash (200 MB), too.
 image-lock:  ## refresh the hashes of the container images from requirements.lock (TORCH_ARGS= for torch+cpu)
 	rm -rf build/image-lock && $(PYTHON) -m venv build/image-lock
 	build/image-lock/bin/python -m pip install --quiet uv==$(UV_VERSION)
@@ -92,12 +95,10 @@ image-lock:  ## refresh the hashes of the container images from requirements.loc
 	awk -v common=k8s/containers/requirements.txt -v cuda=k8s/containers/requirements-cuda.txt \
 		-f k8s/containers/split_requirements.awk build/image-lock/all.txt
 ifneq ($(TORCH_ARGS),)
-	echo "$(TORCH)+cpu" > build/image-lock/cpu.in
-	build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-deps \
-		--index-strategy unsafe-best-match $(TORCH_ARGS) \
-		--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-		build/image-lock/cpu.in -o build/image-lock/cpu.txt
-	{ sed -n '/^#/p' k8s/containers/requirements-cpu.txt; cat build/image-lock/cpu.txt; } \
+	build/image-lock/bin/python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 \
+		--platform manylinux_2_28_x86_64 --dest build/image-lock/cpu $(TORCH_ARGS) "$(TORCH)+cpu"
+	{ sed -n '/^#/p' k8s/containers/requirements-cpu.txt; echo '$(TORCH)+cpu \'; \
+		build/image-lock/bin/python -m pip hash build/image-lock/cpu/* | sed -n 's/^--hash/    &/p'; } \
 		> build/image-lock/requirements-cpu.txt
 	mv build/image-lock/requirements-cpu.txt k8s/containers/requirements-cpu.txt
 endif
@@ -115,6 +116,15 @@ sbom:  ## what the images hold, as CycloneDX: build/sbom-cpu.json, build/sbom-cu
 			-o build/sbom-$$kind.json build/sbom/requirements.txt || exit 1; \
 	done
 	rm -rf build/sbom
+
+scan: setup  ## checkov over the manifests and the container files
+	rm -rf build/scan && $(PYTHON) -m venv build/scan
+	build/scan/bin/python -m pip install --quiet checkov==$(CHECKOV_VERSION)
+	PYTHONPATH=. $(BIN)/python tests/images/objects_to_scan.py build/scan/objects
+	cp k8s/containers/Dockerfile.* build/scan/objects
+	build/scan/bin/checkov --directory build/scan/objects --framework kubernetes dockerfile --compact --quiet \
+		--skip-check $(CHECKOV_SKIPS)
+	rm -rf build/scan
 
 clean:  ## remove the environment and all caches of tools
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -12,6 +12,7 @@ import hmac
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -45,6 +46,7 @@ MAX_TEXT_TOKENS = 4096
 """Of a text that are looked at: it has no more phrases than fit into them, and looking takes time."""
 
 _LEASE_MS = 60_000
+_WORK_S = 0.001  # with phrases, between two rests
 _RETIRE_S = 60  # that the segment of the batch before stays for its readers
 _CUT_TOKENS = 64  # before a cut: what goes on behind it may be sensitive
 _MAX_PHRASE_BODY = 1 + 8 + 64
@@ -101,9 +103,12 @@ class PromotionGate:
         blocks: Blocks,
         policy: PromotionPolicy | None = None,
         clock: Callable[[], float] | None = None,
+        rest_s: float = 0.0,
     ) -> None:
         """store, codec: of the public namespace; secret: the same in all processes, hashes tenants and phrases; blocks:
-        the filter of sensitive tokens; clock: None is that of Redis, which all processes share. Raises SettingError."""
+        the filter of sensitive tokens; clock: None is that of Redis, which all processes share; rest_s: that a
+        release rests after every millisecond of looking at phrases, where other threads of the process have more urgent
+        work. Raises SettingError."""
         if len(secret) < MIN_SECRET_BYTES:
             raise SettingError("length of the secret", len(secret), f"it must be at least {MIN_SECRET_BYTES} bytes")
         self.counters = PromotionCounters()
@@ -114,6 +119,7 @@ class PromotionGate:
         self._codec = codec
         self._secret = secret
         self._clock = clock
+        self._rest_s = rest_s
         self._owner = secrets.token_hex(16)
         self._members: frozenset[bytes] | None = None  # None: whoever has not opted out
         self.released_s = -1  # Unix time of the batch that this gate has dealt with last
@@ -219,7 +225,7 @@ class PromotionGate:
             self.released_s = released_s
             return None
         else:
-            allowed = self._decide(due_s)
+            allowed = self._decide(due_s, self._rest_s)
         time_s = released_s if due_s is None else due_s
         if allowed == before:
             self._gate.keep(KEEP_S, [] if manifest is None else [entry.digest for _, entry in manifest.segments])
@@ -229,14 +235,20 @@ class PromotionGate:
             self.released_s = due_s
         return Batch(time_s, frozenset(allowed.values()))
 
-    def _decide(self, batch_s: int) -> dict[bytes, Phrase]:
+    def _decide(self, batch_s: int, rest_s: float = 0.0) -> dict[bytes, Phrase]:
         """All that may be public in the batch of that time. What has lost its support is dropped on the way."""
         policy, now_s = self.policy, self._now()
         since_s = self._gate.left()
         allowed: dict[bytes, Phrase] = {}
         dropped: list[bytes] = []
+        rested = time.perf_counter()
         for some in self._gate.phrases():
+            if rest_s:
+                self._gate.acquire_lease(self._owner, _LEASE_MS)  # for so long; if it has been lost, nothing is written
             for phrase_id, frame, seen_s in some:
+                if rest_s and time.perf_counter() - rested >= _WORK_S:
+                    time.sleep(rest_s)
+                    rested = time.perf_counter()
                 candidate = self._decode(phrase_id, frame, seen_s)
                 if candidate is None:
                     continue

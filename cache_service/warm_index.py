@@ -1,56 +1,42 @@
 """What a process knows of the shared cache: an index for each namespace it reads, local, followed in the background.
 
-An index is a base and a tail. The base is a static automaton of what the manifest's segments hold; it is built once on
-a node and mapped by its other processes. The tail is a growing automaton of what the log has told since. When much of
-the tail has been folded into segments, or a generation has expired, the namespace is read anew from the newest manifest
-beside the old index, and takes its place when it is complete: nothing ever waits for it, and nothing that has expired
-survives it. When the data are other data than before (a purge, a loss, a gap), the old index goes at once.
+An index is an edition with a base and a tail: see `index_edition`. When much of the tail has been folded into segments,
+or a generation has expired, the namespace is read anew from the newest manifest beside the old edition, and takes its
+place when it is complete: nothing ever waits for it, and nothing that has expired survives it. When the data are other
+data than before (a purge, a loss, a gap), the old one goes at once.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from cache_service.automata import Automata
-from cache_service.corpus_index import CorpusHeader
-from cache_service.documents import Piece
 from cache_service.errors import SettingError
 from cache_service.fair_share import first_to_give_way
 from cache_service.follower import Follower, FollowerSettings
 from cache_service.frame import FrameCodec
-from cache_service.index_files import IndexFiles, default_directory, digest_of, index_name
-from cache_service.joined_text import joined_text
+from cache_service.index_edition import Edition, EditionCounts, EditionSettings
+from cache_service.index_files import IndexFiles, default_directory
 from cache_service.joined_text import warm_up as warm_up_joining
-from cache_service.live_tail import LiveTail
-from cache_service.log_reader import LogReader, ReaderCounters
-from cache_service.manifest import Manifest, SegmentEntry
+from cache_service.log_reader import ReaderCounters
 from cache_service.namespaces import owner_of
-from cache_service.piece_codec import PieceColumns
 from cache_service.setting_bounds import require_bounds
-from cache_service.static_automaton import MAX_TOKEN_ID, StaticAutomaton
+from cache_service.static_automaton import MAX_TOKEN_ID
 from cache_service.static_automaton import warm_up as warm_up_base
 from cache_service.store import Store
-from cache_service.store_keys import StoreKeys
-from cache_service.stream_id import parse_id
-from cache_service.suffix_automaton import SuffixAutomaton, warm_up_documents
+from cache_service.suffix_automaton import warm_up_documents
 from cache_service.turns import Turns
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "paceline index 1"  # of the automata in files, part of their names
 _TEND_S = 0.25
 _TEND_BUSY_S = 0.05  # while an index is to be replaced
 _TOUCH_S = 60.0
-_ASK_AGAIN_S = 0.05  # whether another process has built what this one waits for
-
-_serials = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +71,10 @@ class WarmIndexSettings:
         )
 
     @property
-    def tail_tokens(self) -> int:
-        """Most that a tail holds, if nobody folds the log: then it begins anew."""
-        return max(2 * self.base_tokens, self.namespace_tokens // 2)
+    def edition(self) -> EditionSettings:
+        """Of each index."""
+        tail_tokens = max(2 * self.base_tokens, self.namespace_tokens // 2)
+        return EditionSettings(self.vocab_size, self.base_tokens, tail_tokens, self.share_wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +100,6 @@ class WarmIndexStats:
     refusals: int  # namespaces that were not followed: no room, or no possible name
 
 
-@dataclass(slots=True)
-class _Counts:
-    builds: int = 0
-    maps: int = 0
-    build_faults: int = 0
-    overflows: int = 0
-    evictions: int = 0
-    refusals: int = 0
-
-
 class WarmIndex:
     """Follows namespaces and keeps an index of each. Thread-safe; no method raises for a fault of the store.
 
@@ -138,7 +115,8 @@ class WarmIndex:
         reader = replace(self._settings.follower.reader, warm_tokens=self._settings.namespace_tokens)
         self._open_namespace = open_namespace
         self._files = IndexFiles(self._settings.directory)
-        self._counts = _Counts()
+        self._counts = EditionCounts()
+        self._evictions = self._refusals = 0
         self._past = ReaderCounters()  # of readers that have ended
         self._lock = threading.Lock()  # of what is followed
         self._followed: dict[str, _Followed] = {}
@@ -163,14 +141,14 @@ class WarmIndex:
             if self._is_closed or namespace in self._followed:
                 return
             if len(self._followed) >= self._settings.max_namespaces and not self._evict_one_for(namespace):
-                self._counts.refusals += 1
+                self._refusals += 1
                 return
             try:
                 followed = _Followed(time.monotonic())
                 followed.live = self._begin(namespace, followed)
             except SettingError as error:
                 log.warning("namespace %r cannot be followed: %s", namespace[:200], error)
-                self._counts.refusals += 1
+                self._refusals += 1
                 return
             self._followed[namespace] = followed
 
@@ -226,14 +204,14 @@ class WarmIndex:
             maps=counts.maps,
             build_faults=counts.build_faults,
             overflows=counts.overflows,
-            evictions=counts.evictions,
-            refusals=counts.refusals,
+            evictions=self._evictions,
+            refusals=self._refusals,
         )
 
-    def _begin(self, namespace: str, followed: _Followed) -> _Edition:
+    def _begin(self, namespace: str, followed: _Followed) -> Edition:
         """Read a namespace from its newest manifest on. Raises SettingError."""
         store, _ = self._open_namespace(namespace)
-        edition = _Edition(store.keys, self._settings, self._files, self._builder, self._counts)
+        edition = Edition(store.keys, self._settings.edition, self._files, self._builder, self._counts)
         wanted_s = self._settings.wanted_s
         edition.reader = self._follower.follow(
             namespace, edition, edition.key, lambda: time.monotonic() - followed.used < wanted_s
@@ -246,7 +224,7 @@ class WarmIndex:
             if edition is not None:
                 self._end_edition(edition)
 
-    def _end_edition(self, edition: _Edition) -> None:
+    def _end_edition(self, edition: Edition) -> None:
         self._follower.unfollow(edition.key)
         edition.close()
         _add_to(self._past, edition.counters)
@@ -277,7 +255,7 @@ class WarmIndex:
     def _evict(self, namespace: str) -> None:
         """Call it with the lock held."""
         self._end(self._followed.pop(namespace))
-        self._counts.evictions += 1
+        self._evictions += 1
 
     def _by_last_use(self) -> list[str]:
         return sorted(self._followed, key=lambda namespace: self._followed[namespace].used)
@@ -311,7 +289,7 @@ class WarmIndex:
             self._files.sweep(self._settings.unused_file_s)
         return _TEND_BUSY_S if is_busy else _TEND_S
 
-    def _replace_if_ready(self, followed: _Followed, successor: _Edition) -> None:
+    def _replace_if_ready(self, followed: _Followed, successor: Edition) -> None:
         if followed.live.num_resets != followed.resets:  # the data are others, which the successor may not have seen
             followed.successor = None
             self._end_edition(successor)
@@ -325,230 +303,9 @@ class _Followed:
     """A namespace that is followed."""
 
     used: float  # when, last
-    live: _Edition = field(init=False)
-    successor: _Edition | None = None  # what will take its place
+    live: Edition = field(init=False)
+    successor: Edition | None = None  # what will take its place
     resets: int = 0  # of the live one when the successor began
-
-
-@dataclass(slots=True, eq=False)
-class _Start:
-    """What a base is to be made of."""
-
-    segments: list[tuple[SegmentEntry, PieceColumns]] = field(default_factory=list)
-    waits_until: float | None = None  # for another process to build it
-
-
-class _Edition:
-    """The index of a namespace as one reader has told it. Listens in the follower's thread, builds in the builder's."""
-
-    def __init__(
-        self, keys: StoreKeys, settings: WarmIndexSettings, files: IndexFiles, builder: Turns, counts: _Counts
-    ) -> None:
-        self.key = f"{keys.namespace} {next(_serials)}"
-        self.name = index_name(keys)
-        self.reader: LogReader | None = None
-        self._fingerprint = keys.fingerprint
-        self._settings = settings
-        self._files = files
-        self._builder = builder
-        self._counts = counts
-        self._lock = threading.Lock()  # of the following, which two threads change
-        self._awaited: _Start | None = None  # a base that is to come
-        self._content: str | None = None  # name of the base's file
-        self._is_mapped = False
-        self._is_closed = False
-        self._oldest_generation = 0
-        self._unfolded: deque[tuple[tuple[int, int], int]] = deque()  # (entry, tokens in the tail)
-        self._folded_tokens = 0  # of the tail
-        self._is_expired = False
-        self.num_resets = 0
-        self.automata = self._empty()
-
-    # What the reader tells.
-
-    def begin(self, manifest: Manifest | None, segments: list[tuple[int, SegmentEntry]]) -> bool:
-        self._oldest_generation = 0 if manifest is None else manifest.oldest_generation
-        has_base = sum(entry.num_tokens for _, entry in segments) >= self._settings.base_tokens
-        content = self._name_of(entry for _, entry in segments) if has_base else None
-        self._files.keep(self.name, content)
-        start = _Start() if content is not None else None
-        with self._lock:
-            if self._is_closed:
-                return False
-            self._awaited, self._content = start, content
-        if start is None or content is None:
-            return True
-        base = self._files.open(self.name, content)
-        if base is not None:
-            self._counts.maps += 1
-            self._take_base(start, base, content, is_mapped=True)
-        return base is None
-
-    def segment(self, entry: SegmentEntry, columns: PieceColumns) -> None:
-        start = self._awaited
-        if start is not None:
-            start.segments.append((entry, columns))
-        else:
-            self.automata.tail.add(columns.pieces())
-
-    def segments_told(self) -> None:
-        start = self._awaited
-        if start is not None:
-            task = f"build {next(_serials)}"
-            self._builder.add(task, lambda: self._build(task, start))
-
-    def entry(self, entry_id: str, pieces: list[Piece]) -> None:
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-        if len(self.automata.tail) + num_tokens > self._settings.tail_tokens:
-            log.warning("the log of a namespace is folded too slowly: its oldest tokens are left out")
-            self._counts.overflows += 1
-            with self._lock:
-                self.automata = self.automata._replace(tail=self._new_tail(), tail_serial=next(_serials))
-            self._forget_log()
-        num_new = self.automata.tail.add(pieces)
-        if num_new:
-            self._unfolded.append((parse_id(entry_id), num_new))
-
-    def renew(self, manifest: Manifest) -> None:
-        folded = parse_id(manifest.folded_id)
-        while self._unfolded and self._unfolded[0][0] <= folded:
-            self._folded_tokens += self._unfolded.popleft()[1]
-        self._is_expired = self._is_expired or manifest.oldest_generation > self._oldest_generation
-
-    def reset(self) -> None:
-        with self._lock:
-            self.automata = self._empty()
-            self._awaited = self._content = None
-            self._is_mapped = False
-        self.num_resets += 1
-        self._forget_log()
-
-    # What others ask.
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it holds what there is."""
-        return self._awaited is None and self.reader is not None and self.reader.has_caught_up
-
-    @property
-    def wants_successor(self) -> bool:
-        base = self.automata.base
-        most = max(self._settings.base_tokens, (0 if base is None else len(base)) // 4)
-        return self.is_complete and (self._is_expired or self._folded_tokens >= most)
-
-    @property
-    def num_tokens(self) -> int:
-        base, tail = self.automata.base, self.automata.tail
-        return len(tail) + (0 if base is None else len(base))
-
-    @property
-    def memory_bytes(self) -> int:
-        base, tail = self.automata.base, self.automata.tail
-        return tail.memory_bytes + (0 if base is None or self._is_mapped else base.memory_bytes)
-
-    @property
-    def mapped_bytes(self) -> int:
-        base = self.automata.base
-        return 0 if base is None or not self._is_mapped else base.memory_bytes
-
-    @property
-    def warm_ratio(self) -> float:
-        if self.reader is None or self._awaited is not None:
-            return 0.0
-        return self.reader.warm_ratio
-
-    @property
-    def lag_s(self) -> float:
-        return 0.0 if self.reader is None else self.reader.lag_s
-
-    @property
-    def counters(self) -> ReaderCounters:
-        return ReaderCounters() if self.reader is None else self.reader.counters
-
-    def touch(self) -> None:
-        content = self._content
-        if content is not None:
-            self._files.touch(self.name, content)
-
-    def close(self) -> None:
-        """Let go of everything. The file stays."""
-        with self._lock:
-            self._is_closed = True
-            self._awaited = self._content = None
-            self.automata = self._empty()
-
-    # How it is made.
-
-    def _build(self, task: str, start: _Start) -> float:
-        """One try to get a base. Returns when to try again."""
-        now = time.monotonic()
-        if start.waits_until is None:
-            start.waits_until = now + self._settings.share_wait_s
-        if self._awaited is start:
-            try:
-                if not self._find_or_build(start, may_wait=now < start.waits_until):
-                    return _ASK_AGAIN_S
-            except Exception:
-                log.exception("a base of the shared cache cannot be built; drafts are made without it")
-                self._counts.build_faults += 1
-                self._take_base(start, None, None, is_mapped=False)
-        self._builder.remove(task)
-        return _ASK_AGAIN_S
-
-    def _find_or_build(self, start: _Start, may_wait: bool) -> bool:
-        """False: another process is at it."""
-        content = self._name_of(entry for entry, _ in start.segments)
-        with self._files.claim(self.name) as is_ours:
-            if not is_ours and may_wait:
-                return False
-            base = self._files.open(self.name, content)
-            is_mapped = base is not None
-            if is_mapped:
-                self._counts.maps += 1
-            else:
-                base, header = self._built(start)
-                self._counts.builds += base is not None
-                if is_ours and base is not None and self._files.write(self.name, content, header, base):
-                    mapped = self._files.open(self.name, content, verify=False)
-                    base, is_mapped = mapped or base, mapped is not None
-        self._take_base(start, base, content, is_mapped)
-        return True
-
-    def _built(self, start: _Start) -> tuple[StaticAutomaton | None, CorpusHeader]:
-        text, num_documents = joined_text([columns for _, columns in start.segments], self._settings.vocab_size)
-        header = CorpusHeader(
-            self._fingerprint, self._fingerprint, self._settings.vocab_size, num_documents, len(text) - num_documents
-        )
-        if not header.num_tokens:
-            return None, header
-        automaton = SuffixAutomaton(len(text))
-        automaton.extend(text)
-        return StaticAutomaton.freeze(automaton), header
-
-    def _take_base(self, start: _Start, base: StaticAutomaton | None, content: str | None, is_mapped: bool) -> None:
-        with self._lock:
-            is_wanted = self._awaited is start
-            if is_wanted:
-                self.automata = self.automata._replace(base=base, base_serial=next(_serials))
-                self._awaited, self._content, self._is_mapped = None, content if is_mapped else None, is_mapped
-            is_needed = content == self._content
-        if is_mapped and not is_needed and content is not None:  # it came too late, for data that are gone, perhaps
-            self._files.remove(self.name, content)
-
-    def _name_of(self, segments: Iterable[SegmentEntry]) -> str:
-        return digest_of([_FORMAT, str(self._settings.vocab_size), *(entry.digest for entry in segments)])
-
-    def _empty(self) -> Automata:
-        return Automata(None, 0, self._new_tail(), next(_serials))
-
-    def _new_tail(self) -> LiveTail:
-        return LiveTail(self._settings.vocab_size)
-
-    def _forget_log(self) -> None:
-        """Begin to count how much of the tail has been folded."""
-        self._unfolded.clear()
-        self._folded_tokens = 0
-        self._is_expired = False
 
 
 def _add_to(total: ReaderCounters, counters: ReaderCounters) -> None:

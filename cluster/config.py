@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cache_service.connection import parse_url
 from cache_service.errors import SettingError
@@ -25,7 +25,24 @@ _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentin
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_truths(cls, value: Any, info: ValidationInfo) -> Any:
+        """In YAML, yes and on are truths, which would pass for 1."""
+        if isinstance(value, bool):
+            kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"{value} is no number")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    inner = get_args(annotation)
+    if inner:
+        return set().union(*map(_kinds, inner))
+    return {annotation} if isinstance(annotation, type) else set()
 
 
 class TargetConfig(_Section):

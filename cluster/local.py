@@ -6,7 +6,6 @@ The same router core, drafters and engines as in a cluster; only the links are p
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -14,18 +13,14 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, Unpack, cast, get_args
+from typing import Literal, Unpack
 
-import jinja2
 import msgspec
-import numpy as np
 from pydantic import ValidationError
 
 from actors.drafters.registry import (
-    AUTO,
     DRAFT_MODEL,
     EAGLE,
-    NONE,
     OUROBOROS,
     create_drafters,
     expand_drafters,
@@ -45,7 +40,6 @@ from actors.messages import (
     DraftBatch,
     DraftResult,
     GenerationRequest,
-    SamplingParams,
     SpeculationStats,
     TokenChunk,
     VerifyResult,
@@ -54,14 +48,12 @@ from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.drafter_build import resolve_draft_model
 from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quantization import Quantization
-from cache_service.errors import SettingError
-from cache_service.namespaces import OPEN
 from cache_service.soft_exchange import DELTA_BYTES
-from cache_service.store_keys import StoreKeys
 from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.text_codec import TextCodec
-from cluster.request_limits import check_local_fields, check_token_ids, first_problem, num_new_tokens
+from cluster.local_requests import GenerateOptions, LocalRequests, Prompt
+from cluster.request_limits import first_problem
 from cluster.router.core import RouterCore
 from cluster.router.required_rows import check_required_rows, least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
@@ -70,10 +62,8 @@ from cluster.shared_cache import SharedCache
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 OnRound = Callable[[RoundTrace], None]
 
-DEFAULT_NEW_TOKENS = 256
 MAX_BEAMS = 64
 _DRAFT_WORKER = "local"
 _CATCH_UP_TICKS = 64  # a millisecond each: what others have learnt since the last request
@@ -118,27 +108,6 @@ class StreamPiece:
     sources: tuple[str, ...]  # who proposed each token; "target" for the target's own
     token_texts: tuple[str, ...]  # what each token completed of `text`; empty inside a character of several tokens
     generation: Generation | None = None
-
-
-class GenerateOptions(TypedDict, total=False):
-    """The options of `LocalEngine.generate`, which describes them; the defaults are the same."""
-
-    max_new_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    ignore_eos: bool
-    stop_token_ids: Sequence[int]
-    drafters: Sequence[str] | None
-    max_draft_tokens: int | None
-    predictions: Sequence[str | Sequence[int]]
-    namespace: str
-    cache: CacheUse
 
 
 @dataclass(slots=True)
@@ -292,9 +261,11 @@ class LocalEngine:
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
+        self._requests = LocalRequests(
+            self.tokenizer, self.info, self._target.vocab_size, self.max_model_len, names, acceptance
+        )
         self.max_draft_tokens = max_draft_tokens
         self._batch_size = batch_size
-        self._num_requests = 0
         # What rounds have emitted and nobody has taken yet, by request. A round serves all of them.
         self._inboxes: dict[str, deque[RouterEvent]] = {}
         self._is_in_round = False
@@ -353,7 +324,7 @@ class LocalEngine:
             "namespace": namespace,
             "cache": cache,
         }
-        requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        requests = self._requests.make([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
         done: dict[str, Generation] = {}
         running: dict[str, _Running] = {}
         emitted = 0
@@ -375,7 +346,7 @@ class LocalEngine:
         Whichever way the generator ends, closed or dropped half-way too, nothing of the request is left in the engine.
         Several streams may be open at a time; their rounds are shared. Raises InvalidRequest at once.
         """
-        request = self._requests([("prompt", prompt)], options)[0]
+        request = self._requests.make([("prompt", prompt)], options)[0]
         return self._stream(request, on_round)
 
     def beam_search(
@@ -402,7 +373,7 @@ class LocalEngine:
             "ignore_eos": ignore_eos,
             "stop_token_ids": stop_token_ids,
         }
-        requests = self._requests([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        requests = self._requests.make([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
         return [self._search(request, num_beams, length_penalty) for request in requests]
 
     def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
@@ -435,78 +406,6 @@ class LocalEngine:
                     generation = self._finish(answer, chunk)
                 yield StreamPiece("".join(texts) + rest, chunk.token_ids, chunk.sources, tuple(texts), generation)
 
-    def _requests(self, prompts: Sequence[tuple[str, Prompt]], options: GenerateOptions) -> list[GenerationRequest]:
-        """prompts: with what an error calls them. Raises InvalidRequest."""
-        stop_token_ids = options.get("stop_token_ids", ())
-        own = ("ignore_eos", "drafters", "predictions", "namespace", "cache")
-        checked = {name: value for name, value in options.items() if name not in own}
-        check_local_fields({**checked, "stop_token_ids": list(stop_token_ids)})
-        check_token_ids("stop_token_ids", stop_token_ids, self._target.vocab_size)
-        drafters = self._chosen_drafters(options.get("drafters"))
-        namespace, cache = options.get("namespace", ""), options.get("cache", "read_write")
-        self._check_sharing(namespace, cache)
-        seed = options.get("seed")
-        base_seed = secrets.randbits(64) if seed is None else seed
-        predictions = options.get("predictions") or [""] * len(prompts)
-        if len(predictions) != len(prompts):
-            raise InvalidRequest("predictions", f"{len(predictions)} of them", f"there are {len(prompts)} prompts")
-        stops = tuple(stop_token_ids) + (() if options.get("ignore_eos") else self.info.eos_token_ids)
-        requests = []
-        for index, (name, prompt) in enumerate(prompts):
-            token_ids = self._encode(prompt, name)
-            self._num_requests += 1
-            requests.append(
-                GenerationRequest(
-                    request_id=str(self._num_requests),
-                    prompt_token_ids=np.asarray(token_ids, dtype=np.int32),
-                    sampling=SamplingParams(
-                        seed=(base_seed + index) % 2**64,
-                        temperature=options.get("temperature", 0.0),
-                        top_k=max(0, options.get("top_k", 0)),
-                        top_p=options.get("top_p", 1.0),
-                        min_p=options.get("min_p", 0.0),
-                        presence_penalty=options.get("presence_penalty", 0.0),
-                        frequency_penalty=options.get("frequency_penalty", 0.0),
-                        repetition_penalty=options.get("repetition_penalty", 1.0),
-                        acceptance=self.acceptance,
-                    ),
-                    max_new_tokens=num_new_tokens(
-                        options.get("max_new_tokens"),
-                        DEFAULT_NEW_TOKENS,
-                        len(token_ids),
-                        self.max_model_len,
-                        name,
-                        "max_new_tokens",
-                        self.info.max_side_len,
-                    ),
-                    stop_token_ids=stops,
-                    namespace=namespace,
-                    cache=cache,
-                    drafters=drafters,
-                    max_draft_tokens=options.get("max_draft_tokens"),
-                    prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
-                )
-            )
-        return requests
-
-    def _check_sharing(self, namespace: str, cache: str) -> None:
-        if cache not in get_args(CacheUse):
-            raise InvalidRequest("cache", cache, f"it must be one of {', '.join(get_args(CacheUse))}")
-        try:
-            StoreKeys(self.info.fingerprint, namespace or OPEN)
-        except SettingError as error:
-            raise InvalidRequest("namespace", namespace, error.limit) from None
-
-    def _chosen_drafters(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
-        if names is None:
-            return None
-        expand_drafters(list(names), acceptance=self.acceptance)
-        for name in names:
-            if name not in (AUTO, NONE, *self.drafter_names):
-                have = ", ".join(self.drafter_names) or "none"
-                raise InvalidRequest("drafters", name, f"this engine was made with {have}")
-        return tuple(names)
-
     def _chunks(
         self, requests: Sequence[GenerationRequest], running: dict[str, _Running], on_round: OnRound | None
     ) -> Generator[TokenChunk, None, None]:
@@ -524,7 +423,7 @@ class LocalEngine:
                     open_ids.append(request.request_id)
                     self._inboxes[request.request_id] = deque()
                     running[request.request_id] = _Running.of(request)
-                    self.core.add(request, time.monotonic())
+                    self.core.add(request, self._now())
                 if not any(self._inboxes[request_id] for request_id in open_ids):
                     self._run_round(on_round)
                 for request_id in list(open_ids):
@@ -624,36 +523,6 @@ class LocalEngine:
                 raise
             logger.warning("the draft model failed; the round goes on without it", exc_info=True)
             return None
-
-    def _encode(self, prompt: Prompt, field: str) -> list[int]:
-        if isinstance(prompt, str):
-            token_ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            token_ids = self._encode_conversation(list(cast(Sequence[Mapping[str, str]], prompt)), field)
-        else:
-            token_ids = list(cast(Sequence[int], prompt))
-            check_token_ids(field, token_ids, self._target.vocab_size)
-        return list(token_ids)
-
-    def _encode_prediction(self, prediction: str | Sequence[int], field: str) -> np.ndarray:
-        if isinstance(prediction, str):
-            token_ids = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
-        else:
-            token_ids = list(prediction)
-            check_token_ids(field, token_ids, self._target.vocab_size)
-        return np.asarray(token_ids[: self.max_model_len], dtype=np.int32)
-
-    def _encode_conversation(self, messages: list[Mapping[str, str]], field: str) -> list[int]:
-        shown = f"{len(messages)} messages"
-        if not self.tokenizer.chat_template:
-            raise InvalidRequest(field, shown, f"model {self.info.name!r} has no chat template; give a text instead")
-        try:
-            token_ids: Any = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(field, shown, f"the model's chat template refuses them: {error}") from None
-        return list(token_ids)
 
     def _finish(self, running: _Running, last: TokenChunk) -> Generation:
         stats = last.stats or SpeculationStats()

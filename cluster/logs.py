@@ -5,6 +5,7 @@ No prompt, answer or key is ever logged.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -16,8 +17,10 @@ from typing import Any
 import msgspec
 
 from cluster.config import ObservabilityConfig
+from cluster.printable import printable
 
 PACKAGES = ("cluster", "actors", "cache_service")
+OTHERS = ("opentelemetry",)  # that warn of what we have them do: a collector that is away
 REQUEST_ID_HEADER = "x-request-id"
 
 request_id: ContextVar[str] = ContextVar("paceline_request_id", default="")  # of the call that is being answered
@@ -34,21 +37,27 @@ def request_id_of(given: str | None) -> str:
 def configure_logging(config: ObservabilityConfig, component: str) -> None:
     """Have Paceline's own loggers in this process write to stderr. component: gateway, router, target or draft.
 
-    Called again, it replaces what was said before. Loggers of others stay as they are.
+    Called again, it replaces what was said before. Loggers of others than those stay as they are.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_with_request_id)
     handler.setFormatter(JsonFormatter(component) if config.log_format == "json" else TextFormatter(component))
-    for name in PACKAGES:
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    for name in PACKAGES + OTHERS:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(config.log_level.upper())
+        logger.setLevel(max(level, logging.WARNING) if name in OTHERS else level)
 
 
 class TextFormatter(logging.Formatter):
+    """A line each; what follows a line break is indented, so that no message can look like another record."""
+
     def __init__(self, component: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {component} %(name)s [%(request_id)s] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n    ")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time_of(record)
@@ -72,10 +81,13 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in vars(record).items():
             if name not in _OF_EVERY_RECORD:
-                fields[name] = value
+                fields.setdefault(name, value)
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields, enc_hook=repr).decode()
+        try:
+            return msgspec.json.encode(fields, enc_hook=repr).decode()
+        except (TypeError, ValueError, OverflowError, RecursionError):  # numbers of over 64 bits, texts that are none
+            return json.dumps({name: printable(str(value)) for name, value in fields.items()})
 
 
 def _time_of(record: logging.LogRecord) -> str:

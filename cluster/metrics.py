@@ -7,6 +7,7 @@ classes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,11 @@ class GatewayMetrics:
             buckets=_REQUEST_BUCKETS,
             registry=registry,
         )
+        # A counter that begins with its first event hides it from rates, and what is divided by it.
+        for finished_reason in ("stop", "length"):
+            self.request_success.labels(finished_reason)
+        for reason in ("cancelled", "deadline_exceeded", "internal_error", "overloaded", "unavailable"):
+            self.request_failure.labels(reason)
         self.prompt_tokens = Counter("paceline_prompt_tokens", "Prompt tokens of accepted requests", registry=registry)
         self.generation_tokens = Counter("paceline_generation_tokens", "Tokens generated", registry=registry)
 
@@ -113,12 +119,18 @@ class RouterMetrics:
 
     def collect(self) -> Iterator[Metric]:
         core, counters = self._core, self._core.counters
+        demand = core.draft_scaling.demand(time.monotonic())
         gauges = {
             "paceline_sequences_running": ("Sequences in rounds", core.num_running),
             "paceline_sequences_waiting": ("Sequences that wait to be admitted", core.num_waiting),
             "paceline_kv_blocks": ("KV blocks of the target", core.total_blocks),
             "paceline_kv_blocks_free": ("KV blocks of the target without a sequence", core.free_blocks),
             "paceline_draft_workers": ("Draft workers connected", len(self._connections.draft_links())),
+            "paceline_draft_worker_gain_ratio": (
+                "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more",
+                demand.gain,
+            ),
+            "paceline_draft_worker_loss_ratio": ("Of tokens a second with one draft worker fewer", demand.loss),
             "paceline_target_connected": ("1 while the target group answers", int(self._driver.has_target)),
             "paceline_link_calls_in_flight": (
                 "Calls to workers that wait for an answer",

@@ -25,6 +25,7 @@ from cluster.tenants.registry_file import RegistryFollower
 
 logger = logging.getLogger(__name__)
 
+_REST_S = 0.002  # a third of the time at most goes to batches, as long as they take: rounds wait meanwhile
 _COMMON_TOKENS = 0.9  # of a vocabulary, from the first on: tokenizers number their tokens by how common they are
 
 
@@ -113,4 +114,4 @@ class PublicPool:
                 self._is_broken = True
                 return None
         store, codec = self._open_pool()
-        return PromotionGate(store, codec, terms.secret, self._blocks, terms.policy, self._source.clock)
+        return PromotionGate(store, codec, terms.secret, self._blocks, terms.policy, self._source.clock, _REST_S)

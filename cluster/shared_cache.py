@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -108,7 +109,7 @@ class SharedCache:
         self.epochs = EpochWatch(self._connection, self._keys, self._settings.epochs)
         self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # those written to last come last
         self._folds = 0  # of compactors that are gone
-        self._sharings: list[SoftSharing] = []
+        self._exchanges: list[SoftExchange] = []  # of drafters that are there
         self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
         self._others: deque[tuple[str, TenantBudget]] = deque(maxlen=self._settings.max_compacted)
         self._promotion: PromotionThread | None = None
@@ -152,15 +153,15 @@ class SharedCache:
         return self.epochs.ended(learner)
 
     def share_counts(self, drafters: Mapping[str, Drafter]) -> SoftSharing | None:
-        """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed.
-        None: there is no such drafter, or it keeps nothing for others."""
+        """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed or
+        the drafter is gone. None: there is no such drafter, or it keeps nothing for others."""
         drafter = drafters.get(SOFT_NGRAM)
         if not isinstance(drafter, SoftNgramDrafter) or not drafter.delta_bytes:
             return None
         exchange = SoftExchange(self._open, replace(self._settings.soft, order=drafter.order))
-        sharing = SoftSharing(exchange, drafter, self._settings.publish_prompts)
-        self._sharings.append(sharing)
-        return sharing
+        self._exchanges.append(exchange)
+        weakref.finalize(drafter, _end, self._exchanges, exchange).atexit = False
+        return SoftSharing(exchange, drafter, self._settings.publish_prompts)
 
     def stats(self) -> CacheStats:
         return CacheStats(
@@ -177,7 +178,7 @@ class SharedCache:
         deadline = time.monotonic() + timeout_s
         is_done = True
         own = (self.publisher.close, self.compactor.close, self.index.close, self.earnings.close, self.epochs.close)
-        lent = [sharing.close for sharing in self._sharings]
+        lent = [exchange.close for exchange in list(self._exchanges)]
         if self._promotion is not None:
             lent.append(self._promotion.close)
         for close in (*own, *lent):
@@ -259,6 +260,12 @@ class SharedCache:
 
     def _open_earnings(self, namespace: str) -> AdminStore:
         return AdminStore(self._connection, self._keys(namespace))
+
+
+def _end(exchanges: list[SoftExchange], exchange: SoftExchange) -> None:
+    """Of a drafter that is gone: its threads end by themselves."""
+    exchanges.remove(exchange)
+    exchange.close(0.0)
 
 
 def open_shared_cache(

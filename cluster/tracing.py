@@ -14,6 +14,8 @@ seconds since they took the request, with the last chunk, and the clocks of two 
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +36,12 @@ from cluster.gateway.call import CallOrigin, GenerationCall
 SYSTEM = "paceline"
 
 _TRACES_PATH = "/v1/traces"
+_CLOSE_S = 5.0  # for sending what is left
+# W3C Trace Context. OpenTelemetry writes what does not follow it into the log, and clients could write there.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
+_STATE_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
+_MAX_STATE = 512  # characters
+_OTHER_MODEL = "unknown"  # a name that is not served may be any text
 
 
 class Tracing:
@@ -43,7 +51,7 @@ class Tracing:
         """sample_ratio: of calls whose callers have not decided it in `traceparent`. round_spans: of an answer."""
         self.round_spans = round_spans
         resource = Resource.create({SERVICE_NAME: SYSTEM, SERVICE_VERSION: version})
-        self._provider = TracerProvider(ParentBasedTraceIdRatio(sample_ratio), resource)
+        self._provider = TracerProvider(ParentBasedTraceIdRatio(sample_ratio), resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(SYSTEM, version)
         self._propagator = TraceContextTextMapPropagator()
@@ -53,8 +61,7 @@ class Tracing:
     ) -> CallTrace | None:
         """The trace of a call that arrived at time.monotonic() == arrived; None: it is not sampled. call_id: as its
         answer names it."""
-        carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
-        parent = self._propagator.extract({key: value for key, value in carrier.items() if value}, Context())
+        parent = self._propagator.extract(_carrier(origin), Context())
         operation = "chat" if any(_is_conversation(prompt) for prompt in call.prompts) else "text_completion"
         wall_ns = time.time_ns() - round(1e9 * (time.monotonic() - arrived))
         span = self._tracer.start_span(
@@ -67,8 +74,10 @@ class Tracing:
         return CallTrace(self._tracer, span, self.round_spans, wall_ns, arrived) if span.is_recording() else None
 
     def close(self) -> None:
-        """Send what is left, for some seconds at most."""
-        self._provider.shutdown()
+        """Send what is left, for some seconds at most: a collector that is away must hold up nobody's end."""
+        closing = threading.Thread(target=self._provider.shutdown, name="close-tracing", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
 
 
 class CallTrace:
@@ -168,6 +177,17 @@ def open_tracing(config: ObservabilityConfig, version: str) -> Tracing | None:
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(url)), config.sample_ratio, config.round_spans, version)
 
 
+def _carrier(origin: CallOrigin) -> dict[str, str]:
+    """What a caller says of its own trace, as far as it is well-formed."""
+    parent, state = (origin.traceparent or "").strip(), origin.tracestate or ""
+    if not _TRACEPARENT.fullmatch(parent):
+        return {}
+    members = [member for part in state.split(",") if (member := part.strip(" \t"))]
+    if len(state) > _MAX_STATE or not all(map(_STATE_MEMBER.fullmatch, members)):
+        return {"traceparent": parent}
+    return {"traceparent": parent, "tracestate": ",".join(members)}
+
+
 def _is_conversation(prompt: object) -> bool:
     return isinstance(prompt, tuple) and bool(prompt) and not isinstance(prompt[0], int)
 
@@ -180,7 +200,7 @@ def _attributes_of(
     found: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": SYSTEM,
-        "gen_ai.request.model": call.model or model,
+        "gen_ai.request.model": model if call.model in (None, model) else _OTHER_MODEL,
         "gen_ai.response.model": model,
         "gen_ai.response.id": call_id,
         "gen_ai.request.temperature": call.temperature,
@@ -189,15 +209,14 @@ def _attributes_of(
         "gen_ai.request.presence_penalty": call.presence_penalty,
         "paceline.request_id": origin.request_id,
     }
-    if call.max_new_tokens is not None:
-        found["gen_ai.request.max_tokens"] = call.max_new_tokens
-    if call.seed is not None:
-        found["gen_ai.request.seed"] = call.seed
-    if call.top_k:
-        found["gen_ai.request.top_k"] = call.top_k
-    if call.n != 1:
-        found["gen_ai.request.choice.count"] = call.n
-    return found
+    numbers = {
+        "gen_ai.request.max_tokens": call.max_new_tokens,
+        "gen_ai.request.seed": call.seed,
+        "gen_ai.request.top_k": call.top_k or None,
+        "gen_ai.request.choice.count": call.n if call.n != 1 else None,
+    }
+    # One number beyond the format's 64 bits would cost all spans that are sent with it.
+    return found | {key: one for key, one in numbers.items() if one is not None and -(2**63) <= one < 2**63}
 
 
 def _speculation(stats: SpeculationStats | None) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from actors.errors import InvalidRequest
 from cluster.bench.cache_prompts import edit_prompts, repeated_prompts, story_prompts, templated_prompts
 from cluster.bench.prompts import BenchPrompt, pick_rows
 
 UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE = "unrelated", "other-topic", "stale", "random", "hostile"
+KINDS = ("repeated", "templated", "edits", UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE)
 
 # Of the cache: answers to `Scenario.before`; or, under the prompts of `Scenario.asked`, their answers with every fourth
 # token another, noise, or, behind every few tokens of their answers, something else than what comes there.
@@ -24,6 +26,7 @@ class CachePlan:
     model: str = "smollm2"
     draft_model: str = "none"
     drafters: tuple[tuple[str, ...], ...] = (("auto",),)  # two fresh engines for each set
+    kinds: tuple[str, ...] = ()  # of requests, by name; none: all
     rows: int = 4  # requests of every kind that has prompts of its own
     rows_per_task: int | None = 2  # of `prompts`; None: all
     rows_before_per_task: int = 4  # others of `prompts`, before them
@@ -49,7 +52,12 @@ class Scenario:
 
 
 def make_scenarios(plan: CachePlan) -> list[Scenario]:
-    """In the order in which they are measured."""
+    """In the order in which they are measured. Raises InvalidRequest for a kind that there is not."""
+    for kind in plan.kinds:
+        if kind not in KINDS:
+            raise InvalidRequest("kinds", kind, f"it must be one of {', '.join(KINDS)}")
+        if kind == UNRELATED and not plan.prompts:
+            raise InvalidRequest("kinds", kind, "it needs a file of prompts")
     repeated, templated, edits = (make(plan.rows) for make in (repeated_prompts, templated_prompts, edit_prompts))
     scenarios = [Scenario(one.name, "answers", one.before, one.asked) for one in (repeated, templated, edits)]
     if plan.prompts:
@@ -60,4 +68,4 @@ def make_scenarios(plan: CachePlan) -> list[Scenario]:
     scenarios.append(Scenario(STALE, "stale", (), story_prompts(STALE, plan.rows, 1)))
     scenarios.append(Scenario(RANDOM, "random", (), story_prompts(RANDOM, plan.rows, 2)))
     scenarios.append(Scenario(HOSTILE, "hostile", (), story_prompts(HOSTILE, plan.rows, 4)))
-    return scenarios
+    return [scenario for scenario in scenarios if scenario.name in (plan.kinds or KINDS)]

@@ -12,7 +12,8 @@ from types import FrameType
 from cluster.chat.backend import AnswerPart, AnswerTotals, OnRound, Question
 from cluster.chat.settings import ChatSettings
 from cluster.chat.sources import spans_of
-from cluster.local import LocalEngine, Prompt
+from cluster.local import LocalEngine
+from cluster.local_requests import Prompt
 from cluster.router.trace import RoundTrace
 
 

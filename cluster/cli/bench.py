@@ -201,6 +201,7 @@ def serve(
 def cache(
     prompts: PromptsOption = None,
     spec_bench: SpecBenchOption = None,
+    kinds: str = typer.Option("", help="Kinds of requests to measure, comma-separated; by default all."),
     rows: int = typer.Option(4, min=1, help="Requests of each kind that needs no prompts file."),
     rows_per_task: int = typer.Option(2, min=1, help="Rows of each task of the prompts file that are asked."),
     rows_before: int = typer.Option(4, min=1, help="Other rows of each task that have been answered before."),
@@ -250,6 +251,7 @@ def cache(
         model=model,
         draft_model=draft_model,
         drafters=tuple(split_names(names) for names in drafters),
+        kinds=tuple(split_names(kinds)),
         rows=rows,
         rows_per_task=rows_per_task,
         rows_before_per_task=rows_before,

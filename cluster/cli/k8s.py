@@ -10,7 +10,7 @@ from cluster.deploy.chart import chart_files
 from cluster.deploy.drain import drain as wait_for_requests
 from cluster.deploy.drain import metrics_reader
 from cluster.deploy.kustomize import is_rendered, rendered_files
-from cluster.deploy.pods import METRICS_PORT
+from cluster.deploy.ports import METRICS_PORT
 from cluster.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Manifests for Kubernetes.")

@@ -50,8 +50,12 @@ def size(
     draft_tokens: int = typer.Option(None, min=1, max=64, help="A request and round; by default as many as are best."),
     draft_ahead: int = typer.Option(8, min=1, max=64, help="Outcomes that a worker drafts for ahead, as draft.ahead."),
     hit_rate: float = typer.Option(0.9, min=0.0, max=1.0, help="How often a draft made one round ahead can be used."),
-    price_per_gpu_hour: float = typer.Option(None, min=0.0001, help="Of one of the target's GPUs, in any currency."),
-    draft_price_per_gpu_hour: float = typer.Option(None, min=0.0001, help="Of a draft GPU; by default the same."),
+    price_per_gpu_hour: float = typer.Option(
+        None, min=1e-4, max=1e6, help="Of one of the target's GPUs, in any currency."
+    ),
+    draft_price_per_gpu_hour: float = typer.Option(
+        None, min=1e-4, max=1e6, help="Of a draft GPU; by default the same."
+    ),
     efficiency: float = typer.Option(0.8, min=0.01, max=1.0, help="Share of the data sheet's rates that is reached."),
     link_ms: float = typer.Option(0.2, min=0.0, max=1000.0, help="A message from the router to a worker and back."),
     row_times: str = typer.Option(
@@ -143,6 +147,8 @@ def _curve(points: tuple[tuple[int, float], ...]) -> Callable[[int], float] | No
 
 def _notes(deployment: Deployment, sizing: Sizing, *, is_assumed: bool) -> list[str]:
     """What the reader should know of these figures."""
+    from cluster.sizing.report import is_served
+
     target, draft = deployment.target, deployment.draft
     notes = ["Times are what good kernels can reach at best; reading prompts is not included."]
     if is_assumed:
@@ -157,7 +163,9 @@ def _notes(deployment: Deployment, sizing: Sizing, *, is_assumed: bool) -> list[
     else:
         notes.append(f"Beyond {sizing.free_rows:,.0f} rows a round every drafted token costs time.")
     if not target.precision.is_served:
-        notes.append(f"Paceline's engine does not compute in {target.precision.name} yet: this is what GPUs can do.")
-    if target.precision.name in ("int8", "int4") and target.group.count > 1:
-        notes.append("Paceline's target.quantization needs target.tensor_parallel 1 so far: this is what GPUs can do.")
+        what = f"Paceline's engine does not compute in {target.precision.name} yet"
+        notes.append(f"{what}: this is what GPUs can do, and there are no settings for it.")
+    elif not is_served(target):
+        what = "Paceline's target.quantization needs target.tensor_parallel 1 so far"
+        notes.append(f"{what}: this is what GPUs can do, and there are no settings for it.")
     return notes

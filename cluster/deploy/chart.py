@@ -80,7 +80,7 @@ def values_model() -> type[BaseModel]:
         for name, fields in sections.items()
     }
     names = Literal[tuple(PROFILES)]  # type: ignore[valid-type]
-    given: dict[str, Any] = {"profile": (names, "base"), "global": (dict[str, Any], {}), **models}
+    given: dict[str, Any] = {"profile": (names, ...), "global": (dict[str, Any], {}), **models}
     return create_model("ChartValues", __base__=_Closed, **given)
 
 
@@ -147,7 +147,10 @@ def _template(name: str, values: DeployValues) -> str:
 
 
 def _given(path: str) -> str:
-    return f'not (kindIs "invalid" .Values.{path})'
+    """Whether a value is chosen. A section that a user has set to null is gone, and only within brackets that is no
+    error."""
+    section, name = path.split(".")
+    return f'not (kindIs "invalid" (.Values.{section}).{name})'
 
 
 def _expression(found: re.Match[str], paths: dict[str, str], own: dict[str, Any]) -> str:

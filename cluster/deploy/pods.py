@@ -6,16 +6,13 @@ import math
 from importlib import metadata
 from typing import Any
 
+from cluster.deploy.ports import AGENT_PORT, CLIENT_PORT, DASHBOARD_PORT, GCS_PORT, METRICS_PORT
 from cluster.deploy.serve_config import CACHE_PASSWORD_FILE, TENANTS_FILE
 from cluster.deploy.values import DeployValues, PodValues, number_of
 from cluster.ray_environment import OWN_RAY
 
 Object = dict[str, Any]
 
-DASHBOARD_PORT = 8265
-AGENT_PORT = 52_365
-METRICS_PORT = 8080
-REDIS_PORT = 6379
 ENDPOINTS_SETTLE_S = 5  # after a pod is being deleted, until nobody sends it new requests
 
 _MODELS = "/models"
@@ -122,7 +119,7 @@ def priority_class(values: DeployValues, component: str) -> str:
 def _ports(values: DeployValues, component: str) -> list[Object]:
     ports = {"metrics": METRICS_PORT}
     if component == "head":
-        ports |= {"gcs": 6379, "dashboard": DASHBOARD_PORT, "client": 10_001}
+        ports |= {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT}
     else:
         ports |= {"http": values.gateway.http_port, "grpc": values.gateway.grpc_port}
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]

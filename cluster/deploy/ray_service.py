@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from cluster.deploy.pods import REDIS_PORT, Object, container_security, metadata_of, ray_pod
+from cluster.deploy.pods import Object, container_security, metadata_of, ray_pod
+from cluster.deploy.ports import REDIS_PORT
 from cluster.deploy.serve_config import serve_config_text
 from cluster.deploy.values import DeployValues, PodValues, ScaledValues, number_of
 

@@ -4,7 +4,6 @@ evicts what was least used. Both run the server that the image brings."""
 from __future__ import annotations
 
 from cluster.deploy.pods import (
-    REDIS_PORT,
     Object,
     container_security,
     image,
@@ -15,6 +14,7 @@ from cluster.deploy.pods import (
     priority_class,
     selector,
 )
+from cluster.deploy.ports import REDIS_PORT
 from cluster.deploy.serve_config import cache_bytes
 from cluster.deploy.values import DeployValues, times
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.deploy.pods import (
-    AGENT_PORT,
-    DASHBOARD_PORT,
-    METRICS_PORT,
-    REDIS_PORT,
-    Object,
-    metadata_of,
-    selector,
-)
+from cluster.deploy.pods import Object, metadata_of, selector
+from cluster.deploy.ports import AGENT_PORT, DASHBOARD_PORT, METRICS_PORT, REDIS_PORT
 from cluster.deploy.ray_service import worker_groups
 from cluster.deploy.values import DeployValues, PodValues, number_of
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cluster.config import Dtype, ObservabilityConfig
+from cluster.deploy.ports import what_ray_does_at
 from cluster.validate.quantity import parse_quantity
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
@@ -44,8 +45,9 @@ class _Section(BaseModel):
 
 
 class ImageValues(_Section):
-    repository: str = "paceline"
-    tag: str | None = None  # None: the version of this package
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")] = "paceline"
+    # None: the version of this package
+    tag: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")] | None = None
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None  # counts more than the tag
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     pull_secrets: tuple[Name, ...] = ()
@@ -123,7 +125,13 @@ class RouterValues(ScaledValues):
     max_running: Annotated[int, Field(ge=1, le=4096)] = 16
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64
     readiness: Literal["http", "grpc"] = "http"  # the probe: /readyz, or grpc.health.v1 on the gRPC port
-    pods_that_stay: Replicas = 0  # of a PodDisruptionBudget; 0: none
+    pods_that_stay: Replicas = 0  # of a PodDisruptionBudget, below min; 0: none
+
+    @model_validator(mode="after")
+    def _some_may_go(self) -> Self:
+        if self.pods_that_stay and self.pods_that_stay >= self.min:
+            raise ValueError(f"pods_that_stay is {self.pods_that_stay}; with min {self.min} no node could be drained")
+        return self
 
 
 class GatewayValues(_Section):
@@ -132,6 +140,13 @@ class GatewayValues(_Section):
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
     request_timeout_s: Seconds = 600  # the longest stream
     grpc_reflection: bool = True
+
+    @model_validator(mode="after")
+    def _ports_are_free(self) -> Self:
+        for name, port in (("http_port", self.http_port), ("grpc_port", self.grpc_port)):
+            if (taken := what_ray_does_at(port)) is not None:
+                raise ValueError(f"{name} is {port}; that is where Ray has {taken}")
+        return self
 
 
 class CacheValues(_Section):

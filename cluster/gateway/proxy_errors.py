@@ -11,13 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import DeadlineExceeded, Overloaded, Unavailable
 from cluster.gateway.errors import ErrorStatus, status_of
+from cluster.gateway.proxy_request_ids import FitRequestIds
 
 _RETRY_AFTER_S = 1.0
 
 
 def middlewares() -> list[Middleware]:
     """Serve's proxy calls it when it starts: see `cluster.ray_environment`."""
-    return [Middleware(ErrorObjects)]
+    return [Middleware(ErrorObjects), Middleware(FitRequestIds)]
 
 
 def proxy_error(status: int, text: str) -> ErrorStatus:

@@ -14,6 +14,7 @@ from cluster.observability.grafana import Dashboard, Panel, Query, Row, dashboar
 DIRECTORY = Path(__file__).parents[2] / "k8s" / "observability" / "dashboards"
 
 _WINDOW = "[$__rate_interval]"
+_TOKENS, _ROUNDS, _ROWS = "suffix: tokens/s", "suffix: rounds/s", "suffix: rows/s"
 
 
 def _of(name: str, labels: str = "") -> str:
@@ -118,7 +119,7 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Tokens",
                     "Prompt tokens taken and tokens generated, a second.",
-                    "short",
+                    _TOKENS,
                     (
                         Query(_rate("paceline_generation_tokens_total"), "generated"),
                         Query(_rate("paceline_prompt_tokens_total"), "of prompts"),
@@ -149,6 +150,7 @@ OVERVIEW = Dashboard(
                     "reqps",
                     (Query(_rate("paceline_tenant_refusals_total", "reason"), "{{reason}}"),),
                     stacked=True,
+                    empty="none so far",
                 ),
                 Panel(
                     "Streams carried on elsewhere",
@@ -187,7 +189,7 @@ SPECULATION = Dashboard(
                 Panel(
                     "Accepted tokens by source",
                     "Draft tokens that came true, a second.",
-                    "short",
+                    _TOKENS,
                     (Query(_rate("paceline_spec_decode_num_accepted_tokens_total", "source"), "{{source}}"),),
                     stacked=True,
                 ),
@@ -213,14 +215,14 @@ SPECULATION = Dashboard(
                 Panel(
                     "Rounds by decision",
                     "no_row_pays at full load is right: drafts are the first load to be shed.",
-                    "short",
+                    _ROUNDS,
                     (Query(_rate("paceline_planner_rounds_total", "decision"), "{{decision}}"),),
                     stacked=True,
                 ),
                 Panel(
                     "Draft rows",
                     "Proposed, verified and wasted ones a second. Wasted rows are the price of the accepted ones.",
-                    "short",
+                    _ROWS,
                     (
                         Query(_rate("paceline_spec_decode_num_proposed_tokens_total"), "proposed"),
                         Query(_rate("paceline_spec_decode_num_draft_tokens_total"), "verified"),
@@ -232,6 +234,7 @@ SPECULATION = Dashboard(
                     "What a forward of so many rows takes, as measured while serving. Flat: drafts are nearly free.",
                     "s",
                     (Query(f"avg by (rows) ({_of('paceline_step_time_seconds')})", "{{rows}} rows"),),
+                    logarithmic=True,
                 ),
             ),
         ),
@@ -268,6 +271,7 @@ SPECULATION = Dashboard(
                             "ready",
                         ),
                     ),
+                    empty="no drafts ahead",
                 ),
             ),
         ),
@@ -288,16 +292,17 @@ SPECULATION = Dashboard(
                 Panel(
                     "Failures of drafters",
                     "They cost their own drafts only; the router's log has the reason of the first.",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_drafter_errors_total", "source"), "{{source}} failed"),
                         Query(_rate("paceline_invalid_draft_trees_total", "source"), "{{source}} malformed"),
                     ),
+                    empty="none so far",
                 ),
                 Panel(
                     "Sequences sent anew",
                     "A worker had lost them, after a restart or for want of room.",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_stale_drafts_total"), "to draft workers"),
                         Query(_rate("paceline_stale_sequences_total"), "to the target"),
@@ -319,7 +324,7 @@ CACHE = Dashboard(
                 Panel(
                     "Accepted tokens from the cache",
                     "Draft tokens of the source `cache` that came true, a second.",
-                    "short",
+                    _TOKENS,
                     (Query(_rate("paceline_spec_decode_num_accepted_tokens_total", labels='source="cache"'), "cache"),),
                 ),
                 Panel(
@@ -345,7 +350,7 @@ CACHE = Dashboard(
                 Panel(
                     "Tokens",
                     "Taken to be shared, written, and dropped: by a full queue, the store, or a purge.",
-                    "short",
+                    _TOKENS,
                     (
                         Query(_rate("paceline_cache_published_tokens_total"), "taken"),
                         Query(_rate("paceline_cache_written_tokens_total"), "written"),
@@ -392,7 +397,7 @@ CACHE = Dashboard(
                 Panel(
                     "Upkeep",
                     "Parts of logs folded, indexes built or found built, namespaces that gave way.",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_cache_folds_total"), "folded"),
                         Query(_rate("paceline_cache_index_builds_total"), "built"),
@@ -414,7 +419,7 @@ CACHE = Dashboard(
                 Panel(
                     "Failures",
                     "Tries that found the store unavailable, and times that the breaker opened.",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_cache_write_failures_total"), "writes"),
                         Query(_rate("paceline_cache_soft_failures_total"), "counts of soft_ngram"),
@@ -424,7 +429,7 @@ CACHE = Dashboard(
                 Panel(
                     "Damage",
                     "What cannot be read is left out. More than none: who else writes into that Redis?",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_cache_damaged_total"), "unreadable"),
                         Query(_rate("paceline_cache_missing_segments_total"), "missing segments"),
@@ -490,7 +495,7 @@ POOLS = Dashboard(
                 Panel(
                     "Rows",
                     "Computed by targets a second, prompts included.",
-                    "short",
+                    _ROWS,
                     (Query(_rate("paceline_target_rows_total"), "rows"),),
                 ),
             ),
@@ -506,15 +511,25 @@ POOLS = Dashboard(
                 ),
                 Panel(
                     "Wait for drafts",
-                    "Share of the time that rounds waited for draft workers. Draft workers are scaled by it.",
+                    "Share of the time that rounds waited for draft workers.",
                     "percentunit",
                     (Query(_rate("paceline_draft_lateness_seconds_sum"), "waiting"),),
                 ),
                 Panel(
                     "Rounds that asked",
                     "A second. Where waiting does not pay, workers are asked now and then only.",
-                    "short",
+                    _ROUNDS,
                     (Query(_rate("paceline_draft_lateness_seconds_count"), "asked"),),
+                ),
+                Panel(
+                    "Worth of a worker",
+                    "In tokens a second, by the planner's estimate. Where workers are too busy or too late, one more"
+                    " comes if it brings autoscaling.draft_min_gain.",
+                    "percentunit",
+                    (
+                        Query(f"max({_of('paceline_draft_worker_gain_ratio')})", "gain by one more"),
+                        Query(f"max({_of('paceline_draft_worker_loss_ratio')})", "loss with one fewer"),
+                    ),
                 ),
             ),
         ),
@@ -536,7 +551,7 @@ POOLS = Dashboard(
                 Panel(
                     "Link errors",
                     "Messages dropped and calls without an answer; connections that ended.",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_link_errors_total", "end, reason"), "{{end}}: {{reason}}"),
                         Query(_rate("paceline_link_disconnects_total"), "disconnected"),
@@ -545,7 +560,7 @@ POOLS = Dashboard(
                 Panel(
                     "Setbacks",
                     "Rounds without an answer, targets lost, sequences that gave up their blocks.",
-                    "short",
+                    "cps",
                     (
                         Query(_rate("paceline_abandoned_rounds_total"), "abandoned rounds"),
                         Query(_rate("paceline_targets_lost_total"), "targets lost"),

@@ -22,7 +22,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """unit: Grafana's name of it: s, short, reqps, percentunit, bytes, Bps."""
+    """unit: Grafana's name of it: s, short, reqps, cps, percentunit, bytes, Bps, or `suffix: tokens/s`. empty: what is
+    said where there is no series, as of counters that are made when they first count."""
 
     title: str
     help: str  # what it shows, and what to do about it
@@ -30,6 +31,8 @@ class Panel:
     queries: tuple[Query, ...]
     kind: Kind = "timeseries"
     stacked: bool = False
+    logarithmic: bool = False
+    empty: str = "No data"
     columns: int = 8  # of 24
 
 
@@ -93,12 +96,15 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _panel_json(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    defaults: dict[str, Any] = {"unit": panel.unit, "noValue": panel.empty}
+    if not panel.logarithmic:
+        defaults["min"] = 0
     if panel.kind == "timeseries":
         defaults["custom"] = {
             "lineWidth": 1,
             "fillOpacity": 20 if panel.stacked else 5,
             "showPoints": "never",
+            "scaleDistribution": {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"},
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
         }
     found: dict[str, Any] = {

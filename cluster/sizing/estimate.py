@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cluster.config import SpeculationConfig
 from cluster.sizing.hardware import GpuGroup
 from cluster.sizing.memory import MemoryFit, memory_fit
+from cluster.sizing.precision import PRECISIONS, QUANTIZED
 from cluster.sizing.roofline import ForwardTime, PlacedModel, free_rows
 from cluster.sizing.speculation import round_ahead, round_on_request, tokens_per_round
 
@@ -103,6 +104,17 @@ def groups_that_fit(deployment: Deployment) -> list[int]:
         if _memory(deployment, other).fits:
             found.append(count)
     return found
+
+
+def precisions_that_fit(deployment: Deployment) -> list[str]:
+    """Those of fewer bits a weight than the target's, in which it would fit where it is."""
+    placed = deployment.target
+    return [
+        name
+        for name in QUANTIZED
+        if PRECISIONS[name].weight_bytes < placed.precision.weight_bytes
+        and _memory(deployment, replace(placed, precision=PRECISIONS[name])).fits
+    ]
 
 
 def _memory(deployment: Deployment, target: PlacedModel) -> MemoryFit:

@@ -38,13 +38,14 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("int4", 0.53, 2.0),  # 4 bits, and a scale with an offset for each group of 128
     )
 }
+QUANTIZED = ("int8", "int4")  # weights alone, by target.quantization
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 KV_BYTES: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
 
 
 def find_precision(name: str, field: str) -> Precision:
     """Raises InvalidRequest."""
-    found = PRECISIONS.get(_SHORT.get(name, name))
+    found = PRECISIONS.get(_SHORT.get(name.lower(), name.lower()))
     if found is None:
         raise InvalidRequest(field, name, f"it must be one of {', '.join(PRECISIONS)}")
     return found
@@ -52,9 +53,9 @@ def find_precision(name: str, field: str) -> Precision:
 
 def find_kv_bytes(name: str, precision: Precision) -> float:
     """`auto`: that of the weights' arithmetic. Raises InvalidRequest."""
-    if name == "auto":
+    if name.lower() == "auto":
         return precision.kv_bytes
-    found = KV_BYTES.get(_SHORT.get(name, name))
+    found = KV_BYTES.get(_SHORT.get(name.lower(), name.lower()))
     if found is None:
         raise InvalidRequest("--kv-dtype", name, f"it must be auto or one of {', '.join(KV_BYTES)}")
     return found

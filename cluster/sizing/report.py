@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import TextIO
 
 from cluster.bench.table import print_table
-from cluster.sizing.estimate import Deployment, Sizing, Speed, groups_that_fit
+from cluster.sizing.estimate import Deployment, Sizing, Speed, groups_that_fit, precisions_that_fit
+from cluster.sizing.precision import QUANTIZED
+from cluster.sizing.roofline import PlacedModel
 
 _WIDTH = 120
 
@@ -35,7 +37,7 @@ def as_json(deployment: Deployment, sizing: Sizing, notes: list[str]) -> dict[st
         "speeds": [asdict(one) for one in speeds],
         "cheapest": asdict(sizing.cheapest) if memory.fits else None,
         "fastest": asdict(sizing.fastest) if memory.fits else None,
-        "settings": settings(deployment, sizing.cheapest) if memory.fits else None,
+        "settings": settings(deployment, sizing.cheapest) if memory.fits and is_served(target) else None,
         "notes": notes if memory.fits else [],
     }
 
@@ -48,18 +50,25 @@ def print_sizing(deployment: Deployment, sizing: Sizing, notes: list[str], out: 
     _print_round(deployment, sizing, out)
     _print_speeds(sizing, out)
     _print_paragraphs([_advice(sizing), *notes], out)
+    if not is_served(deployment.target):
+        return
     out.write("\nSettings of the cheapest:\n")
     for key, value in settings(deployment, sizing.cheapest).items():
         out.write(f"  --set {key}={value}\n")
 
 
+def is_served(target: PlacedModel) -> bool:
+    """Whether Paceline's own engine can do it."""
+    return target.precision.is_served and (target.precision.name not in QUANTIZED or target.group.count == 1)
+
+
 def settings(deployment: Deployment, speed: Speed) -> dict[str, object]:
-    """What of the configuration follows, by its keys."""
+    """What of the configuration follows, by its keys, where the engine can do it."""
     target = deployment.target
     chosen: dict[str, object] = {"target.tensor_parallel": target.group.count}
-    if target.precision.name in ("int8", "int4"):
+    if target.precision.name in QUANTIZED:
         chosen |= {"target.dtype": "bfloat16", "target.quantization": target.precision.name}
-    elif target.precision.is_served:
+    else:
         chosen["target.dtype"] = target.precision.name
     chosen["target.kv_cache_tokens"] = max(256, deployment.concurrency * deployment.context)
     chosen["router.max_running"] = deployment.concurrency
@@ -166,7 +175,7 @@ def _named(speed: Speed) -> str:
 
 
 def _remedy(deployment: Deployment, sizing: Sizing) -> str:
-    memory, target = sizing.memory, deployment.target
+    memory = sizing.memory
     ways = []
     counts = groups_that_fit(deployment)
     if counts:
@@ -176,8 +185,8 @@ def _remedy(deployment: Deployment, sizing: Sizing) -> str:
     context = memory.room_tokens // deployment.concurrency
     if context:
         ways.append(f"a context of at most {context:,}")
-    if target.precision.weight_bytes > 1:
-        ways.append("fewer bits: --dtype int8 or int4")
+    if names := precisions_that_fit(deployment):
+        ways.append(f"fewer bits: --dtype {' or '.join(names)}")
     ways = ways or ["larger GPUs, or a smaller model"]
     lacking = _gib(memory.needed - memory.available)
     return f"It does not fit: {lacking} GiB too much on each GPU. It needs " + ", or ".join(ways) + "."

@@ -32,7 +32,26 @@ _REMOVED = {
         ("rbac.authorization.k8s.io/v1beta1", kind): ("1.22", "rbac.authorization.k8s.io/v1")
         for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
     },
-    ("flowcontrol.apiserver.k8s.io/v1beta3", "FlowSchema"): ("1.32", "flowcontrol.apiserver.k8s.io/v1"),
+    ("batch/v2alpha1", "CronJob"): ("1.21", "batch/v1"),
+    ("events.k8s.io/v1beta1", "Event"): ("1.25", "events.k8s.io/v1"),
+    ("node.k8s.io/v1beta1", "RuntimeClass"): ("1.25", "node.k8s.io/v1"),
+    ("coordination.k8s.io/v1beta1", "Lease"): ("1.22", "coordination.k8s.io/v1"),
+    ("certificates.k8s.io/v1beta1", "CertificateSigningRequest"): ("1.22", "certificates.k8s.io/v1"),
+    ("apiregistration.k8s.io/v1beta1", "APIService"): ("1.22", "apiregistration.k8s.io/v1"),
+    ("storage.k8s.io/v1beta1", "CSIStorageCapacity"): ("1.27", "storage.k8s.io/v1"),
+    **{
+        ("storage.k8s.io/v1beta1", kind): ("1.22", "storage.k8s.io/v1")
+        for kind in ("CSIDriver", "CSINode", "VolumeAttachment")
+    },
+    **{
+        ("admissionregistration.k8s.io/v1beta1", kind): ("1.22", "admissionregistration.k8s.io/v1")
+        for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+    },
+    **{
+        (f"flowcontrol.apiserver.k8s.io/{version}", kind): (release, "flowcontrol.apiserver.k8s.io/v1")
+        for version, release in (("v1beta1", "1.26"), ("v1beta2", "1.29"), ("v1beta3", "1.32"))
+        for kind in ("FlowSchema", "PriorityLevelConfiguration")
+    },
 }
 _DEPRECATED = {("ray.io/v1alpha1", kind): "ray.io/v1" for kind in ("RayCluster", "RayService", "RayJob")}
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from actors.errors import InvalidRequest
 from cluster.config import ClusterConfig
 from cluster.validate.finding import Location, Problem
 from cluster.validate.shown import shown
@@ -26,9 +27,9 @@ def is_config(value: object) -> bool:
 
 
 def check_config(value: dict[str, Any]) -> Iterator[Problem]:
-    """Everything that the configuration's own types refuse."""
+    """What the configuration's own types refuse, and names of drafters and options that there are not."""
     try:
-        ClusterConfig.model_validate(value)
+        yield from _check_drafters(ClusterConfig.model_validate(value))
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             where: Location = tuple(problem["loc"])
@@ -42,6 +43,22 @@ def check_config(value: dict[str, Any]) -> Iterator[Problem]:
                 if isinstance(problem["input"], str | int | float):
                     what = f"{shown(problem['input'], where)}: {what}"
                 yield Problem("config-value", where, what)
+
+
+def _check_drafters(config: ClusterConfig) -> Iterator[Problem]:
+    speculation = config.speculation
+    if speculation.drafters == ("auto",) and not speculation.drafter_options:
+        return
+    from actors.drafters.registry import check_options, expand_drafters  # they take their time to load
+
+    try:
+        has_head = config.target.eagle_head != "none"
+        field = "speculation.drafters"
+        names = expand_drafters(speculation.drafters, has_head=has_head, acceptance=speculation.acceptance, field=field)
+        check_options(names, speculation.drafter_options, "speculation.drafter_options")
+    except InvalidRequest as error:
+        where: Location = tuple(error.field.split("."))
+        yield Problem("config-value", where, f"{shown(error.value, where)}: {error.limit}")
 
 
 def _keys_at(where: Location) -> list[str]:

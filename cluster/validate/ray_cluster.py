@@ -10,9 +10,10 @@ from typing import Any
 from cluster.validate.finding import Location, Problem
 from cluster.validate.labels import check_labels
 from cluster.validate.naming import is_service_label
-from cluster.validate.objects import check_service_spec, is_schedule
+from cluster.validate.networking import check_service_spec
 from cluster.validate.pods import check_template
 from cluster.validate.tree import at, items, mapping, strings, whole
+from cluster.validate.workloads import is_schedule
 
 # Kind: where its spec of a cluster is, and the most letters of its name.
 _KINDS: dict[str, tuple[Location, int]] = {
@@ -21,6 +22,7 @@ _KINDS: dict[str, tuple[Location, int]] = {
     "RayJob": (("spec", "rayClusterSpec"), 47),
     "RayCronJob": (("spec", "jobTemplate", "rayClusterSpec"), 190),
 }
+_V2_VARIABLE = "RAY_enable_autoscaler_v2"
 _RESTART = ("Always", "OnFailure", "Never")
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")
 _UPGRADES = ("None", "NewCluster", "NewClusterWithIncrementalUpgrade")
@@ -104,7 +106,7 @@ def _check_cluster(manifest: dict[str, Any], cluster: dict[str, Any], where: Loc
     options = mapping(cluster, "autoscalerOptions")
     head = groups[0]
     # Before a version was a field, a variable asked for it.
-    is_v2 = autoscales and (options.get("version") == "v2" or _is_on(head, "RAY_enable_autoscaler_v2"))
+    is_v2 = autoscales and (options.get("version") == "v2" or _is_on(head, _V2_VARIABLE))
     version = _version(cluster.get("rayVersion"))
     names = set[str]()
     for group in groups:
@@ -119,9 +121,12 @@ def _check_cluster(manifest: dict[str, Any], cluster: dict[str, Any], where: Loc
     if options and not autoscales:
         what = "autoscalerOptions without enableInTreeAutoscaling: true"
         yield Problem("ray-autoscaler-off", (*where, "autoscalerOptions"), what)
-    if autoscales and options.get("version") and "RAY_enable_autoscaler_v2" in head.environment:
-        place = (*head.where, "template", "spec", "containers", 0, "env", head.environment["RAY_enable_autoscaler_v2"])
-        yield Problem("ray-autoscaler-v2", place, "RAY_enable_autoscaler_v2 beside autoscalerOptions.version")
+    if (index := head.environment.get(_V2_VARIABLE)) is not None:
+        place = (*head.where, "template", "spec", "containers", 0, "env", index)
+        if autoscales and options.get("version"):
+            yield Problem("ray-autoscaler-v2", place, f"{_V2_VARIABLE} beside autoscalerOptions.version")
+        elif not autoscales and _is_on(head, _V2_VARIABLE):
+            yield Problem("ray-autoscaler-v2", place, f"{_V2_VARIABLE} without enableInTreeAutoscaling: true")
     yield from _check_access(manifest, cluster, where, version)
     for field, gate in _GATED:
         if field == "networkPolicy" or mapping(cluster, field):
@@ -323,6 +328,13 @@ def _check_job(spec: dict[str, Any], where: Location) -> Iterator[Problem]:
         yield Problem("ray-job", (*where, "ttlSecondsAfterFinished"), what)
     if spec.get("suspend") is True and not shuts_down:
         yield Problem("ray-job", (*where, "suspend"), "suspend without shutdownAfterJobFinishes")
+    elif spec.get("suspend") is True and spec.get("clusterSelector"):
+        yield Problem("ray-job", (*where, "suspend"), "suspend of a job on a cluster that is there already")
+    deadline = whole(spec.get("activeDeadlineSeconds"))
+    if deadline is not None and deadline <= 0:
+        yield Problem("ray-job", (*where, "activeDeadlineSeconds"), f"{deadline} is not above 0")
+    if spec.get("submissionMode") == "InteractiveMode" and (whole(spec.get("backoffLimit")) or 0) > 0:
+        yield Problem("ray-job", (*where, "backoffLimit"), "InteractiveMode does not try again")
     for key in ("ttlSecondsAfterFinished", "backoffLimit"):
         number = whole(spec.get(key))
         if number is not None and number < 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+Manifest = dict[str, Any]  # an object of Kubernetes, or a part of one
+
 
 def mapping(value: object, *keys: str | int) -> dict[str, Any]:
     """The mapping at these keys, or an empty one."""

@@ -41,7 +41,9 @@ def draw(axes: plt.Axes, panel: Panel, client: httpx.Client, start: float, end: 
             times = [datetime.fromtimestamp(at, UTC) for at, _ in one["values"]]
             values = [float(value) for _, value in one["values"]]
             lines.append((legend(query.legend, one["metric"]), times, values))
-    axes.set_title(f"{panel.title} [{panel.unit}]", fontsize=9, loc="left")
+    unit = panel.unit.removeprefix("suffix:").strip()
+    axes.set_title(f"{panel.title} [{unit}]", fontsize=9, loc="left")
+    axes.set_xlim(datetime.fromtimestamp(start, UTC), datetime.fromtimestamp(end, UTC))
     axes.tick_params(labelsize=6)
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_formatter(mdates.DateFormatter("%H:%M:%S"))
@@ -52,12 +54,16 @@ def draw(axes: plt.Axes, panel: Panel, client: httpx.Client, start: float, end: 
         axes.set_axis_off()
         axes.set_title(panel.title, fontsize=9, loc="left")
     elif not lines:
-        axes.text(0.5, 0.5, "No data", ha="center", va="center", color="grey", transform=axes.transAxes)
+        axes.text(0.5, 0.5, panel.empty, ha="center", va="center", color="grey", transform=axes.transAxes)
     else:
         for name, times, values in lines:
             axes.plot(times, values, linewidth=1, label=name)
-        axes.set_ylim(bottom=0)
-        axes.legend(fontsize=5, loc="upper left")
+        if panel.logarithmic:
+            axes.set_yscale("log")
+        else:
+            top = max((value for _, _, values in lines for value in values if math.isfinite(value)), default=0)
+            axes.set_ylim(0, 1.25 * top or 1)
+        axes.legend(fontsize=7, loc="upper left", ncols=3)
     return len(lines)
 
 

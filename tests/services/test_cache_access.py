@@ -235,6 +235,14 @@ def test_tls_with_a_client_certificate(tls_server):
     use(Namespace(tls_server))
 
 
+def test_a_server_without_tls_is_told_as_such(server):
+    url = server.url.replace("redis://", "rediss://")
+    for given in (url, url.replace("rediss://", "rediss+cluster://")):
+        plain = Namespace(ConnectionSettings(given, connect_timeout_s=0.3, num_retries=0))
+        with pytest.raises(StoreUnavailable, match="it does not answer in TLS"):
+            plain.store.read_epoch()
+
+
 def test_tls_refuses_strangers_on_both_sides(tls_server, tmp_path):
     no_certificate = replace(tls_server, certificate_file=None, key_file=None)
     stranger = replace(tls_server, certificate_file=tmp_path / "stranger.pem", key_file=tmp_path / "stranger.key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -316,6 +317,34 @@ def test_revocation_does_not_wait_for_the_lease_of_a_gate_that_has_crashed(names
     finally:
         assert thread.close(20)
     assert (thread.failures, thread._turns.num_faults) == (0, 0)
+
+
+def test_a_batch_that_takes_long_rests_on_its_way_and_keeps_its_lease(namespace, monkeypatch):
+    rests = []
+
+    def busy(tokens):
+        until_s = time.perf_counter() + 0.002
+        while time.perf_counter() < until_s:
+            pass
+        return no_tokens_blocked(tokens)
+
+    def rest(seconds):
+        rests.append(seconds)
+        assert other._gate.acquire_lease(other._owner, 1_000) is None
+
+    policy = PromotionPolicy(min_tenants=K, min_age_s=0)
+    gate = PromotionGate(*namespace.open(), SECRET, busy, policy, lambda: 3_600_000, 0.5)
+    other = PromotionGate(*namespace.open(), SECRET, no_tokens_blocked, policy)
+    phrases = [(number, number) for number in range(20)]
+    for tenant in range(K):
+        gate.offer(f"tenant {tenant}", phrases)
+    monkeypatch.setattr("cache_service.promotion.time.sleep", rest)
+    assert gate.release().phrases == set(phrases)
+    assert set(rests) == {0.5}
+    assert len(rests) >= len(phrases) - 2
+    rests.clear()
+    assert gate.revoke().phrases == set(phrases)
+    assert rests == []
 
 
 def test_a_text_waits_until_the_gate_has_heard_of_it(namespace):

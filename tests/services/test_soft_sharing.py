@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -175,6 +176,25 @@ def test_a_drafter_that_keeps_nothing_for_others_exchanges_nothing(server):
         assert one.cache.share_counts({}) is None
         one.answer()
         one.core.exchange(time.monotonic())
+
+
+def test_a_drafter_that_is_gone_leaves_no_exchange_behind():
+    cache = SharedCache(NOWHERE, "model")
+    try:
+        for _ in range(2):
+            drafters = create_drafters(("soft_ngram",), delta_bytes=DELTA_BYTES)
+            threads = [turns._thread for turns in _turns_of(cache.share_counts(drafters).exchange)]
+            assert len(cache._exchanges) == 1
+            del drafters
+            gc.collect()
+            assert cache._exchanges == []
+            assert until(lambda them=threads: not any(thread.is_alive() for thread in them))
+    finally:
+        assert cache.close(20)
+
+
+def _turns_of(exchange):
+    return exchange._turns, exchange._folding
 
 
 def test_metrics_tell_what_was_exchanged_without_saying_whose_it_is(server):

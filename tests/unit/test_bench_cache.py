@@ -78,6 +78,13 @@ def test_without_a_prompts_file_there_are_no_unrelated_requests():
     assert [one.name for one in make_scenarios(CachePlan())] == [kind for kind in KINDS if kind != "unrelated"]
 
 
+def test_kinds_of_requests_are_chosen_by_name():
+    assert [one.name for one in make_scenarios(CachePlan(kinds=("hostile", "random")))] == ["random", "hostile"]
+    for kind, limit in (("rnadom", "one of repeated, templated"), ("unrelated", "needs a file of prompts")):
+        with pytest.raises(InvalidRequest, match=limit):
+            make_scenarios(CachePlan(kinds=(kind,)))
+
+
 def test_nothing_that_is_asked_has_been_asked_before_but_for_repeated_requests():
     rows = tuple(BenchPrompt(str(row), "task", ({"role": "user", "content": f"word {row}"},)) for row in range(8))
     for one in make_scenarios(CachePlan(rows, rows_before_per_task=99))[1:]:

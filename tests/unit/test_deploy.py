@@ -41,6 +41,7 @@ from cluster.deploy.values import (
     GcsValues,
     ImageValues,
     PodValues,
+    RouterValues,
     TargetValues,
     UpgradeValues,
     number_of,
@@ -513,6 +514,12 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
         (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "second_target"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
+        (lambda: DeployValues.model_validate({"gateway": {"http_port": 8080}}), "http_port is 8080"),
+        (lambda: DeployValues.model_validate({"gateway": {"grpc_port": 12345}}), "grpc_port is 12345"),
+        (
+            lambda: RouterValues(cpu="1", memory="1Gi", ray_cpus=2, min=2, max=3, pods_that_stay=2),
+            "pods_that_stay is 2",
+        ),
         (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="128Mi"), "shm is 128Mi"),
         (lambda: PodValues(cpu="1", memory="1Gi", ray_cpus=1, shm="1Gi"), "memory, 1Gi"),
         (lambda: DeployValues.model_validate({"observability": {"log_format": "jsonl"}}), "log_format"),
@@ -640,8 +647,23 @@ def test_the_schema_of_the_chart_is_closed_and_has_the_limits_of_the_configurati
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(yaml.safe_load(chart_files()["values.yaml"]))
     assert validator.is_valid({"profile": "laptop", "draft": {"max": 3}})
-    for wrong in ({"drafts": {}}, {"draft": {"maximum": 3}}, {"draft": {"max": 4096}}, {"profile": "laptops"}):
-        assert not validator.is_valid(wrong), wrong
+    wrong = [{"drafts": {}}, {"draft": {"maximum": 3}}, {"draft": {"max": 4096}}, {"profile": "laptops"}]
+    wrong += [{"draft": {"max": value}} for value in ("3", 1.5, True, [], -1)]
+    wrong += [{"image": {"tag": value}} for value in (1.1, True, "a b", "x\ny", "v1 }}", "")]
+    wrong += [{"image": {"repository": value}} for value in ("a b", "a\nb: c", "{{ x }}", "a:", "")]
+    wrong += [{"network": {"host": "a b"}}, {"image": 3}, {"image": []}]
+    for values in wrong:
+        assert not validator.is_valid({"profile": "base"} | values), values
+    assert not validator.is_valid({}), "Helm drops a profile that is null, and would install nothing"
+
+
+def test_a_section_of_values_that_is_null_is_as_good_as_empty():
+    """Helm removes it, and a template that looks into it fails; one that looks with brackets does not."""
+    for name, text in chart_files().items():
+        if name.startswith("templates/"):
+            for line in text.splitlines():
+                looked = re.findall(r"\{\{-? if ([^}]*)\}\}", line)
+                assert not [one for one in looked if re.search(r"[^(]\.Values\.\w+\.", one)], line
 
 
 def test_the_marks_of_the_chart_stand_for_themselves_alone():

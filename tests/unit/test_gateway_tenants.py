@@ -346,6 +346,30 @@ async def test_places_are_held_until_a_stream_ends_or_is_left(admin, tmp_path, r
         assert (await complete(client, issued, n=2)).status_code == 200
 
 
+async def test_an_answer_under_way_when_its_tenant_is_removed_goes_on_to_its_end(admin, tmp_path, monkeypatch):
+    monkeypatch.setattr("cluster.tenants.registry_file._CHECK_PERIOD_S", 0.0)
+    may_go_on = asyncio.Event()
+
+    class Gated(EchoRouter):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                await may_go_on.wait()
+
+    issued, other = admin.add("a", {}), admin.add("b", {})
+    router = Gated()
+    async with http_client(make_service(admin, tmp_path, router)) as client:
+        running = asyncio.create_task(complete(client, issued, max_tokens=64))
+        await until(lambda: router.running)
+        admin.remove("a")
+        error_of(await complete(client, issued), 401, "invalid_api_key")
+        assert router.running
+        may_go_on.set()
+        answers = await running, await complete(client, other, max_tokens=64)
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
+
+
 # --- gRPC ------------------------------------------------------------------------------------------------------------
 
 

@@ -161,3 +161,13 @@ def test_traces_of_the_rounds_add_up_to_the_generation(engine):
     assert generation.round_tokens == [trace.num_emitted for trace in traces if trace.num_emitted]
     assert sum(trace.rows for trace in traces) == generation.target_rows
     assert sum(sum(trace.verified.values()) for trace in traces) == generation.draft_tokens
+
+
+def test_where_rounds_are_told_how_long_they_last_requests_wait_by_the_same_clock(model_dir):
+    engine = LocalEngine(
+        model_dir, drafters=("none",), device="cpu", kv_cache_tokens=1024, batch_size=1,
+        seconds_of_rows=lambda rows: 1000.0,
+    )  # fmt: skip
+    engine.generate([PROMPT, PROMPT], max_new_tokens=4, ignore_eos=True)
+    assert engine.core.counters.queue_time.total == 0.0  # each begins when it is taken in
+    assert engine.core.counters.prefill_time.total >= 2000.0

@@ -15,7 +15,7 @@ from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
-from cluster.logs import PACKAGES, configure_logging, request_id, request_id_of
+from cluster.logs import OTHERS, PACKAGES, configure_logging, request_id, request_id_of
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
@@ -27,7 +27,8 @@ MODEL = ServedModel("toy", 512, len(TOKENIZER), (0,))
 @pytest.fixture(autouse=True)
 def loggers():
     """As they were, afterwards."""
-    before = [(one := logging.getLogger(name), one.handlers, one.propagate, one.level) for name in PACKAGES]
+    loggers = [logging.getLogger(name) for name in PACKAGES + OTHERS]
+    before = [(one, one.handlers, one.propagate, one.level) for one in loggers]
     yield
     for logger, handlers, propagate, level in before:
         logger.handlers, logger.propagate = handlers, propagate
@@ -95,6 +96,41 @@ def test_lines_of_text_name_the_request(capsys):
     request_id.reset(token)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("WARNING gateway actors.x [abc] but this")
+
+
+@pytest.mark.parametrize(
+    "value", [2**70, "\ud800", {"a": {3: "\udfff"}}, float("nan"), b"\xff", {1, 2}, [[[object()]]], "\u2028\r\n\x1b"]
+)
+def test_whatever_a_record_holds_it_is_one_object_a_line(capsys, value):
+    configured()
+    log = logging.getLogger("cluster.x")
+    log.error("first %s\nsecond", value, extra={"value": value, "component": "other", "level": value})
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    found = json.loads(line)
+    assert (found["level"], found["component"]) == ("error", "gateway")
+    assert found["message"].startswith("first ")
+    assert "value" in found
+
+
+def test_no_message_looks_like_another_record(capsys):
+    configured("text")
+    try:
+        raise ValueError("wrong\n2026-01-01 ERROR gateway forged")
+    except ValueError:
+        logging.getLogger("cluster.x").exception("one\r\x1b[31m\n2026-01-01 ERROR gateway forged\u2028")
+    lines = capsys.readouterr().err.split("\n")[:-1]
+    assert "\x1b" not in lines[0]
+    assert "\r" not in lines[0]
+    assert len(lines) > 4
+    assert all(line.startswith("    ") for line in lines[1:])
+
+
+def test_warnings_of_what_sends_spans_are_logged_alike(capsys):
+    configured(log_level="debug")
+    logging.getLogger("opentelemetry.exporter.x").warning("no collector")
+    logging.getLogger("opentelemetry.exporter.x").info("not this")
+    (line,) = logged(capsys)
+    assert line["message"] == "no collector"
 
 
 def test_called_again_it_replaces_what_was_said(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -124,6 +125,16 @@ async def test_all_that_panels_and_alerts_name_is_exposed_with_its_labels(metric
     wrong = {asked.where: unknown for asked in everything_asked() if (unknown := asked.unknown(exposed))}
     assert not wrong
     assert len(everything_asked()) > 80
+
+
+def test_errors_are_alerted_even_if_nothing_has_ever_succeeded():
+    (rule,) = [rule for rule in alerts() if rule["alert"] == "PacelineErrors"]
+    text = GatewayMetrics().text()
+    assert 'paceline_request_success_total{finished_reason="stop"} 0.0' in text
+    reasons = {reason for found in re.findall(r'reason=~"([^"]+)"', rule["expr"]) for reason in found.split("|")}
+    assert len(reasons) > 1
+    for reason in reasons:
+        assert f'paceline_request_failure_total{{reason="{reason}"}} 0.0' in text
 
 
 def test_a_wrong_name_and_a_wrong_label_are_noticed():

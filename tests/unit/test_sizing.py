@@ -357,6 +357,33 @@ def test_the_settings_it_gives_are_settings(run):
     assert config.router.max_running == 4
 
 
+@pytest.mark.parametrize(("dtype", "gpus"), [("FP8", "h200:8"), ("int4", "h200:8"), ("int4", "h200:1")])
+def test_settings_that_the_server_would_refuse_are_not_given(run, dtype, gpus):
+    arguments = ["--target", "llama-70b", "--gpus", gpus, "--dtype", dtype]
+    _, told = sized(run, *arguments)
+    text = run("size", *arguments)[1]
+    assert told["fits"]
+    assert ("Settings" in text) == (told["settings"] is not None) == (gpus == "h200:1")
+    if told["settings"] is None:
+        assert "there are no settings for it" in " ".join(text.split())
+    else:
+        load_config(None, [f"{key}={value}" for key, value in told["settings"].items()])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "remedy"), [("l4:1", None), ("h100:1", "--dtype int8 or int4"), ("l40s:1", "--dtype int4")]
+)
+def test_fewer_bits_are_a_remedy_where_it_fits_in_them(run, gpus, remedy):
+    arguments = ["--target", "llama-70b", "--gpus", gpus]
+    status, out, _ = run("size", *arguments)
+    told = " ".join(out.split())
+    assert status == 1
+    assert ("fewer bits: --dtype" in told) == (remedy is not None)
+    if remedy is not None:
+        assert remedy in told
+        assert sized(run, *arguments, "--dtype", remedy.split()[-1])[1]["fits"]
+
+
 def test_what_does_not_fit_says_what_would_and_ends_with_status_1(run):
     arguments = ["--target", "llama-70b", "--gpus", "h100:1", "--concurrency", "32"]
     status, out, _ = run("size", *arguments)

@@ -157,7 +157,9 @@ class Claims(RuleBasedStateMachine):
         self.directory = Directory(KEYS, TTL_S, self.clock)
         self.held: dict[str, str | None] = {}  # by router, what it was last told
         self.told_at: dict[str, float] = {}
-        self.restarted_at = -100.0
+        self.restarted_at = (
+            self.clock.now
+        )  # what routers hold may be from a directory before, of whose end nobody was told
 
     def live(self) -> set[str]:
         return {entry.worker_id for entry in self.directory.workers("target") if not entry.is_leaving}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
@@ -16,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from actors.errors import Overloaded
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
+from cluster import tracing as tracing_module
 from cluster.config import GatewayConfig, ObservabilityConfig, RouterConfig, SpeculationConfig
 from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.errors import RouterLost
@@ -317,3 +320,53 @@ def test_spans_reach_a_collector_over_http():
     assert path == "/v1/traces"
     spans = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
     assert [span.name for span in spans] == ["text_completion toy"]
+
+
+HOSTILE_HEADERS = [
+    {"traceparent": "x" * 10_000},
+    {"traceparent": PARENT + "-" + "x" * 10_000},
+    {"traceparent": PARENT, "tracestate": f"{SECRET}, no member"},
+    {"traceparent": PARENT, "tracestate": f"a={SECRET}," * 1000},
+    {"traceparent": PARENT, "tracestate": f"{SECRET}=1,{SECRET}=2"},
+    {"traceparent": f"00-{'0' * 32}-{'0' * 16}-01"},
+    {"traceparent": f"ff-{TRACE_ID}-b7ad6b7169203331-01"},
+    {"traceparent": PARENT.upper()},
+]
+
+
+@pytest.mark.parametrize("headers", HOSTILE_HEADERS)
+async def test_a_broken_trace_of_a_caller_costs_nothing_and_is_not_logged(router, exporter, headers, caplog):
+    assert (await post(service_of(router, exporter), headers=headers)).status_code == 200
+    assert SECRET not in caplog.text
+    assert len(caplog.text) < 200
+    assert len(exporter.get_finished_spans()[-1].context.trace_state.to_header()) <= 512
+
+
+async def test_a_name_of_a_model_that_is_not_served_is_not_told(router, exporter):
+    assert (await post(service_of(router, exporter), model=SECRET * 1000)).status_code == 404
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["gen_ai.request.model"] == "unknown"
+    assert SECRET not in span.to_json()
+
+
+def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(monkeypatch):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the OTLP exporter is not installed")
+    monkeypatch.setattr(tracing_module, "_CLOSE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
+        config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracing = open_tracing(config, "1.0")
+        call = GenerationCall(prompts=("a",))
+        for number in range(5000):
+            tracing.begin(call, "id", CallOrigin(str(number)), "toy", time.monotonic()).end(None)
+        started = time.monotonic()
+        tracing.close()
+        assert time.monotonic() - started < 10  # the exporter by itself: 30
+
+
+@pytest.mark.parametrize("number", [2**63, 10**30, -(2**63) - 1])
+def test_a_number_beyond_the_format_costs_no_spans(exporter, number):
+    tracing = Tracing(SimpleSpanProcessor(exporter), 1.0, 4, "1.0")
+    call = GenerationCall(prompts=("a",), seed=number, max_new_tokens=number)
+    tracing.begin(call, "id", CallOrigin("a"), "toy", 0.0).end(None)
+    (span,) = exporter.get_finished_spans()
+    assert not [key for key in span.attributes if key.endswith(("seed", "max_tokens"))]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.config import ClusterConfig
 from cluster.validate import check
 from cluster.validate.documents import read_documents
 from cluster.validate.kustomize import build
@@ -293,3 +294,44 @@ def test_no_secret_is_told(run, tmp_path, manifest, form):
     status, out, _ = run("validate", tmp_path / "x.yaml", "--format", form)
     assert status == 1
     assert str(PASSWORD) not in out
+
+
+# --- configurations
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("speculation: {drafters: [sufix]}", "speculation.drafters"),
+        ("speculation: {drafters: [none, suffix]}", "speculation.drafters"),
+        ("speculation: {drafter_options: {sufix: {len_threshold: 5}}}", "speculation.drafter_options"),
+        ("speculation: {drafter_options: {suffix: {len_treshold: 5}}}", "speculation.drafter_options.suffix"),
+        ("target: {tensor_parallel: yes}", "target.tensor_parallel"),
+        ("gateway: {http_port: on}", "gateway.http_port"),
+        ("draft: {deadline_ms: true}", "draft.deadline_ms"),
+        ("draft: {ahead: false}", "draft.ahead"),
+        ("router: {verify_timeout_s: .inf}", "router.verify_timeout_s"),
+        ("autoscaling: {upscale_delay_s: .nan}", "autoscaling.upscale_delay_s"),
+        ("draft: {workers: 3, max_workers: 2}", "draft"),
+        ("draft: {workers: 0, max_workers: 2}", "draft"),
+        *((f"{section}: {value}", section) for section in ClusterConfig.model_fields for value in ("3", "[]", "null")),
+    ],
+)  # fmt: skip
+def test_a_mistyped_configuration_is_told_by_its_field(run, tmp_path, text, where):
+    (tmp_path / "x.yaml").write_text(text)
+    status, out, _ = run("validate", tmp_path / "x.yaml", "--format", "json")
+    assert status == 1
+    (found,) = json.loads(out)["findings"]
+    assert found["where"].startswith(where)
+
+
+def test_truths_numbers_and_texts_are_read_where_they_belong():
+    config = ClusterConfig.model_validate(
+        {
+            "target": {"prefix_cache": True, "threads": "2", "max_model_len": None},
+            "gateway": {"stream_obfuscation": False, "stream_interval_ms": 0},
+            "speculation": {"drafter_options": {"suffix": {"a": True, "b": 1}}},
+        }
+    )
+    assert (config.target.threads, config.gateway.stream_interval_ms) == (2, 0.0)
+    assert config.speculation.drafter_options["suffix"] == {"a": True, "b": 1}

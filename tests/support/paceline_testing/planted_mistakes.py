@@ -429,6 +429,27 @@ MISTAKES = (
         right.ray_cron_job,
         _set("spec", "jobTemplate", "shutdownAfterJobFinishes", to=False),
     ),
+    Mistake("job without time", "ray-job", right.ray_job, _set("spec", "activeDeadlineSeconds", to=0)),
+    Mistake(
+        "interactive job that tries again",
+        "ray-job",
+        right.ray_job,
+        lambda m: m["spec"].update(submissionMode="InteractiveMode", backoffLimit=2),
+    ),
+    Mistake(
+        "suspended job on a cluster that is there",
+        "ray-job",
+        right.ray_job,
+        lambda m: m["spec"].update(suspend=True, clusterSelector={"ray.io/cluster": "bench"}),
+    ),
+    Mistake(
+        "autoscaler v2 by a variable, without an autoscaler",
+        "ray-autoscaler-v2",
+        right.fixed_ray_cluster,
+        lambda m: _head(m)["template"]["spec"]["containers"][0]["env"].append(
+            {"name": "RAY_enable_autoscaler_v2", "value": "1"}
+        ),
+    ),
     # serveConfigV2, a text.
     Mistake("text that is no YAML", "serve-yaml", _SERVICE, _text("route_prefix: /", "route_prefix: [/")),
     Mistake("autoscalng_config", "serve-unknown-key", _SERVICE, _text("autoscaling_config", "autoscalng_config")),

@@ -1,0 +1,76 @@
+"""An overlay's own `serveConfigV2` on a Ray cluster of several nodes, deployed as KubeRay does it: an upgrade and the
+loss of nodes, under load. With `-s` it says what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline_testing.node_faults import CLIENTS, Deployed
+from paceline_testing.ray_nodes import RayNodes
+from paceline_testing.served_load import Load, Question
+from paceline_testing.toy_overlay import questions, toy_models, toy_values
+
+# Four nodes at first, on a machine that may have much else to do.
+pytestmark = pytest.mark.timeout(900)
+
+Asked = dict[str, Sequence[Question]]
+
+
+@pytest.fixture(scope="module")
+def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
+    return toy_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def asked(model_dirs) -> Asked:
+    return questions(model_dirs[0], 24, 400)
+
+
+@pytest.fixture(scope="module")
+def cluster(model_dirs) -> Iterator[Deployed]:
+    """prod-70b on a head and on a node each for routers, targets and drafts."""
+    with RayNodes(health_check_s=0.5) as nodes:
+        deployed = Deployed(nodes, toy_values("prod-70b", *model_dirs, router_pods=1))
+        yield deployed
+        deployed.client.close()
+
+
+def under_load(cluster: Deployed, asked: Asked, what: str, happens: Callable[[], None]) -> None:
+    """Whatever was asked before, while and after it happened is answered, and rightly."""
+    with Load(cluster.client, CLIENTS, asked) as load:
+        load.wait_until_begun()
+        since = time.monotonic()
+        happens()
+        took_s = time.monotonic() - since
+        load.wait_until_begun()
+    summaries = load.summaries(since)
+    print(f"\n{what}, {took_s:.1f} s", *(f"{kind}: {summary}" for kind, summary in summaries.items()), sep="\n  ")
+    assert {kind: summary.errors for kind, summary in summaries.items()} == dict.fromkeys(CLIENTS, ())
+    assert all(summaries[kind].sent >= clients for kind, clients in CLIENTS.items())
+
+
+def test_each_part_is_on_the_node_of_its_group_and_every_way_of_asking_is_answered(cluster, asked):
+    deployments = cluster.nodes.application()["deployments"]
+    nodes_of = {name: {replica["node_id"] for replica in one["replicas"]} for name, one in deployments.items()}
+    assert nodes_of["Gateway"] == nodes_of["Router"]
+    assert len(nodes_of["Router"] | nodes_of["TargetGroup"] | nodes_of["DraftPool"]) == 3
+    for kind in CLIENTS:
+        assert cluster.client.ask(kind, asked[kind][0]).error is None
+
+
+def test_a_new_version_in_place_costs_no_request_and_no_stream(cluster, asked):
+    under_load(cluster, asked, "new version", cluster.roll)
+
+
+def test_the_loss_of_a_draft_node_costs_no_request_and_no_stream(cluster, asked):
+    cluster.add_spare("draft")
+    under_load(cluster, asked, "draft node lost", lambda: cluster.lose("draft"))
+
+
+def test_the_loss_of_the_target_node_costs_no_request_and_no_stream(cluster, asked):
+    cluster.add_spare("target")
+    under_load(cluster, asked, "target node lost", lambda: cluster.lose("target"))

@@ -1,0 +1,45 @@
+"""What scanners read: the objects of every overlay, and as Pods the templates that a RayService hides from them.
+
+python tests/images/objects_to_scan.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.deploy.kustomize import overlay_manifests
+from cluster.deploy.profiles import OVERLAYS
+
+
+def pods_of(service: dict[str, Any]) -> list[dict[str, Any]]:
+    """A Pod of the head and of each group."""
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = {"head": cluster["headGroupSpec"]}
+    groups |= {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+    namespace = service["metadata"]["namespace"]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**group["template"]["metadata"], "name": f"ray-{name}", "namespace": namespace},
+            "spec": group["template"]["spec"],
+        }
+        for name, group in groups.items()
+    ]
+
+
+def main(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    for name in OVERLAYS:
+        objects = overlay_manifests(name)
+        (service,) = [each for each in objects if each["kind"] == "RayService"]
+        text = yaml.safe_dump_all([*objects, *pods_of(service)], sort_keys=False)
+        (directory / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

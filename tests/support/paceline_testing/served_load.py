@@ -1,0 +1,186 @@
+"""Requests that go on while something happens to a cluster, and what has become of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import grpc
+import httpx
+
+from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
+
+TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    prompt: str
+    max_tokens: int
+    answer: str  # the only right one
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as its client saw it. Times are of `time.monotonic`."""
+
+    kind: str
+    started: float
+    ended: float = 0.0
+    longest_gap_s: float = 0.0  # between parts of a stream; of unary requests, all of it
+    error: str | None = None  # also where it was answered, but wrongly
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    sent: int
+    failed: int
+    longest_gap_s: float
+    errors: tuple[str, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.sent} sent, {self.failed} failed, longest gap {self.longest_gap_s:.1f} s"
+
+
+class Client:
+    """Asks one gateway, greedily, over HTTP and gRPC."""
+
+    def __init__(self, url: str, grpc_address: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=100))
+        self._channel = grpc.insecure_channel(grpc_address)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self.kinds: dict[str, Callable[[Question], Iterator[str]]] = {
+            "HTTP": self._http_unary,
+            "HTTP stream": self._http_stream,
+            "gRPC": self._grpc_unary,
+            "gRPC stream": self._grpc_stream,
+        }
+
+    def ask(self, kind: str, question: Question) -> Record:
+        """What becomes of the request, whatever it is."""
+        record = Record(kind, time.monotonic())
+        text, before = "", record.started
+        try:
+            for part in self.kinds[kind](question):
+                now = time.monotonic()
+                record.longest_gap_s, before = max(record.longest_gap_s, now - before), now
+                text += part
+            if text != question.answer:
+                record.error = f"answered {text!r} instead of {question.answer!r}"
+        except (httpx.HTTPError, grpc.RpcError, AssertionError) as error:
+            record.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        record.ended = time.monotonic()
+        record.longest_gap_s = max(record.longest_gap_s, record.ended - before)
+        return record
+
+    def is_ready(self) -> bool:
+        try:
+            return self._http.get("/readyz", timeout=10).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def metric(self, name: str) -> float:
+        """Over all its labels."""
+        lines = self._http.get("/metrics", timeout=30).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{")))
+
+    def close(self) -> None:
+        self._channel.close()
+        self._http.close()
+
+    def _body(self, question: Question) -> dict[str, object]:
+        return {
+            "prompt": question.prompt,
+            "max_tokens": question.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+    def _http_unary(self, question: Question) -> Iterator[str]:
+        answer = self._http.post("/v1/completions", json=self._body(question))
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
+        yield answer.json()["choices"][0]["text"]
+
+    def _http_stream(self, question: Question) -> Iterator[str]:
+        body = self._body(question) | {"stream": True}
+        with self._http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, f"{answer.status_code}: {answer.read().decode()}"
+            for line in answer.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    yield "".join(choice["text"] for choice in event["choices"])
+
+    def _request(self, question: Question) -> inference_pb2.GenerateRequest:
+        return inference_pb2.GenerateRequest(
+            prompt=question.prompt, max_tokens=question.max_tokens, temperature=0.0, ignore_eos=True
+        )
+
+    def _grpc_unary(self, question: Question) -> Iterator[str]:
+        yield self._stub.Generate(self._request(question), timeout=TIMEOUT_S).text
+
+    def _grpc_stream(self, question: Question) -> Iterator[str]:
+        for chunk in self._stub.GenerateStream(self._request(question), timeout=TIMEOUT_S):
+            yield chunk.text
+
+
+class Load:
+    """Asks the questions in turn until it is closed: of each kind so many clients, one request after the other."""
+
+    def __init__(self, client: Client, clients: dict[str, int], questions: dict[str, Sequence[Question]]) -> None:
+        self._records: list[Record] = []
+        self._num_answered = [0] * sum(clients.values())
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(sum(clients.values()))
+        kinds = [kind for kind, count in clients.items() for _ in range(count)]
+        self._running: list[Future[None]] = [
+            self._pool.submit(self._keep_asking, client, kind, number, questions[kind])
+            for number, kind in enumerate(kinds)
+        ]
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Lets what is open finish."""
+        self._over.set()
+        for running in self._running:
+            running.result()
+        self._pool.shutdown()
+
+    def wait_until_begun(self) -> None:
+        """Until every client has asked and been answered anew."""
+        counts = list(self._num_answered)
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(now == before for now, before in zip(self._num_answered, counts, strict=True)):
+            assert time.monotonic() < deadline, self._num_answered
+            time.sleep(0.05)
+
+    def summaries(self, since: float) -> dict[str, Summary]:
+        """By kind, of the requests that were open at that time or came later."""
+        records = [record for record in self._records if record.ended >= since]
+        return {
+            kind: Summary(
+                len(those),
+                sum(record.error is not None for record in those),
+                max((record.longest_gap_s for record in those), default=0.0),
+                tuple(record.error for record in those if record.error is not None),
+            )
+            for kind in sorted({record.kind for record in records})
+            for those in [[record for record in records if record.kind == kind]]
+        }
+
+    def _keep_asking(self, client: Client, kind: str, number: int, questions: Sequence[Question]) -> None:
+        turn = number
+        while not self._over.is_set():
+            self._records.append(client.ask(kind, questions[turn % len(questions)]))
+            self._num_answered[number] += 1
+            turn += 1
