@@ -98,6 +98,14 @@ def url(served):
     return f"http://127.0.0.1:{served[0].http_port}"
 
 
+def wait_ready(url, status):
+    """Probes go by what the router has lately said."""
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{url}/readyz").status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.fixture
 def channel(served):
     with grpc.insecure_channel(f"127.0.0.1:{served[0].grpc_port}") as channel:
@@ -227,16 +235,19 @@ def test_a_time_limit_that_passes_in_serves_proxy_is_told_as_an_error_object(url
 
 
 def test_the_limit_of_the_router_is_the_gateways(url, router):
+    def wait_limit(limit):
+        deadline = time.monotonic() + 20
+        while httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] != limit:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     router.set(max_model_len=32)
-    deadline = time.monotonic() + 10
-    while httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] != 32:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_limit(32)
     body = {"messages": [{"role": "user", "content": "hello " * 40}]}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
     router.set(max_model_len=4096)
-    httpx.get(f"{url}/readyz")
+    wait_limit(4096)
     assert httpx.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 1}).status_code == 200
 
 
@@ -268,10 +279,12 @@ async def test_a_full_queue_before_a_router_is_told_as_overloaded(served):
 
 
 def test_head_through_the_proxy_has_the_status_and_no_body(url, router):
+    wait_ready(url, 200)
     for path in ("/readyz", "/livez", "/version"):
         answer = httpx.head(f"{url}{path}")
         assert (answer.status_code, answer.content) == (200, b"")
     router.set(ready=False)
+    wait_ready(url, 503)
     assert httpx.head(f"{url}/readyz").status_code == 503
     assert httpx.get(f"{url}/livez").json() == {"status": "live"}  # on the connection's next request, too
 
@@ -289,13 +302,13 @@ def test_grpc_requests_that_cannot_be_read_count_as_failures(url, stub, router):
 
 def test_operational_routes_answer_through_the_proxy(url, router):
     assert httpx.get(f"{url}/livez").status_code == 200
-    assert httpx.get(f"{url}/readyz").status_code == 200
+    wait_ready(url, 200)
     assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy"
     metrics = httpx.get(f"{url}/metrics").text
     assert "paceline_num_requests_running" in metrics
     assert 'echo_running{router="echo"} 0' in metrics
     router.set(ready=False)
-    assert httpx.get(f"{url}/readyz").status_code == 503
+    wait_ready(url, 503)
     assert httpx.get(f"{url}/v1/nothing").json()["error"]["code"] == "not_found"
     assert httpx.post(f"{url}/v1/completions", content=b"x" * 30_000).json()["error"]["code"] == "body_too_large"
 
