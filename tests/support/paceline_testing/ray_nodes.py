@@ -129,14 +129,14 @@ class RayNodes:
             base_url=f"http://{_HOST}:{dashboard_port}", headers={"Authorization": f"Bearer {self._token}"}, timeout=60
         )
         try:
-            self.head = self._start(
+            self.head = self._join(
                 "head",
                 [
                     *("--head", "--num-cpus=0", f"--port={gcs_port}", f"--ray-client-server-port={client_port}"),
                     *(f"--dashboard-host={_HOST}", f"--dashboard-port={dashboard_port}"),
                 ],
             )
-            self._wait_for_head()
+            self._wait_for_dashboard()
         except BaseException:
             self.close()
             raise
@@ -151,18 +151,9 @@ class RayNodes:
 
     def add(self, group: str, cpus: float) -> RayNode:
         """A node with the resources of the group's pods, among them one of the group's own name. Returns when it has
-        joined. One that could not is replaced, as a pod would be: on a busy machine, Ray gives up too soon."""
+        joined."""
         resources = json.dumps({group: 1})
-        arguments = [f"--address={self._gcs}", f"--num-cpus={cpus:g}", f"--resources={resources}"]
-        deadline = time.monotonic() + _PATIENCE_S
-        node = self._start(group, arguments)
-        while not node.has_joined:
-            assert time.monotonic() < deadline, node.log.read_text()
-            if not node.is_up:
-                node.kill()  # what it has left
-                node = self._start(group, arguments)
-            time.sleep(0.1)
-        return node
+        return self._join(group, [f"--address={self._gcs}", f"--num-cpus={cpus:g}", f"--resources={resources}"])
 
     def deploy(self, serve_config: str) -> None:
         """What KubeRay does with a new `serveConfigV2`."""
@@ -194,6 +185,19 @@ class RayNodes:
             node.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _join(self, name: str, arguments: list[str]) -> RayNode:
+        """A node that is up. One that could not start is replaced, as a pod would be: on a busy machine, Ray gives up
+        after half a minute."""
+        deadline = time.monotonic() + _PATIENCE_S
+        node = self._start(name, arguments)
+        while not node.has_joined:
+            assert time.monotonic() < deadline, node.log.read_text()
+            if not node.is_up:
+                node.kill()  # what it has left
+                node = self._start(name, arguments)
+            time.sleep(0.1)
+        return node
+
     def _start(self, name: str, arguments: list[str]) -> RayNode:
         path = os.pathsep.join(filter(None, [str(_CODE), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, **OWN_RAY, "PYTHONPATH": path}
@@ -204,7 +208,7 @@ class RayNodes:
         self._nodes.append(node)
         return node
 
-    def _wait_for_head(self) -> None:
+    def _wait_for_dashboard(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while not self._is_dashboard_up():
             assert self.head.is_up, self.head.log.read_text()
