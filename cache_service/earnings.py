@@ -13,7 +13,25 @@ class Earnings:
     requests: int = 0  # that might draft from the cache, and have ended
     hits: int = 0  # of them, those that it has saved a round
     rounds: int = 0  # of all of them
-    accepted_tokens: int = 0  # drafted from the cache, and right
+    accepted_tokens: int = 0  # drafted from the cache, and right; where others had the same draft, credited to one
+    # Tokens drafted from the cache and verified, alone or with others, and those of them that were right, by how the
+    # cache had fared before in the same text: as its confidence had it, worse, or better.
+    proposed_as_expected: int = 0
+    right_as_expected: int = 0
+    proposed_worse: int = 0
+    right_worse: int = 0
+    proposed_better: int = 0
+    right_better: int = 0
+
+    @property
+    def shares_right(self) -> dict[str, float | None]:
+        """Of what was verified, by kind of text; None where nothing was."""
+        outcomes = {
+            "as expected": (self.right_as_expected, self.proposed_as_expected),
+            "worse": (self.right_worse, self.proposed_worse),
+            "better": (self.right_better, self.proposed_better),
+        }
+        return {name: right / proposed if proposed else None for name, (right, proposed) in outcomes.items()}
 
     @property
     def hit_rate(self) -> float | None:

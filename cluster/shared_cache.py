@@ -138,8 +138,8 @@ class SharedCache:
         if self._promotion is not None:
             self._promotion.submit(organisation, token_ids)
 
-    def finished(self, namespace: str, rounds: int, accepted_tokens: int) -> None:
-        self.earnings.add(namespace, Earnings(1, int(accepted_tokens > 0), rounds, accepted_tokens))
+    def finished(self, namespace: str, earnings: Earnings) -> None:
+        self.earnings.add(namespace, earnings)
 
     def follow(self, namespaces: Sequence[str]) -> None:
         """These will be drafted from, if there is time to read them."""

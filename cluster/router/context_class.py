@@ -21,20 +21,27 @@ _BETTER_ABOVE = 1.25
 
 
 class DraftRecord:
-    """Of one text: nodes of each source that were accepted, and how many were to be expected; old ones fade."""
+    """Of one text: nodes of each source that were accepted, and how many were to be expected; old ones fade.
 
-    __slots__ = ("_accepted", "_expected", "classes")
+    `outcomes` do not: of each source, verified and accepted nodes in AS_EXPECTED, then in WORSE and in BETTER.
+    """
+
+    __slots__ = ("_accepted", "_expected", "classes", "outcomes")
 
     def __init__(self, num_sources: int) -> None:
         self._accepted = [0.0] * num_sources
         self._expected = [0.0] * num_sources
         self.classes = [AS_EXPECTED] * num_sources  # of each source: AS_EXPECTED, WORSE or BETTER
+        self.outcomes = [[0] * (2 * NUM_RECORDS) for _ in range(num_sources)]
 
     def add(self, verified: list[int], accepted: list[int], expected: list[float]) -> None:
         """Take in a round: nodes by source. A source without verified nodes keeps its record."""
         for source, tried in enumerate(verified):
             if not tried:
                 continue
+            outcome, first = self.outcomes[source], 2 * self.classes[source]
+            outcome[first] += tried
+            outcome[first + 1] += accepted[source]
             right = self._accepted[source] = self._accepted[source] * _FADING + accepted[source]
             hoped = self._expected[source] = self._expected[source] * _FADING + expected[source]
             ratio = (right + _DOUBT) / (hoped + _DOUBT)

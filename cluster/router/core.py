@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.contract import Drafter
-from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
+from actors.drafters.registry import CACHE, DRAFT_MODEL, OUROBOROS
 from actors.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -151,7 +151,9 @@ class RouterCore:
         self._seq_id_base = secrets.randbits(31) << 32
         self._num_named = 0
         self._num_arrived = 0
-        self._sink = GuardedSink(token_sink, self, self.counters)
+        names = self._drafting.names
+        cache_source = names.index(CACHE) if CACHE in names else None
+        self._sink = GuardedSink(token_sink, self, self.counters, cache_source)
         self.soft_sharing = soft_sharing
         self._round_id = 0
         self._free_blocks = 0

@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol
 
 from actors.drafters.registry import CACHE
 from actors.messages import GenerationRequest
+from cache_service.earnings import Earnings
 from cluster.router.counters import RouterCounters
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence
@@ -48,11 +49,14 @@ def _guarded(
 class GuardedSink:
     """A token sink, or none, as requests and rounds see it. Whatever it raises is counted as `sink_faults`, no more.
 
-    learner: who is told when a namespace has ended.
+    learner: who is told when a namespace has ended. source: the shared cache's number among the sources of drafts.
     """
 
-    def __init__(self, sink: TokenSink | None, learner: Learner, counters: RouterCounters) -> None:
+    def __init__(
+        self, sink: TokenSink | None, learner: Learner, counters: RouterCounters, source: int | None = None
+    ) -> None:
         self._sink = sink
+        self._source = source
         self._learner = learner
         self._counters = counters
         self._has_reported = False
@@ -101,7 +105,10 @@ class GuardedSink:
         request, stats = sequence.request, sequence.stats
         if request.cache == "off":
             return
-        sink.finished(sequence.begin.namespace, stats.rounds, stats.accepted_tokens.get(CACHE, 0))
+        accepted = stats.accepted_tokens.get(CACHE, 0)
+        record = sequence.draft_record
+        outcome = () if record is None or self._source is None else record.outcomes[self._source]
+        sink.finished(sequence.begin.namespace, Earnings(1, int(accepted > 0), stats.rounds, accepted, *outcome))
         if request.promotes and request.cache == "read_write":
             sink.answered(request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
 

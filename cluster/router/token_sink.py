@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cache_service.documents import Int32Array
+from cache_service.earnings import Earnings
 
 
 class TokenSink(Protocol):
@@ -15,8 +16,8 @@ class TokenSink(Protocol):
     def answered(self, organisation: str, token_ids: Int32Array) -> None:
         """A request whose organisation feeds the public pool has got its whole answer, shape [n]."""
 
-    def finished(self, namespace: str, rounds: int, accepted_tokens: int) -> None:
-        """A request that might draft from the cache has got all its tokens, accepted_tokens of them from there."""
+    def finished(self, namespace: str, earnings: Earnings) -> None:
+        """A request that might draft from the cache has got all its tokens; what that has brought it."""
 
     def follow(self, namespaces: Sequence[str]) -> None:
         """A request has come that may draft from these."""

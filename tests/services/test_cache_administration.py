@@ -528,7 +528,7 @@ def test_list_and_stats(namespace):
     fold(namespace)
     namespace.append(piece("b", 0, [5, 6], 2_000))
     ledger = EarningsLedger(lambda name: AdminStore(namespace.connection, StoreKeys(FINGERPRINT, name)), flush_s=3600)
-    for earnings in (Earnings(10, 5, 20, 15), Earnings(0, 0, 5, 5)):
+    for earnings in (Earnings(10, 5, 20, 15, 40, 10, 8), Earnings(0, 0, 5, 5, proposed_better=4, right_better=3)):
         ledger.add(namespace.keys.namespace, earnings)
     ledger.add("no name for a namespace", Earnings(1))
     ledger.flush()
@@ -545,6 +545,7 @@ def test_list_and_stats(namespace):
     assert (stats.segments, stats.generations, stats.manifest_version, stats.log_entries) == (1, 1, 1, 2)
     assert (stats.first_s, stats.last_s, stats.unread) == (1_000, 3_000, 0)
     assert (stats.earnings.hit_rate, stats.earnings.tokens_per_round) == (0.5, 20 / 25)
+    assert stats.earnings.shares_right == {"as expected": 0.25, "worse": 0.0, "better": 0.75}
 
 
 def test_earnings_wait_for_a_server_that_is_away(tmp_path):

@@ -35,8 +35,8 @@ class Sink:
     def answered(self, organisation, token_ids):
         self.answers.append((organisation, token_ids.tolist()))
 
-    def finished(self, namespace, rounds, accepted_tokens):
-        self.finishes.append((namespace, rounds, accepted_tokens))
+    def finished(self, namespace, earnings):
+        self.finishes.append((namespace, earnings))
 
     def follow(self, namespaces):
         self.followed.append(namespaces)
@@ -208,9 +208,14 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     if cache == "off":
         assert sink.finishes == []
         return
-    ((namespace, rounds, accepted_tokens),) = sink.finishes
-    assert namespace == "a"
-    assert rounds + accepted_tokens == len(text), "a round emits one token, and what was drafted right"
+    ((namespace, earned),) = sink.finishes
+    assert (namespace, earned.requests, earned.hits) == ("a", 1, 1)
+    assert earned.rounds + earned.accepted_tokens == len(text), "a round emits one token, and what was drafted right"
+    right = earned.right_as_expected + earned.right_better + earned.right_worse
+    proposed = earned.proposed_as_expected + earned.proposed_better + earned.proposed_worse
+    assert right == earned.accepted_tokens == proposed, "nobody else drafts, and every draft is right"
+    assert earned.right_as_expected > 0, "of a new text nothing is known yet"
+    assert (earned.proposed_worse, earned.shares_right["worse"]) == (0, None)
 
 
 def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_is():

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from actors.errors import InvalidRequest
 from cache_service.administration import NamespaceStats
+from cache_service.earnings import Earnings
 from cache_service.purge import PurgeResult
 from cache_service.store_keys import StoreKeys
 from cluster.cache_admin.service import CacheAdminService, NamespaceQuery
@@ -237,7 +238,13 @@ def _stats_rows(stats: NamespaceStats, now_s: int) -> list[tuple[str, str]]:
         ("hit rate", "-" if hit_rate is None else f"{hit_rate:.1%}"),
         ("tokens a round", "-" if gain is None else f"+{gain:.2f}"),
         ("tokens earned", str(earnings.accepted_tokens)),
+        ("drafts right", _shares(earnings)),
     ]
+
+
+def _shares(earnings: Earnings) -> str:
+    known = {name: share for name, share in earnings.shares_right.items() if share is not None}
+    return ", ".join(f"{share:.1%} where {name}" for name, share in known.items()) or "-"
 
 
 def _age(seconds: int | None, never: str = "never") -> str:

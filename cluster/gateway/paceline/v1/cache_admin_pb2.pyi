@@ -49,16 +49,28 @@ class ListNamespacesResponse(_message.Message):
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceSummary, _Mapping]]] = ...) -> None: ...
 
 class Earnings(_message.Message):
-    __slots__ = ("requests", "hits", "rounds", "accepted_tokens")
+    __slots__ = ("requests", "hits", "rounds", "accepted_tokens", "proposed_as_expected", "right_as_expected", "proposed_worse", "right_worse", "proposed_better", "right_better")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_AS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_AS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_WORSE_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_WORSE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_BETTER_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_BETTER_FIELD_NUMBER: _ClassVar[int]
     requests: int
     hits: int
     rounds: int
     accepted_tokens: int
-    def __init__(self, requests: _Optional[int] = ..., hits: _Optional[int] = ..., rounds: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    proposed_as_expected: int
+    right_as_expected: int
+    proposed_worse: int
+    right_worse: int
+    proposed_better: int
+    right_better: int
+    def __init__(self, requests: _Optional[int] = ..., hits: _Optional[int] = ..., rounds: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., proposed_as_expected: _Optional[int] = ..., right_as_expected: _Optional[int] = ..., proposed_worse: _Optional[int] = ..., right_worse: _Optional[int] = ..., proposed_better: _Optional[int] = ..., right_better: _Optional[int] = ...) -> None: ...
 
 class NamespaceStats(_message.Message):
     __slots__ = ("fingerprint", "namespace", "memory_bytes", "expires_in_s", "epoch", "manifest_version", "generations", "segments", "segment_bytes", "log_entries", "documents", "phrases", "tokens", "first_s", "last_s", "unread", "earnings")
