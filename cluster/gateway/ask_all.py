@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from actors.errors import Unavailable
+
 _STRAGGLERS_S = 0.5  # that the others have once one has answered
 
 
@@ -25,13 +27,18 @@ async def ask_all(handle: Any, method: str, timeout_s: float) -> list[Any]:
         while waiting and (left_s := deadline - loop.time()) > 0:
             finished, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             done |= finished
-            if any(task.exception() is None for task in finished):
+            if any(_error_of(task) is None for task in finished):
                 deadline = min(deadline, loop.time() + _STRAGGLERS_S)
     finally:
         for task in waiting:
             task.cancel()
-    errors = [error for task in done if (error := task.exception()) is not None]
-    answers = [task.result() for task in done if task.exception() is None]
+    errors = [error for task in done if (error := _error_of(task)) is not None]
+    answers = [task.result() for task in done if _error_of(task) is None]
     if errors and not answers:
         raise errors[0]
     return answers
+
+
+def _error_of(task: asyncio.Future[Any]) -> BaseException | None:
+    """Serve tells the end of a replica as a cancellation, too."""
+    return Unavailable("the replica stopped") if task.cancelled() else task.exception()

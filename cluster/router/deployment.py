@@ -4,6 +4,7 @@ links."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -188,7 +189,8 @@ class Router:
     def _leave_group(self) -> None:
         if not self._has_left:
             self._has_left = True
-            self._directory.release_target.remote(self._router_id)
+            with contextlib.suppress(ray.exceptions.RayError):  # if too many calls wait there, the claim expires
+                self._directory.release_target.remote(self._router_id)
 
     def _tell_demand(self) -> None:
         now = time.monotonic()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import PendingCallsLimitExceeded
 from ray.serve._private.request_router.common import RequestRoutingContext
 
 from actors.errors import Unavailable
@@ -16,6 +18,7 @@ from cluster.gateway.ask_all import ask_all
 from cluster.gateway.errors import RouterLost
 from cluster.gateway.ready_first import READY, ReadyFirst
 from cluster.gateway.router_client import HandleRouterClient, RouterStatus, status_of_all
+from cluster.router.deployment import Router
 
 
 class Replica:
@@ -91,7 +94,7 @@ class Reply:
 def says(value: Any, after_s: float = 0.0) -> Callable[[], Any]:
     async def answer() -> Any:
         await asyncio.sleep(after_s)
-        if isinstance(value, Exception):
+        if isinstance(value, BaseException):
             raise value
         return value
 
@@ -102,6 +105,10 @@ async def test_one_that_hangs_or_fails_keeps_no_other_from_answering(monkeypatch
     monkeypatch.setattr(asking, "_STRAGGLERS_S", 0.05)
     handle = Handle(says(1), says(2, after_s=3600.0), says(RouterLost("gone")), says(4))
     assert sorted(await ask_all(handle, "status", 30.0)) == [1, 4]
+    stopped = asyncio.CancelledError()  # so Serve tells the end of a replica
+    assert sorted(await ask_all(Handle(says(1), says(stopped), says(4)), "status", 30.0)) == [1, 4]
+    with pytest.raises(Unavailable, match="stopped"):
+        await ask_all(Handle(says(stopped)), "status", 30.0)
     assert await ask_all(Handle(says(1, after_s=3600.0)), "status", 0.05) == []
     with pytest.raises(RouterLost, match="gone"):
         await ask_all(Handle(says(RouterLost("gone"))), "status", 30.0)
@@ -119,3 +126,13 @@ async def test_a_client_of_several_routers_speaks_of_them_as_one():
         await HandleRouterClient(Handle(says(ready, after_s=3600.0)), status_timeout_s=0.05).status()
     with pytest.raises(Unavailable):
         await HandleRouterClient(Handle()).status()
+
+
+def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls():
+    def refuse(router_id: str) -> None:
+        raise PendingCallsLimitExceeded("64 calls wait")
+
+    directory = SimpleNamespace(release_target=SimpleNamespace(remote=refuse))
+    router: Any = SimpleNamespace(_has_left=False, _directory=directory, _router_id="r")
+    Router._leave_group(router)
+    assert router._has_left
