@@ -162,12 +162,14 @@ class TargetGroup:
         self._is_healthy = True
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Signals of `TargetPolicy`: what routers say of all groups together."""
+        """Signals of `TargetPolicy`: what routers say of all groups together. None while the directory does not say:
+        then there shall be as many groups as there are."""
         demand = await self._demand()
+        if demand is None:
+            return {}
         return {"queue_s": demand.queue_s, "used_share": demand.used_share}
 
-    async def _demand(self) -> TargetDemand:
-        """None at all while the directory does not say."""
+    async def _demand(self) -> TargetDemand | None:
         try:
             directory: DirectoryHandle = self._directory or await asyncio.to_thread(
                 find_directory, self._directory_name
@@ -178,7 +180,7 @@ class TargetGroup:
         except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
             logger.warning("the directory did not say how long requests wait for a target group: %r", error)
             self._directory = None
-            return TargetDemand()
+            return None
         return demand
 
     async def _health_of(self, rank: int) -> RankHealth:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from ray.exceptions import ActorUnavailableError
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
 from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
 from ray.serve._private.deployment_info import DeploymentInfo
@@ -23,7 +24,7 @@ from cluster.autoscaling.target_demand import TargetDemand, combined
 from cluster.autoscaling.target_policy import TargetLimits, TargetPolicy, TargetSignals, desired_groups
 from cluster.config import AutoscalingConfig, ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.target_group import target_group_application
+from cluster.target_group import TargetGroup, target_group_application
 
 SHARES = st.floats(0.0, 1.0)
 WAITS = st.floats(0.0, 100.0)
@@ -144,6 +145,32 @@ def test_what_a_router_says_is_how_long_its_oldest_waits_and_how_full_its_group_
         if round is not None:
             core.commit(round, target.verify(core.assemble(round, {})), 11.0)
     assert core.target_demand(12.0) == TargetDemand()
+
+
+class Shell(TargetGroup):
+    """Of no ranks."""
+
+    def __init__(self, directory: SimpleNamespace) -> None:
+        self._directory_name = "nobody"
+        self._directory = directory
+
+    def __del__(self) -> None:
+        pass
+
+
+def directory_that(says) -> SimpleNamespace:
+    async def remote():
+        if isinstance(says, Exception):
+            raise says
+        return says
+
+    return SimpleNamespace(target_demand=SimpleNamespace(remote=remote))
+
+
+async def test_a_group_records_nothing_while_the_directory_is_away_so_that_none_goes_for_that():
+    told = await Shell(directory_that(TargetDemand(2.0, 0.75))).record_autoscaling_stats()
+    assert told == {"queue_s": 2.0, "used_share": 0.75}
+    assert await Shell(directory_that(ActorUnavailableError("away", None))).record_autoscaling_stats() == {}
 
 
 def test_routers_are_weighed_alike():
