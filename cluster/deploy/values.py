@@ -241,7 +241,9 @@ class DeployValues(_Section):
         if self.upgrade.type == "NewClusterWithIncrementalUpgrade" and not self.autoscaling:
             raise ValueError("upgrade.type is incremental; that needs autoscaling")
         if self.upgrade.second_target and not (self.autoscaling and self.target.max > self.target.min):
-            raise ValueError("upgrade.second_target is true; that needs autoscaling, and a target.max above target.min")
+            given = f"autoscaling {str(self.autoscaling).lower()}, target.max {self.target.max}"
+            limit = f"it needs autoscaling, and target.max above target.min, {self.target.min}"
+            raise ValueError(f"upgrade.second_target is true with {given}; {limit}")
         if self.gateway.http_port == self.gateway.grpc_port:
             raise ValueError(f"gateway.http_port and gateway.grpc_port are both {self.gateway.http_port}")
         if self.head.ray_cpus or self.head.gpus:

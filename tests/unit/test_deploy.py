@@ -512,7 +512,7 @@ def test_the_network_denies_by_default_and_lets_dns_through():
         (lambda: TargetValues(cpu="1", memory="1G", ray_cpus=2, tensor_parallel=2), "ray_cpus is 2"),
         (lambda: UpgradeValues(type="NewClusterWithIncrementalUpgrade"), "gateway_class"),
         (lambda: DeployValues.model_validate({"gateway": {"replicas": 9}}), "router.ray_cpus"),
-        (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "second_target"),
+        (lambda: DeployValues.model_validate({"upgrade": {"second_target": True}}), "target.max 1; .* target.min, 1"),
         (lambda: GcsValues(memory="1 GB"), "memory"),
         (lambda: DeployValues.model_validate({"gateway": {"http_port": 8080}}), "http_port is 8080"),
         (lambda: DeployValues.model_validate({"gateway": {"grpc_port": 12345}}), "grpc_port is 12345"),
