@@ -44,7 +44,8 @@ class Deployed:
         return self.client.is_ready() and self.has_drafts()
 
     def has_drafts(self) -> bool:
-        return self.client.metric("paceline_draft_workers") == self.values.draft.min
+        found = self.client.metric("paceline_draft_workers")  # of each router that has or had a target group
+        return bool(found) and set(found) == {self.values.draft.min}
 
     def roll(self) -> None:
         """To another version: Serve replaces all replicas for any change of the application's arguments. Returns when

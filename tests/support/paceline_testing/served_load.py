@@ -85,10 +85,10 @@ class Client:
         except httpx.HTTPError:
             return False
 
-    def metric(self, name: str) -> float:
-        """Over all its labels."""
+    def metric(self, name: str) -> list[float]:
+        """Of all processes that have it."""
         lines = self._http.get("/metrics", timeout=30).text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{")))
+        return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{"))]
 
     def close(self) -> None:
         self._channel.close()
