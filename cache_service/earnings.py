@@ -3,7 +3,8 @@ which namespaces are worth their memory."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from operator import add
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Earnings:
         return self.accepted_tokens / self.rounds if self.rounds else None
 
     def __add__(self, other: Earnings) -> Earnings:
-        return Earnings(**{name: count + other.counts()[name] for name, count in self.counts().items()})
+        return Earnings(*map(add, astuple(self), astuple(other)))
 
     def counts(self) -> dict[str, int]:
         """By name, as they are kept."""

@@ -80,7 +80,7 @@ class RouterDriver:
     def set_target(self, link: AsyncLink, info: WorkerInfo) -> None:
         """The link to the target. Another incarnation holds no sequences; the same one behind another link may."""
         if self._incarnation not in (None, info.incarnation):
-            logger.warning("the target group has been started anew; its sequences are sent again")
+            logger.warning("the target is another group, or one started anew: sequences are sent again")
             self.core.target_lost()
         self._target, self._incarnation = link, info.incarnation
         self.core.max_model_len = info.max_model_len
