@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from actors.errors import Unavailable
 
-_STRAGGLERS_S = 0.5  # that the others have once one has answered
+_STRAGGLERS_S = 0.5  # that the others have once one answer suffices
 
 
-async def ask_all(handle: Any, method: str, timeout_s: float) -> list[Any]:
-    """The answers that came in time, in no order: one replica that hangs or is gone keeps no other from answering.
+async def ask_all(
+    handle: Any, method: str, timeout_s: float, suffices: Callable[[Any], bool] = lambda answer: True
+) -> list[Any]:
+    """The answers that came in time, in no order: one replica that hangs or is gone keeps no other from answering. Once
+    an answer `suffices`, the others have little time left.
 
     Raises what Serve raises where no replica is there, and the error of one of them where none has answered but with
     errors.
@@ -27,7 +31,7 @@ async def ask_all(handle: Any, method: str, timeout_s: float) -> list[Any]:
         while waiting and (left_s := deadline - loop.time()) > 0:
             finished, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             done |= finished
-            if any(_error_of(task) is None for task in finished):
+            if any(_error_of(task) is None and suffices(task.result()) for task in finished):
                 deadline = min(deadline, loop.time() + _STRAGGLERS_S)
     finally:
         for task in waiting:

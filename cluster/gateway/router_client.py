@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -72,14 +72,15 @@ class HandleRouterClient:
                     response.cancel()
 
     async def status(self) -> RouterStatus:
-        return status_of_all(await self._ask_all("status"))
+        # One that stands by is quick to say so, while one that serves may be busy with a round.
+        return status_of_all(await self._ask_all("status", lambda status: status.ready))
 
     async def metrics_text(self) -> str:
-        return merged("router", dict(await self._ask_all("own_metrics")))
+        return merged("router", dict(await self._ask_all("own_metrics", lambda page: bool(page[1]))))
 
-    async def _ask_all(self, method: str) -> list[Any]:
+    async def _ask_all(self, method: str, suffices: Callable[[Any], bool]) -> list[Any]:
         try:
-            answers = await ask_all(self._handle, method, self._status_timeout_s)
+            answers = await ask_all(self._handle, method, self._status_timeout_s, suffices)
         except TimeoutError:
             answers = []
         except (Exception, asyncio.CancelledError) as error:

@@ -138,7 +138,10 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_groups(cluster):
     """The same with the second group that its load has brought."""
-    assert httpx.get(f"{cluster.url}/readyz").json()["detail"].startswith("1 of 2 routers ready")
+    wait_for(
+        lambda: httpx.get(f"{cluster.url}/readyz").json()["detail"].startswith("1 of 2 routers ready"),
+        "the router that stands by",
+    )
     cluster.keep_busy()
     wait_for(lambda: cluster.num_groups() == 2, "the second group")
     return cluster
