@@ -76,8 +76,8 @@ def wait_for(condition, what: str) -> None:
         time.sleep(0.1)
 
 
-def metric(client: httpx.Client, name: str) -> float:
-    return value_of(client.get("/metrics").text, name)
+def metric(client: httpx.Client, name: str, **labels: str) -> float:
+    return value_of(client.get("/metrics").text, name, **labels)
 
 
 def ask(client: httpx.Client) -> tuple[list[str], int, int]:
@@ -108,4 +108,4 @@ def test_what_was_generated_before_a_restart_is_drafted_after_it_and_the_answer_
         assert again == texts
         assert accepted > len(PROMPTS) * NEW_TOKENS / 2
         assert rounds_after < rounds_before / 2
-        assert metric(client, 'paceline_spec_decode_num_accepted_tokens_total{source="cache"}') == accepted
+        assert metric(client, "paceline_spec_decode_num_accepted_tokens_total", source="cache") == accepted
