@@ -25,7 +25,7 @@ MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format proto dashboards lock image-lock k8s sbom scan clean
+.PHONY: help setup serve test test-slow lint format proto dashboards lock image-lock k8s sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 
 test: setup lint  ## what CI runs: lint, then every test
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+test-slow: setup  ## tests that take minutes each: an upgrade and the loss of a target's node, under load
+	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)  ## format check, ruff, mypy, import contracts
 	$(BIN)/ruff format --check .

@@ -40,10 +40,10 @@ def shared_cache(model, server):
     try:
         yield cache
     finally:
-        cache.close(20)
-        names = {thread.name for sharing in cache._sharings for thread in [sharing.exchange._turns._thread]}
-        assert names == {"cache-soft"}
-        assert not any(sharing.exchange._turns._thread.is_alive() for sharing in cache._sharings)
+        threads = [exchange._turns._thread for exchange in cache._exchanges]
+        assert {thread.name for thread in threads} == {"cache-soft"}
+        assert cache.close(60)
+        assert not any(thread.is_alive() for thread in threads)
 
 
 def make_engine(model, cache):

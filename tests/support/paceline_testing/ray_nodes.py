@@ -32,6 +32,7 @@ _HOST = "127.0.0.1"
 _MARK = "PACELINE_TESTS_NODE"  # in the environment of all processes of a node, and of nothing else
 _STORE_BYTES = 80 * 2**20  # of each node's object store; Ray takes no less than 75 MiB
 _PATIENCE_S = 300.0
+_START_S = 45.0  # of one try: `ray start` takes seconds, and now and then stands still for good
 _CODE = Path(cluster.__file__).resolve().parent.parent
 
 
@@ -186,15 +187,15 @@ class RayNodes:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _join(self, name: str, arguments: list[str]) -> RayNode:
-        """A node that is up. One that could not start is replaced, as a pod would be: on a busy machine, Ray gives up
-        after half a minute."""
+        """A node that is up. One that could not start, or has not after a while, is replaced, as a pod would be: on a
+        busy machine, Ray gives up after half a minute."""
         deadline = time.monotonic() + _PATIENCE_S
-        node = self._start(name, arguments)
+        node, began = self._start(name, arguments), time.monotonic()
         while not node.has_joined:
             assert time.monotonic() < deadline, node.log.read_text()
-            if not node.is_up:
+            if not node.is_up or time.monotonic() > began + _START_S:
                 node.kill()  # what it has left
-                node = self._start(name, arguments)
+                node, began = self._start(name, arguments), time.monotonic()
             time.sleep(0.1)
         return node
 
