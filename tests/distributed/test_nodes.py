@@ -15,7 +15,7 @@ from paceline_testing.served_load import Load, Question
 from paceline_testing.toy_overlay import questions, toy_models, toy_values
 
 # Four nodes at first, on a machine that may have much else to do.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 Asked = dict[str, Sequence[Question]]
 
@@ -62,7 +62,6 @@ def test_each_part_is_on_the_node_of_its_group_and_every_way_of_asking_is_answer
         assert cluster.client.ask(kind, asked[kind][0]).error is None
 
 
-@pytest.mark.slow
 def test_a_new_version_in_place_costs_no_request_and_no_stream(cluster, asked):
     under_load(cluster, asked, "new version", cluster.roll)
 
@@ -72,7 +71,6 @@ def test_the_loss_of_a_draft_node_costs_no_request_and_no_stream(cluster, asked)
     under_load(cluster, asked, "draft node lost", lambda: cluster.lose("draft"))
 
 
-@pytest.mark.slow
 def test_the_loss_of_the_target_node_costs_no_request_and_no_stream(cluster, asked):
     cluster.add_spare("target")
     under_load(cluster, asked, "target node lost", lambda: cluster.lose("target"))
