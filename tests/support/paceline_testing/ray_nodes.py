@@ -202,6 +202,8 @@ class RayNodes:
     def _start(self, name: str, arguments: list[str]) -> RayNode:
         path = os.pathsep.join(filter(None, [str(_CODE), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, **OWN_RAY, "PYTHONPATH": path}
+        # A server of this process's own may have left it at "0", with which no node joins another.
+        environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token} | self._environment
         directory = self._directory / str(len(self._nodes))  # its own, as a pod's /tmp
         directory.mkdir()
