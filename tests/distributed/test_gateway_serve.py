@@ -101,7 +101,7 @@ def url(served):
 def wait_ready(url, status):
     """Probes go by what the router has lately said."""
     deadline = time.monotonic() + 20
-    while httpx.get(f"{url}/readyz").status_code != status:
+    while httpx.get(f"{url}/readyz", timeout=30).status_code != status:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
