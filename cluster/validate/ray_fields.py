@@ -18,10 +18,11 @@ _OBJECT: Fields = {"apiVersion": None, "kind": None, "metadata": None, "status":
 _SECRET_VALUE: Fields = {"value": None, "valueFrom": None}
 _GROUP: Fields = {"rayStartParams": None, "resources": None, "labels": None, "template": None}
 _NETWORK_RULES: Fields = {"ingressRules": None, "egressRules": None}
+_MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _CLUSTER: Fields = {
     "rayVersion": None,
     "suspend": None,
-    "managedBy": None,
+    "managedBy": _MANAGERS,
     "enableInTreeAutoscaling": None,
     "headServiceAnnotations": None,
     "upgradeStrategy": {"type": ("Recreate", "None")},
@@ -67,7 +68,7 @@ _SERVICE: Fields = {
     "serveConfigV2": None,
     "serveService": None,
     "excludeHeadPodFromServeSvc": None,
-    "managedBy": None,
+    "managedBy": _MANAGERS,
     "suspend": None,
     "rayClusterDeletionDelaySeconds": None,
     "serviceUnhealthySecondThreshold": None,
@@ -85,10 +86,11 @@ _JOB: Fields = {
         (
             "entrypoint", "entrypointNumCpus", "entrypointNumGpus", "entrypointResources", "runtimeEnvYAML", "jobId",
             "metadata", "clusterSelector", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "submissionMode",
-            "submitterPodTemplate", "submitterConfig", "suspend", "managedBy", "backoffLimit", "activeDeadlineSeconds",
+            "submitterPodTemplate", "submitterConfig", "suspend", "backoffLimit", "activeDeadlineSeconds",
             "preRunningDeadlineSeconds", "deletionStrategy",
         )
     ),
+    "managedBy": _MANAGERS,
     "rayClusterSpec": _CLUSTER,
 }  # fmt: skip
 _CRON_JOB: Fields = {"schedule": None, "timeZone": None, "suspend": None, "jobTemplate": _JOB}

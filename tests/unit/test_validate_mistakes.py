@@ -131,6 +131,25 @@ def test_a_network_policy_of_kuberay_adds_no_dns(policy, crds, schemas_of):
 
 
 @pytest.mark.parametrize("crds", GIVEN)
+@pytest.mark.parametrize(
+    ("below", "key", "value"),
+    [
+        ("autoscalerOptions", "upscalingMode", "Fast"),
+        ("gcsFaultToleranceOptions", "backend", "Redis"),
+        ("upgradeStrategy", "type", "Recreated"),
+        (None, "managedBy", "me"),
+    ],
+)
+def test_texts_that_choose_are_among_those_that_there_are(below, key, value, crds, schemas_of):
+    service = right.ray_service()
+    cluster = service["spec"]["rayClusterConfig"]
+    (cluster if below is None else cluster.setdefault(below, {}))[key] = value
+    (found,) = findings(service, schemas_of(crds))
+    assert found.rule in ("schema-value", "crd-cel")
+    assert found.where.endswith(key)
+
+
+@pytest.mark.parametrize("crds", GIVEN)
 def test_priority_0_is_none(crds, schemas_of):
     cluster = right.fixed_ray_cluster()
     cluster["spec"]["workerGroupSpecs"][0]["priority"] = 0
