@@ -116,7 +116,7 @@ def check_capacity(demands: list[Demand], nodes: list[NodeKind], where: Location
             what = f"{_counted(demands)} needs {asked:g} {name}; all groups at their largest have {there:g}"
             yield Problem("group-resources", where, what)
     for demand in demands:
-        held = sum(node.count * _held_by(node, demand) for node in nodes)
+        held = sum(node.count * _held_by(node, demand) for node in nodes if node.count)
         if demand.on_one_node and held < demand.replicas:
             what = f"{demand.replicas} replicas of {demand.name} need {_shown(demand)} each; there is room for {held:g}"
             yield Problem("group-resources", where, f"{what}: {_nodes_shown(nodes)}")

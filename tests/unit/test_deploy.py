@@ -115,6 +115,8 @@ def test_rendering_keeps_what_others_have_written_and_names_what_changes(run, tm
     assert "by hand" in edited.read_text(), "nothing is written where something cannot be"
     assert run("k8s", "render", "--out", tmp_path, "--force")[0] == 0
     assert "mine.yaml" not in foreign.read_text()
+    foreign.write_text("{resources: [mine.yaml]}\n")
+    assert run("k8s", "render", "--out", tmp_path)[0] == 2
 
 
 def test_rendering_where_nothing_can_be_written_is_one_line(run, tmp_path):
@@ -319,7 +321,7 @@ def test_a_pod_of_its_group_holds_every_replica(name):
 def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_old_ones(name):
     values = PROFILES[name]
     deployments = {one["name"]: one for one in serve_config(values)["applications"][0]["deployments"]}
-    counts = {"Gateway": values.gateway.replicas, "Router": values.target.min}
+    counts = {"Gateway": values.gateway.replicas, "Router": values.target.max}
     for deployment in counts:
         assert deployments[deployment]["max_surge_percent"] == 100
     cpus = sum(deployments[name]["ray_actor_options"]["num_cpus"] * count for name, count in counts.items())
