@@ -81,12 +81,12 @@ def priorities(values: DeployValues) -> list[Object]:
 
 def disruption_budgets(values: DeployValues) -> list[Object]:
     """With `minAvailable` as a number: of pods whose owner has no scale, as a RayCluster has none, Kubernetes knows no
-    other. Targets leave one after the other; a node with the only one is drained when another is there. The cache has
-    none: without it drafts are colder, and a budget of its one pod would hold every drain of its node."""
+    other. Targets leave one after the other; a node with the only one is drained when another is there. Neither Redis
+    has one: each is a single pod, whose budget would hold every drain of its node for ever, and requests go on without
+    it until it is back on another."""
     least = {"router": values.router.pods_that_stay}
     if values.router.pods_that_stay:
         least["target"] = max(1, values.target.min - 1)
-        least["gcs"] = 1 if values.gcs.enabled else 0
     return [
         {
             "apiVersion": "policy/v1",

@@ -447,8 +447,19 @@ def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
     prod["router"] |= {"min": 6, "max": 6}
     budgets = {each["metadata"]["name"]: each["spec"] for each in disruption_budgets(DeployValues.model_validate(prod))}
     assert budgets["paceline-target"]["minAvailable"] == stay
-    assert "paceline-cache" not in budgets
-    assert "paceline-draft" not in budgets
+    assert budgets.keys() == {"paceline-router", "paceline-target"}
+
+
+@every_profile
+def test_no_budget_holds_a_drain_for_ever(name):
+    """Of a stateful set of n pods no budget keeps n: nothing would ever bring a further one."""
+    sets = [each["spec"] for each in objects_of(name) if each["kind"] == "StatefulSet"]
+    assert sets
+    for each in objects_of(name):
+        if each["kind"] == "PodDisruptionBudget":
+            wanted = each["spec"]["selector"]["matchLabels"].items()
+            chosen = [one for one in sets if wanted <= one["template"]["metadata"]["labels"].items()]
+            assert all(each["spec"]["minAvailable"] < one["replicas"] for one in chosen)
 
 
 @every_profile
