@@ -6,7 +6,21 @@ from importlib import metadata
 
 import typer
 
-from cluster.cli import bench, chat, compare, corpus, drafter, generate, k8s, model, serve, size, tenant, validate
+from cluster.cli import (
+    bench,
+    chat,
+    compare,
+    config,
+    corpus,
+    drafter,
+    generate,
+    k8s,
+    model,
+    serve,
+    size,
+    tenant,
+    validate,
+)
 from cluster.cli.cache import app as cache
 
 app = typer.Typer(
@@ -27,6 +41,7 @@ app.add_typer(corpus.app, name="corpus")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(config.app, name="config")
 app.add_typer(k8s.app, name="k8s")
 
 
