@@ -31,7 +31,7 @@ SERVER_KEY = bytes(range(32))
 SALT = "a salt that both of them know"
 NEW_TOKENS = 48
 PROBES = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm")]
-OWN = [[*PROBES[0], *b" so on"]]  # what B itself has asked before: enough to draft a little
+OWN = PROBES[1:]  # what B itself has asked before: with this much it drafts in any case
 WAYS = (
     {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": NEW_TOKENS},
     {"temperature": 0.9, "seed": 7, "ignore_eos": True, "max_new_tokens": NEW_TOKENS},
@@ -130,7 +130,7 @@ def steps_of_b(model: Path, directory: Path, scope: Callable[[str], Scope], a_wa
 def alone(model, tmp_path_factory) -> Steps:
     """B's steps where A has never been. They are the same in every policy, but for the name of a namespace."""
     steps = steps_of_b(model, tmp_path_factory.mktemp("alone"), APART["isolated"].scope, a_was_there=False)
-    assert steps.num_accepted > 0, "its own cache drafts for it, or this would prove little"
+    assert steps.num_accepted > NEW_TOKENS / 2, "its own cache drafts for it, or this would prove little"
     return steps
 
 
