@@ -73,7 +73,7 @@ class Edition:
     ) -> None:
         self.key = f"{keys.namespace} {next(_serials)}"
         self.name = index_name(keys)
-        self.reader: LogReader | None = None
+        self.reader: LogReader | None = None  # may end while another thread looks: take it once
         self._fingerprint = keys.fingerprint
         self._settings = settings
         self._files = files
@@ -155,7 +155,8 @@ class Edition:
     @property
     def is_complete(self) -> bool:
         """Whether it holds what there is."""
-        return self._awaited is None and self.reader is not None and self.reader.has_caught_up
+        reader = self.reader
+        return self._awaited is None and reader is not None and reader.has_caught_up
 
     @property
     def wants_successor(self) -> bool:
@@ -180,17 +181,18 @@ class Edition:
 
     @property
     def warm_ratio(self) -> float:
-        if self.reader is None or self._awaited is not None:
-            return 0.0
-        return self.reader.warm_ratio
+        reader = self.reader
+        return 0.0 if reader is None or self._awaited is not None else reader.warm_ratio
 
     @property
     def lag_s(self) -> float:
-        return 0.0 if self.reader is None else self.reader.lag_s
+        reader = self.reader
+        return 0.0 if reader is None else reader.lag_s
 
     @property
     def counters(self) -> ReaderCounters:
-        return ReaderCounters() if self.reader is None else self.reader.counters
+        reader = self.reader
+        return ReaderCounters() if reader is None else reader.counters
 
     def touch(self) -> None:
         content = self._content

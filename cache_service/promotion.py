@@ -243,7 +243,7 @@ class PromotionGate:
         rested = time.perf_counter()
         for some in self._gate.phrases():
             if rest_s:
-                self._gate.acquire_lease(self._owner, _LEASE_MS)  # for so long; if it has been lost, nothing is written
+                self._gate.acquire_lease(self._owner, _LEASE_MS)  # renewed; where it is lost, nothing can be written
             for phrase_id, frame, seen_s in some:
                 if rest_s and time.perf_counter() - rested >= _WORK_S:
                     time.sleep(rest_s)

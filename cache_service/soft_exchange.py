@@ -149,12 +149,14 @@ class _Listener:
     feed: _Feed | None = None
 
     def counts(self, entries: Entries) -> None:
-        if self.feed is not None:
-            self.exchange._enqueue(self.feed, entries)
+        feed = self.feed  # another thread may end it meanwhile
+        if feed is not None:
+            self.exchange._enqueue(feed, entries)
 
     def reset(self) -> None:
-        if self.feed is not None:
-            self.exchange._begin_again(self.feed)
+        feed = self.feed
+        if feed is not None:
+            self.exchange._begin_again(feed)
 
 
 class SoftExchange:

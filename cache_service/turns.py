@@ -44,10 +44,12 @@ class Turns:
             self._due.pop(name, None)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after the turn that is under way; False if that takes longer than `timeout_s`."""
+        """End the thread after the turn that is under way; False if that takes longer than `timeout_s`, or this is
+        called in that turn."""
         self._closing = True
         self._wake.set()
-        self._thread.join(timeout_s)
+        if threading.current_thread() is not self._thread:  # a finaliser runs in any thread
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

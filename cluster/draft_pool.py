@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -10,17 +9,17 @@ import threading
 import time
 from pathlib import Path
 
-import ray
 from ray import serve
 from ray.util import get_node_ip_address
 
 from actors.draft_worker import DraftSettings, DraftWorker
 from actors.errors import Unavailable
+from cluster.autoscaling.demand_reader import DemandReader
 from cluster.autoscaling.draft_demand import DraftDemand
 from cluster.autoscaling.draft_policy import DraftPolicy
 from cluster.autoscaling.serve_settings import serve_autoscaling
 from cluster.config import AutoscalingConfig, ObservabilityConfig
-from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
+from cluster.directory import WorkerEntry
 from cluster.logs import configure_logging
 from cluster.registration import Registration
 
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
 _TURN_LIMIT_S = 120.0  # of the worker's loop; a long prompt takes a draft model on a CPU many seconds
-_DIRECTORY_TIMEOUT_S = 2.0
 _QUIET_S = 0.75  # without a batch, after which all routers have seen that a worker leaves
 _LONGEST_LEAVE_S = 4.0
 
@@ -50,7 +48,7 @@ class DraftReplica:
         self._worker: DraftWorker | None = None
         self._registration: Registration | None = None
         self._error: str | None = None
-        self._directory: DirectoryHandle | None = None
+        self._demand = DemandReader(directory_name, lambda directory: directory.draft_demand.remote())
         self._recorded = (time.monotonic(), 0.0)  # when the busy share was last recorded, and the busy time then
         self._stopping = threading.Event()
         self._starting = threading.Thread(target=self._start, name="draft worker start", daemon=True)
@@ -69,8 +67,9 @@ class DraftReplica:
             raise Unavailable(f"draft worker: its loop has stood still for {self._worker.turn_s:.1f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Signals of `DraftPolicy`: how busy this worker has been since the last time, and what routers say of all."""
-        demand = await self._demand()
+        """Signals of `DraftPolicy`: how busy this worker has been since the last time, and what routers say of all:
+        nothing while the directory does not say."""
+        demand = await self._demand.read() or DraftDemand()
         return {
             "busy_share": self._busy_share(),
             "late_share": demand.late_share,
@@ -91,21 +90,6 @@ class DraftReplica:
         now, busy_s = time.monotonic(), self._worker.busy_total_s if self._worker is not None else 0.0
         (before, busy_before_s), self._recorded = self._recorded, (now, busy_s)
         return min(1.0, max(0.0, busy_s - busy_before_s) / max(now - before, 1e-3))
-
-    async def _demand(self) -> DraftDemand:
-        """None at all while the directory does not say."""
-        try:
-            directory: DirectoryHandle = self._directory or await asyncio.to_thread(
-                find_directory, self._directory_name
-            )
-            self._directory = directory
-            async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
-                demand: DraftDemand = await directory.draft_demand.remote()
-        except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
-            logger.warning("the directory did not say what routers want of draft workers: %r", error)
-            self._directory = None
-            return DraftDemand()
-        return demand
 
     def _wait_until_quiet(self) -> None:
         """Until no router has asked for a while."""

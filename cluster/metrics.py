@@ -149,7 +149,10 @@ class RouterMetrics:
             "paceline_preemptions": ("Sequences that gave up their KV blocks", counters.preempted),
             "paceline_stale_sequences": ("Sequences the target had lost", counters.stale_sequences),
             "paceline_abandoned_rounds": ("Rounds without an answer of the target", counters.abandoned_rounds),
-            "paceline_targets_lost": ("Target groups that were lost", counters.targets_lost),
+            "paceline_targets_lost": (
+                "Target groups that were lost without having said that they would leave",
+                counters.targets_lost,
+            ),
             "paceline_drafts_ahead_ready": (
                 "Drafts that a worker drafting ahead had ready when it was asked",
                 counters.ready_drafts,

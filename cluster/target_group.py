@@ -16,17 +16,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.target_worker import TargetSettings, TargetWorker
+from cluster.autoscaling.demand_reader import DemandReader
 from cluster.autoscaling.serve_settings import serve_autoscaling
-from cluster.autoscaling.target_demand import TargetDemand
 from cluster.autoscaling.target_policy import TargetPolicy
 from cluster.config import AutoscalingConfig, ObservabilityConfig
-from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
+from cluster.directory import WorkerEntry
 from cluster.logs import configure_logging
 from cluster.registration import Registration
 
 logger = logging.getLogger(__name__)
 
-_DIRECTORY_TIMEOUT_S = 2.0
 _QUIET_S = 0.75  # without a batch, after which its router has seen that the group leaves
 _LONGEST_LEAVE_S = 4.0
 _STOP_S = 5.0
@@ -123,8 +122,7 @@ class TargetGroup:
     ) -> None:
         if observability is not None:
             configure_logging(observability, "target")
-        self._directory_name = directory_name
-        self._directory: DirectoryHandle | None = None
+        self._demand = DemandReader(directory_name, lambda directory: directory.target_demand.remote())
         self._batch_limit_s = batch_limit_s
         self._health_timeout_s = health_timeout_s
         self._is_healthy = True
@@ -164,24 +162,10 @@ class TargetGroup:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Signals of `TargetPolicy`: what routers say of all groups together. None while the directory does not say:
         then there shall be as many groups as there are."""
-        demand = await self._demand()
+        demand = await self._demand.read()
         if demand is None:
             return {}
         return {"queue_s": demand.queue_s, "used_share": demand.used_share}
-
-    async def _demand(self) -> TargetDemand | None:
-        try:
-            directory: DirectoryHandle = self._directory or await asyncio.to_thread(
-                find_directory, self._directory_name
-            )
-            self._directory = directory
-            async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
-                demand: TargetDemand = await directory.target_demand.remote()
-        except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
-            logger.warning("the directory did not say how long requests wait for a target group: %r", error)
-            self._directory = None
-            return None
-        return demand
 
     async def _health_of(self, rank: int) -> RankHealth:
         try:

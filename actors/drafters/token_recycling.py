@@ -77,9 +77,10 @@ class TokenRecyclingDrafter:
         max_namespaces: int = _MAX_NAMESPACES,
         index: AutomataIndex | None = None,
     ) -> None:
-        """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file of paths, [[0], [0, 0], [1], ...],
-        each a list of ranks. floor: least confidence of a node of a dynamic tree. index: what the process
-        knows of the shared cache; None: nothing. Raises InvalidRequest."""
+        """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file: of paths, [[0], [0, 0], [1], ...],
+        each a list of ranks, or of the children of each node, {"tree_adj": {"0": [1, 2], "1": [3], ...}}, node 0 being
+        the root, where a child's rank is its place in the list. floor: least confidence of a node of a dynamic tree.
+        index: what the process knows of the shared cache; None: nothing. Raises InvalidRequest."""
         if max_namespaces < 1:
             raise InvalidRequest("max_namespaces", max_namespaces, "it must be at least 1")
         self._shape = None if tree == "dynamic" else _static_tree(tree)
@@ -187,10 +188,13 @@ def _likely_paths(levels: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _read_paths(file: Path) -> list[tuple[int, ...]]:
-    limit = f"a JSON list of paths, each a list of ranks 0 to {_SUCCESSORS - 1}, every path's beginning a path too"
+    limit = (
+        f"a JSON list of paths, each a list of ranks 0 to {_SUCCESSORS - 1}, every path's beginning a path too, "
+        'or {"tree_adj": {"0": [1, 2], ...}}, the children of each node, 0 being the root'
+    )
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        paths = {tuple(row) for row in rows}
+        found = json.loads(file.read_text(encoding="utf-8"))
+        paths = {tuple(row) for row in (_paths_of(found["tree_adj"]) if isinstance(found, dict) else found)}
         is_right = all(
             path and all(type(rank) is int and 0 <= rank < _SUCCESSORS for rank in path)
             and (len(path) == 1 or path[:-1] in paths)
@@ -198,11 +202,29 @@ def _read_paths(file: Path) -> list[tuple[int, ...]]:
         )  # fmt: skip
     except OSError as error:
         raise InvalidRequest("tree", str(file), f"dynamic, {', '.join(_STATIC_LEVELS)} or {limit}") from error
-    except (ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise InvalidRequest("tree", str(file), limit) from error
     if not paths or not is_right:
         raise InvalidRequest("tree", str(file), limit)
     return sorted(paths, key=lambda path: (len(path), path))
+
+
+def _paths_of(children: dict[str, list[int]]) -> list[tuple[int, ...]]:
+    """Those of all nodes below node 0. Raises TypeError or ValueError for what is no tree with that root."""
+    if not isinstance(children, dict):
+        raise TypeError(type(children))
+    paths: dict[str, tuple[int, ...]] = {"0": ()}
+    waiting = ["0"]
+    while waiting:
+        node = waiting.pop()
+        for rank, child in enumerate(children.get(node, ())):
+            if type(child) is not int or str(child) in paths:
+                raise ValueError(child)
+            paths[str(child)] = (*paths[node], rank)
+            waiting.append(str(child))
+    if not children.keys() <= paths.keys():
+        raise ValueError(children.keys() - paths.keys())
+    return [path for path in paths.values() if path]
 
 
 @njit(cache=True, nogil=True)

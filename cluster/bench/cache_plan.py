@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Literal
 
 from actors.errors import InvalidRequest
-from cluster.bench.cache_prompts import edit_prompts, repeated_prompts, story_prompts, templated_prompts
+from cluster.bench.cache_prompts import (
+    EDITS,
+    REPEATED,
+    TEMPLATED,
+    edit_prompts,
+    repeated_prompts,
+    story_prompts,
+    templated_prompts,
+)
 from cluster.bench.prompts import BenchPrompt, pick_rows
 
 UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE = "unrelated", "other-topic", "stale", "random", "hostile"
-KINDS = ("repeated", "templated", "edits", UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE)
+KINDS = (REPEATED, TEMPLATED, EDITS, UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE)
 
 # Of the cache: answers to `Scenario.before`; or, under the prompts of `Scenario.asked`, their answers with every fourth
 # token another, noise, or, behind every few tokens of their answers, something else than what comes there.

@@ -46,7 +46,7 @@ class Export:
 
     keys: StoreKeys
     pieces: list[Piece]
-    unread: int = 0  # objects of the namespace that are missing from it, since they could not be read
+    unread: int  # objects of the namespace that are missing from it, since they could not be read
 
     @property
     def header(self) -> ExportHeader:

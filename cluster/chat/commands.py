@@ -258,11 +258,12 @@ _LIST = (
             lambda session: _on_off(session.settings.debug)),
     Command("cache", "", "not needed: the KV cache is always on", _instead(
         "the KV cache is always on and changes no token; `paceline bench local` measures without one")),
-    Command("top_k_filler", "[N]", "not needed: drafters learn by themselves", _instead(
-        "what drafters learn from the target is not adjustable here; /drafter NAMES chooses among them")),
-    Command("set_ngramstorage", "[NAME N]", "not needed: see /drafter", _instead(
-        "drafters keep their text themselves; /drafter NAMES chooses among them")),
-    Command("reset_in_between", "[on|off]", "not needed: what drafters have learnt changes no text", _instead(
-        "drafters keep what they have learnt between turns, which changes no text; start again for empty ones")),
+    Command("top_k_filler", "[N]", "set at the start: --drafter-option ngram_table.filler_top_k=N", _instead(
+        "set at the start, by `--drafter ngram_table --drafter-option ngram_table.filler_top_k=N`")),
+    Command("set_ngramstorage", "[NAME N]", "set at the start: --drafter-option ngram_table.levels=one", _instead(
+        "set at the start, by `--drafter ngram_table --drafter-option ngram_table.levels=one` or `many`, and `.n=N`")),
+    Command("reset_in_between", "[on|off]", "set at the start: --drafter-option ngram_table.keep=request", _instead(
+        "drafters keep what they have learnt between turns, which changes no text; for empty ones start again, or with "
+        "`--drafter ngram_table --drafter-option ngram_table.keep=request`")),
 )  # fmt: skip
 COMMANDS = {command.name: command for command in _LIST}

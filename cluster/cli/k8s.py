@@ -28,7 +28,7 @@ def render(
     files = rendered_files() | {f"chart/{name}": text for name, text in chart_files().items()}
     try:
         before = {name: _text(out / name) for name in files}
-        foreign = [name for name, text in before.items() if text is not None and not is_rendered(text)]
+        foreign = [name for name, text in before.items() if text is not None and not is_rendered(name, text)]
         if foreign and not force:
             raise ConfigError(f"--out is {str(out)!r}: {', '.join(foreign)} not of this command; or give --force")
         for name, text in files.items():

@@ -34,9 +34,9 @@ def rendered_files() -> dict[str, str]:
     return files
 
 
-def is_rendered(text: str) -> bool:
+def is_rendered(name: str, text: str) -> bool:
     """Whether a file was written by this, and not by its user. A JSON file cannot say so."""
-    return text.startswith((HEADER, "{"))
+    return name.endswith(".json") or text.startswith(HEADER)
 
 
 def _overlay(name: str, values: DeployValues) -> dict[str, str]:

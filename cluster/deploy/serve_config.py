@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from cluster.config import ClusterConfig
+from cluster.deploy.ports import REDIS_PORT
 from cluster.deploy.values import DeployValues, number_of
 from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
 
@@ -32,7 +33,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         "device": "cuda" if gpu else "cpu",
         "tensor_parallel": values.target.tensor_parallel,
         "groups": groups if groups > 1 else None,
-        "max_groups": values.target.max if values.target.max > groups else None,
+        "max_groups": max(groups, values.target.max),
         "max_model_len": values.target.max_model_len,
         "kv_cache_tokens": values.target.kv_cache_tokens,
         "kv_cache_fraction": 0.85 if gpu else None,
@@ -45,7 +46,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         "dtype": values.draft.dtype,
         "device": "cuda" if values.draft.gpus else "cpu",
     }
-    cache: dict[str, Any] = {"url": f"redis://{values.name}-cache:6379/0"}
+    cache: dict[str, Any] = {"url": f"redis://{values.name}-cache:{REDIS_PORT}/0"}
     if values.cache.secret is not None:
         cache["password_file"] = CACHE_PASSWORD_FILE
     tenants: dict[str, Any] = {"open": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["timeseries", "stat", "heatmap"]
+Kind = Literal["timeseries", "stat"]
 
 _WIDTH = 24  # of Grafana's grid
 _HEIGHT = 8
@@ -107,7 +107,7 @@ def _panel_json(panel: Panel, number: int, place: dict[str, int]) -> dict[str, A
             "scaleDistribution": {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"},
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
         }
-    found: dict[str, Any] = {
+    return {
         "id": number,
         "type": panel.kind,
         "title": panel.title,
@@ -121,16 +121,13 @@ def _panel_json(panel: Panel, number: int, place: dict[str, int]) -> dict[str, A
                 "datasource": _DATASOURCE,
                 "expr": query.expression,
                 "legendFormat": query.legend,
-                "format": "heatmap" if panel.kind == "heatmap" else "time_series",
+                "format": "time_series",
                 "range": panel.kind != "stat",
                 "instant": panel.kind == "stat",
             }
             for index, query in enumerate(panel.queries)
         ],
     }
-    if panel.kind == "heatmap":
-        found["options"] = {"calculate": False, "yAxis": {"unit": panel.unit}}
-    return found
 
 
 def _datasource_variable() -> dict[str, Any]:

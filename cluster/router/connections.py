@@ -40,6 +40,8 @@ class Connections:
         self.target_id: str | None = None  # of the group that it has, or waits for
         self.others_serve = False  # there are target groups of other routers
         self._leaves_at: float | None = None  # its group is about to stop, and others serve
+        # Incarnation of the last target that said it would leave, or that another router got: its end is no loss.
+        self.let_go: int | None = None
         self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
         self._greeting: asyncio.Task[None] | None = None
         self._warm_incarnation: int | None = None
@@ -125,7 +127,7 @@ class Connections:
         if target_id is not None:
             self.target_id = target_id
         elif self.target_id is None or not self.others_serve:
-            return  # whoever has a group keeps it, or waits for it
+            pass  # whoever has a group keeps it, or waits for it
         elif found is None or not found[1].is_alive or (held is not None and not held.is_leaving):
             self.target_id = None
         elif held is not None:
@@ -134,6 +136,9 @@ class Connections:
             if now >= self._leaves_at:
                 self.target_id = self._leaves_at = None
         # else: a directory that is filling up again does not know the group yet, and its link works
+        served = None if self.target is None else self.target[0].incarnation
+        if held is not None and held.incarnation == served and (held.is_leaving or held.worker_id != self.target_id):
+            self.let_go = served
 
     async def _greet_target(self) -> None:
         found = self._links.get(self.target_id or "")

@@ -437,10 +437,9 @@ class RouterCore:
         self._blame(round)
 
     def target_lost(self) -> None:
-        """The target is a new incarnation without any KV: every running sequence is sent again from 0. Closes an open
-        round, which counts as failed: a request that takes the target down with it must not do so for ever. No token
-        is lost or emitted twice, for tokens are committed only here."""
-        self.counters.targets_lost += 1
+        """The target is another incarnation, without any KV: every running sequence is sent again from 0. Closes an
+        open round, which counts as failed: a request that takes the target down with it must not do so for ever. No
+        token is lost or emitted twice, for tokens are committed only here."""
         if self._open is not None:
             self._blame(self._open)
             self._open = None

@@ -65,5 +65,5 @@ class RouterCounters:
     starved: int = 0
     preempted: int = 0
     abandoned_rounds: int = 0
-    targets_lost: int = 0
+    targets_lost: int = 0  # without having said that they would leave
     sink_faults: int = 0  # calls of the token sink that raised

@@ -207,11 +207,11 @@ class Router:
             info, link = self._connections.target
             if self._driver is None:
                 self._driver = self._start_rounds(info)
-            self._driver.set_target(link, info)
+            self._driver.set_target(link, info, self._connections.let_go)
         if self._driver is not None:
             self._driver.others_serve = self._connections.others_serve
             if self._connections.stands_by:
-                self._driver.hand_over()
+                self._driver.hand_over(self._connections.let_go)
             self._driver.set_draft_workers(self._connections.draft_links())
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:

@@ -46,6 +46,7 @@ class RouterDriver:
         self._draft_deadline_s = draft_deadline_s
         self._target: AsyncLink | None = None
         self._incarnation: int | None = None
+        self._gone: int | None = None  # the last incarnation that was counted as lost
         self._draft_links: dict[str, AsyncLink] = {}
         self._streams: dict[str, asyncio.Queue[RouterEvent]] = {}
         self._work = asyncio.Event()
@@ -77,17 +78,22 @@ class RouterDriver:
             return f"they have stood still for {self.watch.stalled_s:.0f} s"
         return None
 
-    def set_target(self, link: AsyncLink, info: WorkerInfo) -> None:
-        """The link to the target. Another incarnation holds no sequences; the same one behind another link may."""
+    def set_target(self, link: AsyncLink, info: WorkerInfo, let_go: int | None = None) -> None:
+        """The link to the target. Another incarnation holds no sequences; the same one behind another link may.
+
+        let_go: incarnation of a target whose end is no loss.
+        """
         if self._incarnation not in (None, info.incarnation):
             logger.warning("the target is another group, or one started anew: sequences are sent again")
+            self._count_loss(let_go)
             self.core.target_lost()
         self._target, self._incarnation = link, info.incarnation
         self.core.max_model_len = info.max_model_len
 
-    def hand_over(self) -> None:
+    def hand_over(self, let_go: int | None = None) -> None:
         """There is no target for this router any more, and others serve: its streams end so that they go on there."""
         self._target = None
+        self._count_loss(let_go)
         for request_id in self._streams:
             self.core.cancel(request_id)
         self._end_streams("the router's target group is gone")
@@ -277,6 +283,11 @@ class RouterDriver:
 
     def _end_streams(self, reason: str) -> None:
         self._deliver([RequestFailed(request_id, self._refusal(reason)) for request_id in self._streams])
+
+    def _count_loss(self, let_go: int | None) -> None:
+        if self._incarnation not in (None, let_go, self._gone):
+            self._gone = self._incarnation
+            self.core.counters.targets_lost += 1
 
     def _refusal(self, reason: str) -> Unavailable:
         return RouterLost(reason) if self.others_serve else Unavailable(reason)

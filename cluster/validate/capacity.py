@@ -56,7 +56,7 @@ def node_kinds(cluster: dict[str, Any], where: Location) -> list[NodeKind]:
         if not group.is_head:
             key = "maxReplicas" if has_autoscaler(cluster) else "replicas"
             given = whole(group.spec.get(key))
-            replicas = given if given is not None else (10**6 if key == "maxReplicas" else 1)
+            replicas = given if given is not None else (10**6 if key == "maxReplicas" else 0)
             if key == "replicas":
                 replicas = max(replicas, whole(group.spec.get("minReplicas")) or 0)
             count = max(0, replicas) * max(1, whole(group.spec.get("numOfHosts")) or 1)
@@ -116,7 +116,7 @@ def check_capacity(demands: list[Demand], nodes: list[NodeKind], where: Location
             what = f"{_counted(demands)} needs {asked:g} {name}; all groups at their largest have {there:g}"
             yield Problem("group-resources", where, what)
     for demand in demands:
-        held = sum(node.count * _held_by(node, demand) for node in nodes)
+        held = sum(node.count * _held_by(node, demand) for node in nodes if node.count)
         if demand.on_one_node and held < demand.replicas:
             what = f"{demand.replicas} replicas of {demand.name} need {_shown(demand)} each; there is room for {held:g}"
             yield Problem("group-resources", where, f"{what}: {_nodes_shown(nodes)}")

@@ -30,7 +30,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 32 * 2**20  # of a file; what lies under a name may have no end
 _SECTIONS = "|".join(ClusterConfig.model_fields)
 # What a file has in it where its mistakes matter, although it only lies beside others.
-_MAY_BE_OURS = re.compile(rf"""^\s*["']?(apiVersion|kind|{_SECTIONS})["']?\s*:""", re.MULTILINE)
+_MAY_BE_OURS = re.compile(rf"""^[ \t{{]*["']?(apiVersion|kind|{_SECTIONS})["']?\s*:""", re.MULTILINE)
 
 
 def validate(paths: list[Path], crds: Path | None = None, ignore: Sequence[str] = ()) -> Report:

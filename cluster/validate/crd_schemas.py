@@ -17,7 +17,7 @@ _COPIED = (
     "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems",
     "minProperties", "maxProperties", "multipleOf", "required",
 )  # fmt: skip
-_DEFINED = re.compile(r"^\s*kind:\s*([\"']?)CustomResourceDefinition\1\s*$", re.MULTILINE)
+_DEFINED = re.compile(r"^[ \t]*kind:\s*([\"']?)CustomResourceDefinition\1\s*$", re.MULTILINE)
 _KIND = re.compile(r"^    kind:\s*(\w+)\s*$", re.MULTILINE)
 
 
@@ -31,7 +31,7 @@ class CrdSchemas:
         if not directory.is_dir():
             raise ConfigError(f"--crds {directory}: there is no such directory")
         for path in sorted(file for file in directory.rglob("*") if file.suffix in (".yaml", ".yml", ".json")):
-            text = _read(path)
+            text = _text_of(path)
             if _DEFINED.search(text):
                 for kind in set(_KIND.findall(text)) or {"*"}:
                     self._files.setdefault(kind, []).append(path)
@@ -61,7 +61,7 @@ class CrdSchemas:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             found = {}
             try:
-                documents = list(yaml.load_all(_read(path), Loader=loader))
+                documents = list(yaml.load_all(_text_of(path), Loader=loader))
             except yaml.YAMLError as error:
                 raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
             for document in documents:
@@ -76,7 +76,7 @@ class CrdSchemas:
         return self._read[path]
 
 
-def _read(path: Path) -> str:
+def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     except OSError as error:

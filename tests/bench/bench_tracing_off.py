@@ -1,6 +1,6 @@
 """What tracing costs a request while it is off: gateway and router as they are, against the same without its code.
 
-    python tests/bench/bench_tracing_off.py [--pairs 60] [--tokens 60]
+    PYTHONPATH=tests/support python tests/bench/bench_tracing_off.py [--pairs 60] [--tokens 60]
 
 The sources of both are read, every statement that asks for a trace is taken out, and what is left is compiled beside
 them. Requests of both kinds take turns in one process, by a toy target. Prints processor time a request, the median of
@@ -16,7 +16,6 @@ import asyncio
 import importlib
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,8 +157,7 @@ async def compare(one: dict[str, ModuleType], other: dict[str, ModuleType], pair
 
 
 def report(name: str, rows: np.ndarray) -> None:
-    ratios: Iterable[float] = np.percentile(rows[:, 0] / rows[:, 1], (50, 25, 75))
-    median, low, high = ratios
+    median, low, high = np.percentile(rows[:, 0] / rows[:, 1], (50, 25, 75))
     one, other = 1e6 * np.median(rows, axis=0)
     least = np.divide(*rows.min(axis=0))
     print(

@@ -93,7 +93,7 @@ def test_the_text_is_served_over_http_and_grpc_and_a_typo_in_it_is_refused(ray_h
     assert served.status_code == 200, served.text
     assert served.json()["choices"][0]["text"] == answer.text
     deadline = time.monotonic() + 60
-    while httpx.get(f"{url}/readyz").status_code != 200:
+    while httpx.get(f"{url}/readyz", timeout=30).status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import grpc
 import httpx
-import psutil
 import pytest
 import ray
 from ray import serve
@@ -26,6 +25,7 @@ from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
+from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
@@ -71,9 +71,7 @@ class Cluster:
         return [rank.process_id for rank in health]
 
     def router_process(self) -> int:
-        title = f"ray::ServeReplica:{APPLICATION}:Router"
-        started = psutil.Process().children(recursive=True)
-        (process,) = (one.pid for one in started if " ".join(one.cmdline()).startswith(title))
+        (process,) = ray_processes(f"ServeReplica:{APPLICATION}:Router")
         return process
 
     def wait_for(self, condition, seconds: float, what: str) -> None:

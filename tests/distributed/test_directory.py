@@ -27,6 +27,7 @@ from cluster.directory import (
     get_or_create_directory,
 )
 from cluster.registration import Registration
+from paceline_testing.clock import Clock
 
 PATIENCE_S = 60.0  # how long a busy machine may take to start a process
 
@@ -53,14 +54,6 @@ class ToldServer(LinkServer):
     def allow(self, client_public_keys: Iterable[bytes]) -> None:
         self.told.append(tuple(client_public_keys))
         super().allow(self.told[-1])
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import ray
 from ray import serve
@@ -21,6 +20,7 @@ from cluster.local import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
+from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
@@ -103,10 +103,8 @@ def wait_for(condition, seconds: float) -> None:
 
 def other_processes() -> set[int]:
     """Everything of the cluster that is no draft worker."""
-    names = ("TargetGroup", "Router", "Gateway")
-    titles = {process.pid: " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)}
-    found = {pid for pid, title in titles.items() if any(f":{APPLICATION}:{name}" in title for name in names)}
-    return found | {pid for pid, title in titles.items() if title.startswith("ray::TargetRank")}
+    replicas = [f"ServeReplica:{APPLICATION}:{name}" for name in ("TargetGroup", "Router", "Gateway")]
+    return {process for title in (*replicas, "TargetRank") for process in ray_processes(title)}
 
 
 def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, models):

@@ -42,11 +42,11 @@ def cluster(model_dirs) -> Iterator[Deployed]:
 def under_load(cluster: Deployed, asked: Asked, what: str, happens: Callable[[], None]) -> None:
     """Whatever was asked before, while and after it happened is answered, and rightly."""
     with Load(cluster.client, CLIENTS, asked) as load:
-        load.wait_until_begun()
+        load.wait_for_answers()
         since = time.monotonic()
         happens()
         took_s = time.monotonic() - since
-        load.wait_until_begun()
+        load.wait_for_answers()
     summaries = load.summaries(since)
     print(f"\n{what}, {took_s:.1f} s", *(f"{kind}: {summary}" for kind, summary in summaries.items()), sep="\n  ")
     assert {kind: summary.errors for kind, summary in summaries.items()} == dict.fromkeys(CLIENTS, ())

@@ -10,11 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import ray
 from ray import serve
@@ -27,6 +25,7 @@ from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
+from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
@@ -127,7 +126,7 @@ def cluster(tmp_path_factory):
     serve.run(cluster_application(plan_cluster(config, Path("/nonexistent"))), name=APPLICATION)
     one = Cluster(f"http://127.0.0.1:{http_port}", wanted)
     try:
-        wait_for(lambda: httpx.get(f"{one.url}/readyz").status_code == 200, "readiness")
+        wait_for(lambda: httpx.get(f"{one.url}/readyz", timeout=30).status_code == 200, "readiness")
         yield one
     finally:
         one.is_busy.clear()
@@ -139,21 +138,12 @@ def cluster(tmp_path_factory):
 def two_groups(cluster):
     """The same with the second group that its load has brought."""
     wait_for(
-        lambda: httpx.get(f"{cluster.url}/readyz").json()["detail"].startswith("1 of 2 routers ready"),
+        lambda: httpx.get(f"{cluster.url}/readyz", timeout=30).json()["detail"].startswith("1 of 2 routers ready"),
         "the router that stands by",
     )
     cluster.keep_busy()
     wait_for(lambda: cluster.num_groups() == 2, "the second group")
     return cluster
-
-
-def processes(title: str) -> list[int]:
-    found = []
-    for one in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            if " ".join(one.cmdline()).startswith(f"ray::{title}"):
-                found.append(one.pid)
-    return found
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -200,14 +190,14 @@ def labels_of(page: str) -> set[tuple[str, str]]:
 
 
 def test_streams_of_a_router_that_is_killed_go_on_through_the_other(two_groups):
-    routers = processes(f"ServeReplica:{APPLICATION}:Router")
+    routers = ray_processes(f"ServeReplica:{APPLICATION}:Router")
     assert len(routers) == 2
     two_groups.stream_all(lambda: os.kill(routers[0], signal.SIGKILL))
     wait_for(lambda: two_groups.num_groups() == 2, "a router for the group that is left")
 
 
 def test_streams_on_a_group_that_is_killed_go_on_with_the_other(two_groups):
-    ranks = processes("TargetRank")
+    ranks = ray_processes("TargetRank")
     assert len(ranks) == 2
     two_groups.stream_all(lambda: os.kill(ranks[0], signal.SIGKILL))
     wait_for(lambda: two_groups.num_groups() == 2, "another group")
@@ -218,7 +208,7 @@ def test_the_second_group_goes_with_the_load_and_no_request_is_lost(two_groups):
     wait_for(lambda: len(two_groups.served) > num_served, "an answer")
     two_groups.let_go()
     wait_for(lambda: two_groups.num_groups() == 1, "the end of the second group")
-    wait_for(lambda: len(processes("TargetRank")) == 1, "the end of its process")
+    wait_for(lambda: len(ray_processes("TargetRank")) == 1, "the end of its process")
     two_groups.stream_all(lambda: None)
     page = two_groups.page()
     assert value_of(page, "paceline_request_failure_total") == 0

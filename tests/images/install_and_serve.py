@@ -1,7 +1,7 @@
 """The steps of the images without a container engine: `install.sh` in an empty directory, then a server out of what it
 has made. Both as uid 10001 without capabilities, with a root file system and a home that are read-only.
 
-sudo python tests/images/install_and_serve.py --model ~/.cache/paceline/models/smollm2 [--work DIR]
+sudo PYTHONPATH=tests/support .venv/bin/python tests/images/install_and_serve.py --model DIRECTORY [--work DIR]
 
 Needs root for the mounts, of a mount namespace of its own that ends with it, and 3 GB in DIR. Packages come from where
 pip is configured to take them from. torch's hash is that of the wheel that is found there, for images may be built from

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext
@@ -32,7 +32,7 @@ from actors.messages import (
     encode_message,
     no_tokens,
 )
-from actors.models.toy import make_tiny_model, save_tiny_model
+from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_tiny_model
 from actors.models.toy_target import ToyTarget
 from actors.sampling.processors import process_logits
 from actors.sampling.sampler import SequenceSampling, draft_with_probs, rows_for, sample_tokens
@@ -263,6 +263,40 @@ def test_a_draft_model_of_another_shape_and_padded_vocabulary_changes_nothing(ta
         str(target_dir), draft_model=str(draft), drafters=("draft_model",), device="cpu", kv_cache_tokens=4096
     )
     answers = engine.generate(prompts, max_new_tokens=12, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [greedy_of(reference, prompt, 12) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 32},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)  # fmt: skip
+def test_scaled_positions_and_heads_wider_than_the_model_are_kept(target_dir, tmp_path, drafts_pay, scaling):
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=24, max_position_embeddings=256, initializer_range=0.5,
+        rope_parameters={"rope_theta": 10_000.0, **scaling}, bos_token_id=None, eos_token_id=256,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+    prompts = [list(b"a prompt that is longer than forty tokens, so"), list(b"another one")]
+    options = {"drafters": ("draft_model",), "branch": 1, "device": "cpu", "kv_cache_tokens": 4096}
+    same = LocalEngine(str(tmp_path), draft_model=str(tmp_path), **options)
+    answers = same.generate(prompts, max_new_tokens=24, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [greedy_of(model, prompt, 24) for prompt in prompts]
+    for answer in answers:  # what the draft model says is what it would say as a target
+        assert answer.accepted_tokens["draft_model"] >= 0.9 * answer.draft_tokens > 12
+    reference = AutoModelForCausalLM.from_pretrained(target_dir).eval()
+    other = LocalEngine(str(target_dir), draft_model=str(tmp_path), **options)
+    answers = other.generate(prompts, max_new_tokens=12, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [greedy_of(reference, prompt, 12) for prompt in prompts]
 
 

@@ -38,6 +38,7 @@ from cluster.router.core import RouterCore
 from cluster.router.deployment import status_of
 from cluster.router.driver import RouterDriver
 from cluster.router.round_watch import RoundWatch
+from paceline_testing.clock import Clock
 
 EOS = 3
 ROUTER_KEYS = LinkKeys.generate()
@@ -129,7 +130,8 @@ class Cluster:
         self.workers: dict[str, Worker] = {}
         self.claim: Callable[[str | None], str | None] = lambda found: found  # what the directory says, of the first
         self.listed: list[WorkerEntry] = []
-        self.connections = Connections(ROUTER_KEYS)
+        self.clock = Clock()  # for how long a group that leaves is used
+        self.connections = Connections(ROUTER_KEYS, self.clock)
         self.core = RouterCore(RouterConfig(**config), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
         self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
         self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.adopt))
@@ -142,10 +144,10 @@ class Cluster:
     def adopt(self) -> None:
         if self.connections.target is not None:
             info, link = self.connections.target
-            self.driver.set_target(link, info)
+            self.driver.set_target(link, info, self.connections.let_go)
         self.driver.others_serve = self.connections.others_serve
         if self.connections.stands_by:
-            self.driver.hand_over()
+            self.driver.hand_over(self.connections.let_go)
         self.driver.set_draft_workers(self.connections.draft_links())
 
     def start(self, worker_id: str = "target", max_model_len: int = 256) -> Worker:
@@ -409,7 +411,8 @@ async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
             await one.stream(request(num_prompt=64))
 
 
-async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for() -> None:
+@pytest.mark.parametrize("successor", ["target", "target-2"])
+async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for(successor: str) -> None:
     async with cluster() as one:
         streams = [asyncio.create_task(one.stream(request(100, stop_token_ids=()))) for _ in range(4)]
         await until(lambda: one.core.counters.emitted_tokens > 20)
@@ -422,8 +425,9 @@ async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for() -> No
         assert one.driver.router_seconds == seconds  # no rounds, no spinning
         assert one.core.counters.abandoned_rounds == rounds <= 1
         assert not any(stream.done() for stream in streams)
-        one.start("target")
+        one.start(successor)
         await asyncio.gather(*streams)
+        assert one.core.counters.targets_lost == 1
 
 
 async def test_streams_go_on_with_another_target_group_that_the_directory_names() -> None:
@@ -438,7 +442,7 @@ async def test_streams_go_on_with_another_target_group_that_the_directory_names(
         await asyncio.gather(*streams)
         assert second.engine.num_batches > 1
         assert one.connections.target_id == "target-2"
-        assert one.core.counters.targets_lost == 1
+        assert one.core.counters.targets_lost == 0  # the first one is there, for another router
         await one.stop("target")  # it holds what nobody has told it to free
 
 
@@ -461,6 +465,7 @@ async def test_a_router_without_a_group_ends_its_streams_for_others_to_go_on_and
         one.claim = lambda found: found
         await one.stream(request(20))
         assert not one.connections.stands_by
+        assert one.core.counters.targets_lost == 0
 
 
 async def test_a_group_that_leaves_is_used_until_gateways_know() -> None:
@@ -476,12 +481,26 @@ async def test_a_group_that_leaves_is_used_until_gateways_know() -> None:
         assert not status_of(one.driver, one.connections).ready
         num_steps = one.driver.num_steps
         await until(lambda: one.driver.num_steps > num_steps + 5)  # rounds go on
+        one.clock.now += 60.0
         with pytest.raises(RouterLost):
             await stream
         assert one.connections.stands_by
         await one.stop("target")
         one.claim = lambda found: found
         await one.stream(request(20))
+        assert one.core.counters.targets_lost == 0
+
+
+async def test_a_lost_group_is_counted_once_whether_its_router_gets_another_one_or_not() -> None:
+    async with cluster() as one:
+        one.start("target-2")
+        one.claim = lambda found: None  # somebody else has it
+        await one.stop("target")
+        await until(lambda: one.connections.stands_by)
+        await until(lambda: one.core.counters.targets_lost == 1)
+        one.claim = lambda found: found
+        await one.stream(request(20))
+        assert one.core.counters.targets_lost == 1
 
 
 async def test_the_only_group_is_kept_whatever_the_directory_says() -> None:

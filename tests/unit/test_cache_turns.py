@@ -25,6 +25,14 @@ def test_a_thread_that_has_nothing_to_do_ends_at_once(eager_switching):
         assert Turns("idle").close(20)
 
 
+def test_a_turn_may_end_its_own_thread():
+    turns, closed = Turns("closing"), []
+    turns.add("closing", lambda: closed.append(turns.close(20)) or 3600.0)
+    assert until(lambda: not turns._thread.is_alive())
+    assert (closed, turns.num_faults) == ([False], 0)
+    assert turns.close(20)
+
+
 def test_tasks_take_turns_until_they_are_removed_and_a_fault_ends_none():
     turns, counts = Turns("counting"), {"often": 0, "seldom": 0}
     failed = threading.Event()

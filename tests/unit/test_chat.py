@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from actors.drafters.registry import check_options
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from actors.models.toy import save_tiny_model
 from cluster.chat.backend import AnswerPart, AnswerTotals
@@ -34,6 +36,7 @@ from cluster.chat.settings import ChatSettings, changed, with_processor
 from cluster.chat.sources import Span, legend, spans_of, style_of
 from cluster.chat.stats import TurnTimes, decode_rate, format_comparison, format_stats
 from cluster.chat.view import View, make_console
+from cluster.cli.engine import parsed_drafter_options
 from cluster.local import LocalEngine
 from cluster.printable import printable
 from cluster.router.trace import RoundTrace
@@ -245,6 +248,12 @@ def test_a_command_without_meaning_here_says_why(chat, line):
     out, err = chat(line)
     assert (out, err.count("\n"), chat.session.num_failures) == ("", 1, 0)
     assert chat.session.settings == ChatSettings()
+
+
+@pytest.mark.parametrize("line", ["/top_k_filler 3", "/set_ngramstorage basic 3", "/reset_in_between"])
+def test_what_is_set_at_the_start_is_an_option_that_there_is(chat, line):
+    (setting,) = re.findall(r"--drafter ngram_table --drafter-option ([\w.]+=\w+)", chat(line)[1])
+    check_options(["ngram_table"], parsed_drafter_options([setting.replace("=N", "=3")]))
 
 
 def test_a_processor_begins_from_greedy():

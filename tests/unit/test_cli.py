@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -340,6 +341,16 @@ def test_a_trace_has_a_line_for_every_round_and_text_stays_alone_on_stdout(run, 
         assert line.startswith(f"round {number} | ")
         assert all(word in line for word in (" rows", "proposed ", "verified ", "accepted ", "drafting ", "verifying "))
     assert sum(int(line.split("emitted ")[1].split()[0]) for line in lines) == 6
+
+
+def test_a_call_with_draft_model_temperature_gamma_length_and_device_does_what_it_says(run, tiny_model_dir):
+    arguments = ["--model", tiny_model_dir, "--draft-model", tiny_model_dir, "--temperature", "0.3", "--gamma", "2"]
+    arguments += ["--max-new-tokens", "6", "--device", "cpu", "--prompt", "the quick", "--ignore-eos", "--json"]
+    status, out, err = run("generate", *arguments, "--drafter", "draft_model", "--branch", "1", "--trace")
+    assert (status, len(json.loads(out)["token_ids"])) == (0, 6)
+    assert max(map(int, re.findall(r"proposed draft_model (\d+)", err))) == 2
+    hotter = json.loads(run("generate", *arguments, "--temperature", "1.9")[1])
+    assert hotter["token_ids"] != json.loads(out)["token_ids"]
 
 
 # --- compare

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
-from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
-from ray.serve._private.deployment_info import DeploymentInfo
 
 from actors.draft_worker import DraftSettings
 from actors.models.source import ModelSource
@@ -21,6 +16,7 @@ from cluster.autoscaling.draft_policy import DraftPolicy, DraftSignals, DraftTar
 from cluster.config import AutoscalingConfig, ClusterConfig
 from cluster.draft_pool import draft_pool_application
 from cluster.router.draft_scaling import DraftScaling
+from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
 
 SHARES = st.floats(0.0, 1.0)
 SIGNALS = st.builds(DraftSignals, SHARES, SHARES, st.floats(0.0, 2.0), SHARES)
@@ -81,43 +77,21 @@ def test_the_planner_has_the_last_word():
     assert desired_workers(replace(idle, loss=0.05), USUAL, 3, 1, 8) == 3  # seldom busy, but worth having
 
 
-def context(current, target, **recorded):
-    return SimpleNamespace(
-        current_num_replicas=current,
-        target_num_replicas=target,
-        aggregated_metrics=recorded or None,
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=4,
-    )
-
-
 def test_serves_policy_adds_up_what_replicas_have_recorded():
     policy = DraftPolicy(busy_share=0.6, late_share=0.05, min_gain=0.03)
-    assert policy(context(2, 2)) == (2, {})
+    assert policy(policy_context(2, 2)) == (2, {})
     told = {"late_share": {"a": 0.0}, "gain": {"a": 0.2}, "loss": {"a": 0.1}}
-    assert policy(context(2, 2, busy_share={"a": 0.9, "b": 0.9}, **told)) == (3, {})
-    assert policy(context(2, 2, busy_share={"a": 0.9}, **told)) == (2, {})  # one that says nothing is idle
-    assert policy(context(1, 3, busy_share={"a": 0.9}, **told)) == (3, {})  # two are on their way
-    assert policy(context(1, 3, busy_share={"a": 0.1}, **told)) == (1, {})
+    assert policy(policy_context(2, 2, busy_share={"a": 0.9, "b": 0.9}, **told)) == (3, {})
+    assert policy(policy_context(2, 2, busy_share={"a": 0.9}, **told)) == (2, {})  # one that says nothing is idle
+    assert policy(policy_context(1, 3, busy_share={"a": 0.9}, **told)) == (3, {})  # two are on their way
+    assert policy(policy_context(1, 3, busy_share={"a": 0.1}, **told)) == (1, {})
 
 
 def test_serves_own_autoscaler_goes_up_and_down_by_what_replicas_report(tmp_path):
     source = ModelSource(spec="x", name="x", path=tmp_path)
     settings = DraftSettings(source, "float32", "cpu", threads=1, kv_cache_tokens=None, block_size=16)
     scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
-    deployment = draft_pool_application(settings, "directory", 1, 3, scaling)._bound_deployment
-    pool = DeploymentID("DraftPool", "paceline")
-    state = DeploymentAutoscalingState(pool)
-    assert state.register(DeploymentInfo(deployment._deployment_config, None, 0, "job"), 1) == 1
-
-    def decided(replicas: int, **reported: float) -> int:
-        running = [ReplicaID(f"{number}", pool) for number in range(replicas)]
-        state.update_running_replica_ids(running)
-        now = time.time()
-        for replica in running:
-            series = {name: [TimeStampedValue(now, value)] for name, value in reported.items()}
-            state.record_request_metrics_for_replica(ReplicaMetricReport(replica, series, now))
-        return state.get_decision_num_replicas(replicas)
+    decided = autoscaler_of(draft_pool_application(settings, "directory", 1, 3, scaling))
 
     assert decided(1) == 1  # nothing is known yet
     busy = {"busy_share": 0.95, "late_share": 0.0, "gain": 0.2, "loss": 0.2}

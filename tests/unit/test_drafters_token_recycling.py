@@ -115,17 +115,34 @@ def test_the_published_trees_have_their_sizes(name, levels):
     assert len(propose(drafter, 1, 10)[0]) == 10
 
 
-def test_a_tree_of_ones_own(tmp_path):
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [[1], [0], [0, 2], [0, 2, 0]],
+        {"tree_adj": {"0": [1, 9], "1": [2, 3, 4], "4": [5], "9": [], "5": []}},  # as some write them, leaves or not
+        {"tree_adj": {"4": [5], "1": [3, 2, 4], "0": [1, 9]}},
+    ],
+)
+def test_a_tree_of_ones_own(tmp_path, tree):
     file = tmp_path / "tree.json"
-    file.write_text(json.dumps([[1], [0], [0, 2], [0, 2, 0]]))
+    file.write_text(json.dumps(tree))
     drafter = create_drafter(tree=str(file))
     drafter.learn(soft_rows([1, 2, 22], [[2, 12, *range(50, 56)], [20, 21, 22, *range(60, 65)], [9, *range(70, 77)]]))
-    assert set(propose(drafter, 1)[1]) == {(2,), (12,), (2, 22), (2, 22, 9)}
+    wanted = {(2,), (12,), (2, 22), (2, 22, 9)}
+    if isinstance(tree, dict):  # every rank below one that is there has a place of its own
+        wanted |= {(2, 20), (2, 21)}
+    assert set(propose(drafter, 1)[1]) == wanted
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "[[8]]", "[[-1]]", "[[0, 0]]", "[[]]", '[["0"]]', "[[true]]", "{}", "7", "[[0.0]]", "[0]"]
-)
+    "text",
+    [
+        "", "[]", "[[8]]", "[[-1]]", "[[0, 0]]", "[[]]", '[["0"]]', "[[true]]", "{}", "7", "[[0.0]]", "[0]",
+        '{"tree_adj": {}}', '{"tree_adj": 7}',
+        '{"tree_adj": {"0": [1, 1]}}', '{"tree_adj": {"0": [1], "1": [0]}}', '{"tree_adj": {"0": [1], "2": [3]}}',
+        '{"tree_adj": {"0": ["1"]}}', '{"tree_adj": {"0": 1}}', '{"tree_adj": {"0": [1, 2, 3, 4, 5, 6, 7, 8, 9]}}',
+    ],
+)  # fmt: skip
 def test_a_tree_file_that_makes_no_sense_is_refused(tmp_path, text):
     file = tmp_path / "tree.json"
     file.write_text(text)

@@ -215,6 +215,25 @@ def test_phrases_outlive_a_request_unless_that_is_turned_off_and_stay_in_their_n
     assert forwards(False, "a") == forwards(True, "b") == forwards(False, "b") > 1
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_draft_ends_with_so_many_phrases_of_the_pool_the_newest(models, count):
+    options = LookaheadOptions(num_suffixes=count)
+    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
+    params, pool = SamplingParams(seed=1, temperature=0.0), engine._lookahead.pool
+    rng = np.random.default_rng(0)
+    for token in range(VOCAB):
+        for _ in range(5):
+            pool.insert("", token, tuple(rng.integers(0, VOCAB, pool.length).tolist()))
+    (tree,) = engine.draft(DraftBatch(1, [item(1, PROMPTS[1], 0, params, 9, max_nodes=40)])).trees
+    paths = leaf_paths(tree)
+    chain = paths[0][: len(paths[0]) - pool.length] if count else paths[0]
+    assert len(chain) >= GAMMA
+    assert chain == Drawing(models["llama"], params, 9, torch.arange(VOCAB)).continuation(PROMPTS[1], len(chain))
+    newest = pool.newest("", chain[-1], count)
+    assert len(newest) == count
+    assert sorted(paths) == sorted([*chain, *phrase] for phrase in newest or [()])
+
+
 def test_suffixes_come_with_the_confidence_that_they_have_earned(models):
     engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
     params = SamplingParams(seed=1, temperature=0.0)

@@ -121,10 +121,10 @@ async def test_a_client_of_several_routers_speaks_of_them_as_one(monkeypatch):
     monkeypatch.setattr(asking, "_STRAGGLERS_S", 0.0)  # whoever stands by answers at once, whoever serves is busy
     client = HandleRouterClient(Handle(says(waiting), says(ready, after_s=0.1)))
     assert (await client.status()).ready
-    busy = HandleRouterClient(Handle(says(("a", "")), says(("b", "# TYPE x gauge\nx 2\n"), after_s=0.1)))
+    busy = HandleRouterClient(Handle(says(("a", "")), says(("b", "# TYPE x gauge\nx 2.0\n"), after_s=0.1)))
     assert await busy.metrics_text()
     monkeypatch.undo()
-    pages = HandleRouterClient(Handle(says(("a", "# TYPE x gauge\nx 1\n")), says(("b", "# TYPE x gauge\nx 2\n"))))
+    pages = HandleRouterClient(Handle(says(("a", "# TYPE x gauge\nx 1.0\n")), says(("b", "# TYPE x gauge\nx 2.0\n"))))
     text = await pages.metrics_text()
     assert 'x{router="a"} 1.0' in text
     assert 'x{router="b"} 2.0' in text

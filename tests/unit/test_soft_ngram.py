@@ -319,6 +319,18 @@ def test_a_saved_table_drafts_the_same(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.ngrams"]
 
 
+def test_ids_beyond_sixteen_bits_survive_files_and_deltas(tmp_path: Path) -> None:
+    table = SoftNgramTable(2 * ROOMY, 1, delta_bytes=ROOMY)
+    # What 16 bits would take for each other: the contexts 134,474 and 3,402, the successors 200,018 and 3,410.
+    learn(table, [([134_474], [(200_018, 1.0)]), ([3_402], [(3_410, 1.0)])] * 50)
+    table.save(tmp_path / "t.ngrams")
+    merged = SoftNgramTable(ROOMY, 1)
+    merged.merge(table.export_delta())
+    for one in (table, SoftNgramTable.load(tmp_path / "t.ngrams", ROOMY, 1), merged):
+        assert chances(one, [134_474])[200_018] > 0.9 > 0.1 > chances(one, [134_474]).get(3_410, 0.0)
+        assert chances(one, [3_402])[3_410] > 0.9
+
+
 def test_a_smaller_table_loads_what_was_of_most_use(tmp_path: Path) -> None:
     table = SoftNgramTable(ROOMY, 1)
     learn(table, [([token], [(token + 100, 1.0)]) for token in range(60)])

@@ -14,6 +14,7 @@ from actors.links.keys import LinkKeys
 from cluster.autoscaling.draft_demand import DraftDemand
 from cluster.autoscaling.target_demand import TargetDemand
 from cluster.directory import Directory, WorkerEntry
+from paceline_testing.clock import Clock
 
 KEYS = LinkKeys.generate()
 TTL_S = 4.0
@@ -21,14 +22,6 @@ TTL_S = 4.0
 
 def entry_of(worker_id: str) -> WorkerEntry:
     return WorkerEntry("target", worker_id, LinkAddress("tcp://127.0.0.1:1000", KEYS.public), 1)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -157,9 +150,8 @@ class Claims(RuleBasedStateMachine):
         self.directory = Directory(KEYS, TTL_S, self.clock)
         self.held: dict[str, str | None] = {}  # by router, what it was last told
         self.told_at: dict[str, float] = {}
-        self.restarted_at = (
-            self.clock.now
-        )  # what routers hold may be from a directory before, of whose end nobody was told
+        # What routers hold may be from a directory before, of whose end nobody was told.
+        self.restarted_at = self.clock.now
 
     def live(self) -> set[str]:
         return {entry.worker_id for entry in self.directory.workers("target") if not entry.is_leaving}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from ray.exceptions import ActorUnavailableError
-from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
-from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
-from ray.serve._private.deployment_info import DeploymentInfo
 
 from actors.engine.eagle_drafter import EagleOptions
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
 from actors.models.toy_target import ToyTarget
 from actors.target_worker import TargetSettings
+from cluster.autoscaling.demand_reader import DemandReader
 from cluster.autoscaling.target_demand import TargetDemand, combined
 from cluster.autoscaling.target_policy import TargetLimits, TargetPolicy, TargetSignals, desired_groups
 from cluster.config import AutoscalingConfig, ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.target_group import TargetGroup, target_group_application
+from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
 
 SHARES = st.floats(0.0, 1.0)
 WAITS = st.floats(0.0, 100.0)
@@ -74,25 +72,15 @@ def test_groups_come_for_those_that_wait_and_go_where_the_others_have_room():
     assert desired(0.0, 0.0, 1) == 1
 
 
-def context(current, target, **recorded):
-    return SimpleNamespace(
-        current_num_replicas=current,
-        target_num_replicas=target,
-        aggregated_metrics=recorded or None,
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=4,
-    )
-
-
 def test_serves_policy_goes_by_what_the_groups_have_recorded():
     policy = TargetPolicy(queue_s=1.0, used_share=0.7)
-    assert policy(context(2, 2)) == (2, {})
-    assert policy(context(0, 2, queue_s={"a": 9.0}, used_share={"a": 1.0})) == (2, {})
+    assert policy(policy_context(2, 2)) == (2, {})
+    assert policy(policy_context(0, 2, queue_s={"a": 9.0}, used_share={"a": 1.0})) == (2, {})
     full = {"queue_s": {"a": 3.0, "b": 3.0}, "used_share": {"a": 1.0, "b": 1.0}}
-    assert policy(context(2, 2, **full)) == (3, {})
-    assert policy(context(1, 3, **full)) == (3, {})  # two are on their way
+    assert policy(policy_context(2, 2, **full)) == (3, {})
+    assert policy(policy_context(1, 3, **full)) == (3, {})  # two are on their way
     idle = {"queue_s": {"a": 0.0}, "used_share": {"a": 0.1}}
-    assert policy(context(2, 2, **idle)) == (1, {})
+    assert policy(policy_context(2, 2, **idle)) == (1, {})
 
 
 def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
@@ -103,19 +91,7 @@ def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
     )  # fmt: skip
     scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
     limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    deployment = target_group_application(settings, "model", "directory", 1, 2, scaling, **limits)._bound_deployment
-    group = DeploymentID("TargetGroup", "paceline")
-    state = DeploymentAutoscalingState(group)
-    assert state.register(DeploymentInfo(deployment._deployment_config, None, 0, "job"), 1) == 1
-
-    def decided(replicas: int, **reported: float) -> int:
-        running = [ReplicaID(f"{number}", group) for number in range(replicas)]
-        state.update_running_replica_ids(running)
-        now = time.time()
-        for replica in running:
-            series = {name: [TimeStampedValue(now, value)] for name, value in reported.items()}
-            state.record_request_metrics_for_replica(ReplicaMetricReport(replica, series, now))
-        return state.get_decision_num_replicas(replicas)
+    decided = autoscaler_of(target_group_application(settings, "model", "directory", 1, 2, scaling, **limits))
 
     assert decided(1) == 1  # nothing is known yet
     assert [decided(replicas, queue_s=5.0, used_share=1.0) for replicas in (1, 2)] == [2, 2]
@@ -151,8 +127,8 @@ class Shell(TargetGroup):
     """Of no ranks."""
 
     def __init__(self, directory: SimpleNamespace) -> None:
-        self._directory_name = "nobody"
-        self._directory = directory
+        self._demand = DemandReader("nobody", lambda _: directory.target_demand.remote())
+        self._demand._directory = directory
 
     def __del__(self) -> None:
         pass

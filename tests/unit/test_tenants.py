@@ -28,14 +28,7 @@ from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import TenantLimits, now_utc
 from cluster.tenants.registry_file import RegistryFollower, read_registry
 from cluster.tenants.token_bucket import TokenBucket
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from paceline_testing.clock import Clock
 
 
 @pytest.fixture

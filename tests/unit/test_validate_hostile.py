@@ -117,12 +117,16 @@ def test_what_lies_beside_manifests_is_passed_over(run, tmp_path):
     (tmp_path / "x.yaml").write_text(CONFIG_MAP)
     (tmp_path / "playbook.yaml").write_text("- secret: !vault |\n    abc\n")
     (tmp_path / "data.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "blank.yaml").write_text("\n" * 100_000 + "\t{")
     (tmp_path / "kind.yaml").write_text("apiVersion: kind.x-k8s.io/v1alpha4\nkind: Cluster\nnodes: []\n")
     (tmp_path / "skaffold.yaml").write_text("apiVersion: skaffold/v4beta11\nkind: Config\nbuild: {}\n")
     status, out, _ = run("validate", tmp_path)
     assert status == 0, out
-    assert out.count("is neither manifest nor cluster configuration") == 2
+    assert out.count("is neither manifest nor cluster configuration") == 3
     (tmp_path / "broken.yaml").write_text(CONFIG_MAP + "data: [\n")
+    assert run("validate", tmp_path)[0] == 1
+    (tmp_path / "broken.yaml").unlink()
+    (tmp_path / "broken.json").write_text('{"apiVersion": "v1", "kind": "ConfigMap", "data": [}')
     assert run("validate", tmp_path)[0] == 1
 
 

@@ -9,13 +9,17 @@ import socket
 # free now is not taken by a connection or a worker before the server listens.
 _FIRST, _END = 20_000, 32_000
 
+_given: set[int] = set()  # to servers that may not listen yet
+
 
 def free_ports(count: int) -> list[int]:
-    """Of loopback; nobody listens on them now."""
+    """Of loopback; nobody listens on them now, and no call in this process has named them before."""
     ports: list[int] = []
     for port in random.SystemRandom().sample(range(_FIRST, _END), _END - _FIRST):
         if len(ports) == count:
             break
+        if port in _given:
+            continue
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -23,4 +27,5 @@ def free_ports(count: int) -> list[int]:
             except OSError:
                 continue
         ports.append(port)
+        _given.add(port)
     return ports

@@ -96,14 +96,14 @@ def main(overlay: str, faults: Sequence[str]) -> None:
             if group != "roll":
                 cluster.add_spare(group)
             with Load(cluster.client, CLIENTS, asked) as load:
-                load.wait_until_begun()
+                load.wait_for_answers()
                 since = time.monotonic()
                 if group == "roll":
                     cluster.roll()
                 else:
                     cluster.lose(group, RayNode.silence if how == "silent" else RayNode.kill)
                 took_s = time.monotonic() - since
-                load.wait_until_begun()
+                load.wait_for_answers()
             print(f"{overlay}, {fault}: whole again after {took_s:.1f} s", flush=True)
             for kind, summary in load.summaries(since).items():
                 print(f"  {kind}: {summary}", *sorted(set(summary.errors))[:3], sep="\n    ", flush=True)

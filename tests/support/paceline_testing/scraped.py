@@ -6,10 +6,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def value_of(page: str, name: str, **labels: str) -> float:
-    """The sum of all samples of that name with those labels, whatever others they have; 0 without any."""
-    return sum(
+    """The sum of `values_of`; 0 without any."""
+    return sum(values_of(page, name, **labels))
+
+
+def values_of(page: str, name: str, **labels: str) -> list[float]:
+    """Of all samples of that name with those labels, whatever others they have."""
+    return [
         sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
-    )
+    ]

@@ -14,6 +14,7 @@ import grpc
 import httpx
 
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
+from paceline_testing.scraped import values_of
 
 TIMEOUT_S = 240.0
 
@@ -87,8 +88,7 @@ class Client:
 
     def metric(self, name: str) -> list[float]:
         """Of all processes that have it."""
-        lines = self._http.get("/metrics", timeout=30).text.splitlines()
-        return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{"))]
+        return values_of(self._http.get("/metrics", timeout=30).text, name)
 
     def close(self) -> None:
         self._channel.close()
@@ -156,8 +156,8 @@ class Load:
             running.result()
         self._pool.shutdown()
 
-    def wait_until_begun(self) -> None:
-        """Until every client has asked and been answered anew."""
+    def wait_for_answers(self) -> None:
+        """Until every client has been answered once more, rightly or not."""
         counts = list(self._num_answered)
         deadline = time.monotonic() + TIMEOUT_S
         while any(now == before for now, before in zip(self._num_answered, counts, strict=True)):

@@ -1,0 +1,43 @@
+"""Serve's autoscaler by hand: what it calls a policy with, and what it decides by what replicas report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from ray.serve import Application
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
+from ray.serve._private.deployment_info import DeploymentInfo
+
+
+def policy_context(current: int, target: int, **recorded: dict[str, float]) -> SimpleNamespace:
+    """Of a deployment of 1 to 4 replicas. recorded: by replica."""
+    return SimpleNamespace(
+        current_num_replicas=current,
+        target_num_replicas=target,
+        aggregated_metrics=recorded or None,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=4,
+    )
+
+
+def autoscaler_of(application: Application) -> Callable[..., int]:
+    """Tell it how many replicas there are, and what each of them has just recorded: it says how many there should be.
+    Of a deployment that begins with one."""
+    deployment = application._bound_deployment
+    name = DeploymentID(deployment.name, "paceline")
+    state = DeploymentAutoscalingState(name)
+    assert state.register(DeploymentInfo(deployment._deployment_config, None, 0, "job"), 1) == 1
+
+    def decided(replicas: int, **reported: float) -> int:
+        running = [ReplicaID(f"{number}", name) for number in range(replicas)]
+        state.update_running_replica_ids(running)
+        now = time.time()
+        for replica in running:
+            series = {signal: [TimeStampedValue(now, value)] for signal, value in reported.items()}
+            state.record_request_metrics_for_replica(ReplicaMetricReport(replica, series, now))
+        return int(state.get_decision_num_replicas(replicas))
+
+    return decided
