@@ -54,7 +54,7 @@ serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 test: setup lint  ## what CI runs: lint, then every test
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test-slow: setup  ## tests that take minutes each: several nodes of Ray, an upgrade and the loss of nodes under load
+test-slow: setup  ## tests that take minutes: several nodes of Ray, an upgrade and the loss of nodes under load
 	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)  ## format check, ruff, mypy, import contracts

@@ -87,6 +87,12 @@ class AdminStore:
             parse_id(found)
             return found
 
+    def hash_fields(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
+        """Fields of a hash and their values; one that is written meanwhile may come or not."""
+        with faults_told():
+            for field, value in self._connection.client().hscan_iter(self.keys.key(kind), count=_SCAN_COUNT):
+                yield as_bytes(field), as_bytes(value)
+
     def read_segment_whole(self, digest: str, max_bytes: int) -> bytes:
         """At most `max_bytes` and one more; b"" if it is not there."""
         with faults_told():

@@ -28,6 +28,7 @@ from cache_service.namespaces import PUBLIC
 from cache_service.promotion import PromotionGate, PromotionTerms, nothing_blocked
 from cache_service.purge import Purge, PurgeResult
 from cache_service.purged_times import TimeRange
+from cache_service.server_disk import forget_deleted
 from cache_service.store import KEEP_S, Store
 from cache_service.store_keys import StoreKeys
 from cache_service.tenant_share import leave_tenants
@@ -105,21 +106,23 @@ class CacheAdministration:
         limits: FoldLimits | None = None,
         actor: str = "",
         index_directory: Path | None = None,
+        owns_server: bool = False,
     ) -> None:
         """limits: the budgets of the cluster's namespaces, which imports and compactions keep too.
         actor: who acts, for the audit log. index_directory: where routers of this machine leave their indexes, which
-        purges remove as well; None: nowhere."""
+        purges remove as well; None: nowhere. owns_server: it is the cluster's own, see `clean_disk`."""
         self._connection = connection
         self._ring = ring
         self._audit = audit
         self._limits = limits or FoldLimits()
         self._actor = actor
         self._index_directory = index_directory
+        self._owns_server = owns_server
 
     def acting_for(self, actor: str) -> CacheAdministration:
         """The same for somebody else."""
         return CacheAdministration(
-            self._connection, self._ring, self._audit, self._limits, actor, self._index_directory
+            self._connection, self._ring, self._audit, self._limits, actor, self._index_directory, self._owns_server
         )
 
     def find(self, namespace: str, fingerprint: str | None = None) -> list[StoreKeys]:
@@ -231,6 +234,11 @@ class CacheAdministration:
                 self._remove_indexes(keys)
             figures |= {"keys": result.keys, "tokens": result.tokens}
             return result
+
+    def clean_disk(self) -> bool:
+        """Have the files of the cluster's own server written anew, so that nothing purged is left in them; those of
+        another one are its operator's. False: as `forget_deleted` has it."""
+        return not self._owns_server or forget_deleted(self._connection)
 
     def withdraw(
         self,

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from cache_service.candidate_codec import decode_candidate, encode_candidate
 from cache_service.documents import Piece, RecordKind
 from cache_service.errors import FormatError, SettingError
-from cache_service.frame import Content, FrameCodec
+from cache_service.frame import FrameCodec
 from cache_service.manifest import Generation, Manifest, SegmentEntry, decode_manifest, encode_manifest
-from cache_service.phrases import Phrase, decode_phrase, encode_phrase, phrases_of
+from cache_service.phrases import Phrase, encode_phrase, phrases_of
 from cache_service.promotion_policy import (
     NEVER,
     Candidate,
@@ -49,8 +50,6 @@ _LEASE_MS = 60_000
 _WORK_S = 0.001  # with phrases, between two rests
 _RETIRE_S = 60  # that the segment of the batch before stays for its readers
 _CUT_TOKENS = 64  # before a cut: what goes on behind it may be sensitive
-_MAX_PHRASE_BODY = 1 + 8 + 64
-_VERSION = 1
 
 Blocks = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 """Which tokens of a text (int [n]) must not become public, bool [n]: a `SensitiveSpans`, or a rule of one's own."""
@@ -155,7 +154,7 @@ class PromotionGate:
             self.counters.refused_offers += answers.count(-1)
             for answer, (phrase_id, phrase) in zip(answers, some.items(), strict=True):
                 if answer == 1 and not self._is_sensitive(phrase):
-                    frame = self._encode(phrase, now_s)
+                    frame = encode_candidate(self._codec, phrase, now_s)
                     self.counters.kept += self._gate.keep_phrase(phrase_id, frame, self.policy)
 
     def offer_text(self, organisation: str, token_ids: npt.NDArray[np.integer], age_s: float = 0.0) -> None:
@@ -338,23 +337,16 @@ class PromotionGate:
     def _hash(self, kind: bytes, what: bytes) -> bytes:
         return hmac.digest(self._secret, kind + what, hashlib.sha256)[:ID_BYTES]
 
-    def _encode(self, phrase: Phrase, reached_s: int) -> bytes:
-        body = bytes([_VERSION]) + reached_s.to_bytes(8, "little") + encode_phrase(phrase)
-        return self._codec.pack(Content.PHRASE, body)
-
     def _decode(self, phrase_id: bytes, frame: bytes, seen_s: dict[bytes, float]) -> Candidate | None:
         try:
-            body = self._codec.unpack(Content.PHRASE, frame, _MAX_PHRASE_BODY)
-            if len(body) < 9 or body[0] != _VERSION:
-                raise FormatError("newer" if body[:1] > bytes([_VERSION]) else "garbage", "a phrase of another format")
-            phrase = decode_phrase(body[9:])
+            phrase, reached_s = decode_candidate(self._codec, frame)
             if self._phrase_id(phrase) != phrase_id:
                 raise FormatError("garbage", "a phrase lies under the id of another one")
         except FormatError as error:
             log.debug("a phrase is left out: %s", error)
             self.counters.unreadable += 1
             return None
-        return Candidate(phrase_id, phrase, int.from_bytes(body[1:9], "little"), seen_s)
+        return Candidate(phrase_id, phrase, reached_s, seen_s)
 
     def _now(self) -> int:
         return self._gate.time_s() if self._clock is None else int(self._clock())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cache_service.admin_store import AdminStore
+from cache_service.candidate_codec import decode_candidate
 from cache_service.entry_codec import decode_entry
 from cache_service.errors import FormatError
 from cache_service.frame import FrameCodec
@@ -20,6 +21,8 @@ from cache_service.stream_id import START
 
 _READ_ENTRIES = 256
 _SEGMENT = "segment:"
+_GATE = "gate"
+_PHRASES, _LEFT = f"{_GATE}:phrases", f"{_GATE}:left"
 _EPOCH = re.compile(r"[0-9a-f]{1,64}")
 
 
@@ -37,7 +40,8 @@ class Verification:
 
     fingerprint: str
     namespace: str
-    objects: int  # that were checked: entries and segments of tokens and of soft counts, and their manifests
+    # That were checked: entries and segments of tokens and of soft counts, their manifests, and what the gate keeps.
+    objects: int
     tokens: int  # in them, those that lie in more than one included
     unused_segments: int  # of earlier folds: whole or not, nobody reads them, and they expire
     other_keys: tuple[str, ...]  # kinds that are not checked here
@@ -133,10 +137,14 @@ class Verifier:
         areas = {area: order for kind in kinds if (order := order_of(area := kind.partition(":")[0])) is not None}
         for area, order in sorted(areas.items()):
             self._check_area(area, _SoftCounts(self._codec, order), kinds)
+        self._check_gate(kinds)
         others = []
         for kind in kinds:
             area, _, rest = kind.partition(":")
-            if (rest if area in areas else kind).partition(":")[0] not in _KNOWN:
+            if kind == _LEFT:
+                continue  # who has left the public pool stays noted for ever
+            known = _KNOWN_OF_THE_GATE if area == _GATE else _KNOWN
+            if (rest if area in areas or area == _GATE else kind).partition(":")[0] not in known:
                 others.append(kind)
             elif self._admin.ttl_s(kind) is None:
                 self._problem(kind, "it never expires")
@@ -152,6 +160,21 @@ class Verifier:
 
     def _problem(self, kind: str, detail: str) -> None:
         self._problems.append(Problem(kind, detail))
+
+    def _check_gate(self, kinds: Sequence[str]) -> None:
+        """What the promotion gate keeps of phrases, and who has left it."""
+        if _PHRASES in kinds:
+            for phrase_id, frame in self._admin.hash_fields(_PHRASES):
+                self._objects += 1
+                try:
+                    decode_candidate(self._codec, frame)
+                except FormatError as error:
+                    self._problem(_PHRASES, f"phrase {phrase_id.hex()}: {error}")
+        if _LEFT in kinds:
+            for tenant, value in self._admin.hash_fields(_LEFT):
+                self._objects += 1
+                if not re.fullmatch(rb"never|[0-9]{1,12}", value):
+                    self._problem(_LEFT, f"tenant {tenant.hex()}: it is {value[:70]!r}; it must be a time, or never")
 
     def _check_area(self, area: str, form: _Format, kinds: Sequence[str]) -> None:
         """area: "": of the tokens; kinds: of all keys."""
@@ -224,3 +247,4 @@ class Verifier:
 
 
 _KNOWN = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "earnings", "segment"})
+_KNOWN_OF_THE_GATE = frozenset({"phrases", "supporters", "offers", "lease"})

@@ -42,6 +42,9 @@ class CachePlan:
     max_draft_tokens: int = 16
     dtype: str = "float32"
     device: str = "auto"
+    # Whether the engine that has answered before itself is asked as well, beside the first set of drafters, which must
+    # be among those of `auto`.
+    replica: bool = False
     answers: Path | None = None  # what was answered before in earlier runs; what is new is added
     row_seconds: tuple[tuple[int, float], ...] = ()  # (rows, seconds) of a forward; none: as measured at the start
     index_tokens: int = 200_000  # of the index whose costs are measured; 0: left out

@@ -47,6 +47,12 @@ def print_scenario(result: ScenarioResult, is_first: bool, out: TextIO) -> None:
         print(f"worth with drafters {','.join(result.drafters)}", file=out)
         print(_line([name for name, _ in _COLUMNS]), file=out)
     print(_line(_row(result)), file=out)
+    if result.replica is not None:
+        print(
+            f"  a replica that has answered those before itself: {result.replica.tokens_per_round:.2f} tokens/round; "
+            f"the fresh one, warm from the cache, has {show_ratio(result.fresh_share)} of it",
+            file=out,
+        )
     for one in result.equality.differences[:_MAX_SHOWN_DIFFERENCES]:
         expected, found = ("end" if token is None else token for token in (one.expected, one.found))
         print(f"  prompt {one.prompt}, token {one.position}: {expected} cold, {found} warm", file=out)

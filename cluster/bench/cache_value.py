@@ -2,8 +2,10 @@
 
 One has no cache, the other begins with what was answered, or put there, before. Both learn alike from what they answer
 themselves, and neither publishes, so what lies between them is the cache as it was. Every kind of requests has a
-namespace of its own, which nothing leaves. Rounds last what a curve says that was measured before, so that figures do
-not depend on what else the machine does: with it, the engines choose which drafts to verify, and seconds are counted.
+namespace of its own, which nothing leaves. A third one, if it is wanted, is the replica that has answered those before
+itself: the second begins as a fresh replica beside it does. Rounds last what a curve says that was measured before, so
+that figures do not depend on what else the machine does: with it, the engines choose which drafts to verify, and
+seconds are counted.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from cluster.router.trace import RoundTrace
 from cluster.shared_cache import SharedCache, SharedCacheSettings
 from cluster.soft_sharing import SoftSharing
 
-COLD, WARM = "cold", "warm"
+COLD, WARM, REPLICA = "cold", "warm", "replica"
 ROUTER_S = 0.001  # of a round, beside the forward
 
 _REFERENCE = "reference"  # the namespace of answers that are not published
@@ -63,6 +65,8 @@ class ScenarioResult:
     cold: Speed
     warm: Speed
     tokens_per_round_ratio: float | None
+    replica: Speed | None  # that has answered before itself; None: nobody has, or it is not asked
+    fresh_share: float | None  # tokens a round of the warm engine by those of that one
     equality: Equality  # of the warm answers with the cold ones
     is_settled: bool  # whether all that was published had arrived in good time
     soft_contexts: int  # that the warm engine had from others when it began, of all namespaces
@@ -86,24 +90,27 @@ def measure_value(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(EmbeddedServer(folder / "server"))
         make = _Maker(plan, info, server, folder / "index", longest)
-        with make.cache() as cache, make.cache(publish_prompts=True) as writer:
-            engine = make.engine(cache, ("auto",), plan.batch_size)
-            profile = list(plan.row_seconds) or _profile(engine)
-            _Feeder(plan, info, engine, cache, writer, token_ids, progress).feed(scenarios)
-            num_tokens = sum(one.publisher.counters.written_tokens for one in (cache, writer))
-            row_steps = engine.target.row_steps
-            del engine
-        seconds_of_rows = StepTimeCurve(profile, row_steps).seconds
+        profile, seconds_of_rows = _row_times(plan, make)
+        feeding = stack.enter_context(ExitStack())
+        cache, writer = (feeding.enter_context(make.cache(has_prompts)) for has_prompts in (False, True))
+        replica: LocalEngine | None = make.engine(cache, ("auto",), plan.batch_size, seconds_of_rows)
+        assert replica is not None
+        _Feeder(plan, info, replica, cache, writer, token_ids, progress).feed(scenarios)
+        num_tokens = sum(one.publisher.counters.written_tokens for one in (cache, writer))
+        if not plan.replica:
+            replica = None
+            feeding.close()
         results = []
         for drafters in plan.drafters:
             with make.cache() as cache:
                 cold, warm = (make.engine(one, drafters, 1, seconds_of_rows) for one in (None, cache))
                 is_settled = _settle(warm, cache, [one.name for one in scenarios], num_tokens)
-                asking = _Asking(plan, cold, warm, token_ids, seconds_of_rows, progress)
+                asking = _Asking(plan, cold, warm, replica, token_ids, seconds_of_rows, progress)
                 for scenario in scenarios:
                     results.append(asking.measure(scenario, drafters, is_settled))
                     on_result(results[-1])
                 del cold, warm, asking
+            replica = None  # it has learnt from what it was asked: beside another set it would know more
     return profile, results
 
 
@@ -257,19 +264,23 @@ class _Feeder:
 
 
 class _Asking:
-    """Asks both engines, in turn."""
+    """Asks the engines, in turn."""
 
     def __init__(
         self,
         plan: CachePlan,
         cold: LocalEngine,
         warm: LocalEngine,
+        replica: LocalEngine | None,
         token_ids: dict[str, list[int]],
         seconds_of_rows: Callable[[int], float],
         progress: Progress,
     ) -> None:
         self._plan = plan
         self._engines = {COLD: cold, WARM: warm}
+        self._drafters = warm.drafter_names
+        has_drafters = replica is not None and set(self._drafters) <= set(replica.drafter_names)
+        self._replica = replica if has_drafters else None
         self._token_ids = token_ids
         self._seconds_of_rows = seconds_of_rows
         self._progress = progress
@@ -277,39 +288,51 @@ class _Asking:
 
     def measure(self, scenario: Scenario, drafters: tuple[str, ...], is_settled: bool) -> ScenarioResult:
         blocks = []
+        engines = dict(self._engines)
+        if self._replica is not None and scenario.content == "answers":
+            engines[REPLICA] = self._replica
         for done, row in enumerate(scenario.asked):
             self._progress(scenario.name, done, len(scenario.asked))
-            blocks += [self._ask(name, scenario.name, row) for name in self._engines]
+            blocks += [self._ask(name, engine, scenario.name, row) for name, engine in engines.items()]
         self._progress(scenario.name, len(scenario.asked), len(scenario.asked))
         cold, warm = measure_speed(blocks, COLD), measure_speed(blocks, WARM, COLD)
+        replica = measure_speed(blocks, REPLICA, COLD) if REPLICA in engines else None
         return ScenarioResult(
             name=scenario.name,
             drafters=drafters,
             num_before=len(scenario.before),
             cold=cold,
             warm=warm,
-            tokens_per_round_ratio=warm.tokens_per_round / cold.tokens_per_round if cold.tokens_per_round else None,
+            tokens_per_round_ratio=_share(warm, cold),
+            replica=replica,
+            fresh_share=_share(warm, replica),
             equality=compare_answers(blocks, WARM, COLD, self._token_ids, None),
             is_settled=is_settled,
             soft_contexts=self._soft_contexts,
             blocks=blocks,
         )
 
-    def _ask(self, name: str, namespace: str, row: BenchPrompt) -> TimedBlock:
+    def _ask(self, name: str, engine: LocalEngine, namespace: str, row: BenchPrompt) -> TimedBlock:
         seconds = 0.0
 
         def count(trace: RoundTrace) -> None:
             nonlocal seconds
             seconds += self._seconds_of_rows(max(1, trace.rows)) + ROUTER_S
 
-        generation = self._engines[name].generate(
+        generation = engine.generate(
             [self._token_ids[row.name]],
             max_new_tokens=self._plan.max_new_tokens,
             namespace=namespace,
+            drafters=self._drafters if name == REPLICA else None,
             cache="read",
             on_round=count,
         )[0]
         return TimedBlock(name, row.task, (row.name,), seconds, (_answer_of(generation),))
+
+
+def _share(one: Speed, other: Speed | None) -> float | None:
+    """Of tokens a round."""
+    return one.tokens_per_round / other.tokens_per_round if other is not None and other.tokens_per_round else None
 
 
 def _answer_of(one: Generation) -> Answer:
@@ -322,6 +345,13 @@ def _answer_of(one: Generation) -> Answer:
         round_tokens=tuple(one.round_tokens),
         target_rows=one.target_rows,
     )
+
+
+def _row_times(plan: CachePlan, make: _Maker) -> tuple[list[tuple[int, float]], Callable[[int], float]]:
+    """(rows, seconds) of forwards as they were given, or as they are measured here, and the curve through them."""
+    engine = make.engine(None, ("auto",), plan.batch_size)
+    profile = list(plan.row_seconds) or _profile(engine)
+    return profile, StepTimeCurve(profile, engine.target.row_steps).seconds
 
 
 def _profile(engine: LocalEngine) -> list[tuple[int, float]]:

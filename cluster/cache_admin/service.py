@@ -116,6 +116,7 @@ class CacheAdminService:
         if names.registry is not None and organisations:
             terms = terms_of(names.registry, self._promotion)
             self._administration.withdraw(organisations, terms, query.fingerprint or None, erases=True)
+        self._administration.clean_disk()
         return done
 
     def find(self, query: NamespaceQuery) -> list[StoreKeys]:

@@ -30,6 +30,7 @@ def administered(config: CacheConfig, audit_file: Path, actor: str) -> Iterator[
         raise ConfigError("cache.url is 'none', so there is no cache; give another with --url or --directory")
     settings, ring = connection_settings(config), key_ring(config)
     with ExitStack() as stack:
+        owns_server = settings is None
         if settings is None:
             settings = stack.enter_context(_own_server(config))
         try:
@@ -40,7 +41,12 @@ def administered(config: CacheConfig, audit_file: Path, actor: str) -> Iterator[
         connection = Connection(replace(settings, read_timeout_s=_READ_TIMEOUT_S))
         stack.callback(connection.close)
         yield CacheAdministration(
-            connection, ring, audit, actor=actor, index_directory=config.index_directory or default_directory()
+            connection,
+            ring,
+            audit,
+            actor=actor,
+            index_directory=config.index_directory or default_directory(),
+            owns_server=owns_server,
         )
 
 

@@ -214,6 +214,9 @@ def cache(
     draft_model: DraftModelOption = "none",
     max_draft_tokens: int = typer.Option(16, min=0, max=256),
     device: DeviceOption = "auto",
+    replica: bool = typer.Option(
+        False, "--replica", help="Ask an engine, too, that has answered those before itself: a warm replica."
+    ),
     answers: Path = typer.Option(
         None, help="Keep what was answered before the measurement here, so that the next run has it sooner."
     ),
@@ -259,6 +262,7 @@ def cache(
         max_draft_tokens=max_draft_tokens,
         dtype=dtype,
         device=device,
+        replica=replica,
         answers=answers,
         row_seconds=parse_row_times(row_times),
         index_tokens=index_tokens,

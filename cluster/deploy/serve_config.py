@@ -33,7 +33,7 @@ def cluster_arguments(values: DeployValues) -> dict[str, Any]:
         "device": "cuda" if gpu else "cpu",
         "tensor_parallel": values.target.tensor_parallel,
         "groups": groups if groups > 1 else None,
-        "max_groups": values.target.max if values.target.max > groups else None,
+        "max_groups": max(groups, values.target.max),
         "max_model_len": values.target.max_model_len,
         "kv_cache_tokens": values.target.kv_cache_tokens,
         "kv_cache_fraction": 0.85 if gpu else None,

@@ -56,7 +56,7 @@ def node_kinds(cluster: dict[str, Any], where: Location) -> list[NodeKind]:
         if not group.is_head:
             key = "maxReplicas" if has_autoscaler(cluster) else "replicas"
             given = whole(group.spec.get(key))
-            replicas = given if given is not None else (10**6 if key == "maxReplicas" else 1)
+            replicas = given if given is not None else (10**6 if key == "maxReplicas" else 0)
             if key == "replicas":
                 replicas = max(replicas, whole(group.spec.get("minReplicas")) or 0)
             count = max(0, replicas) * max(1, whole(group.spec.get("numOfHosts")) or 1)

@@ -129,11 +129,13 @@ def _check_cluster(manifest: dict[str, Any], cluster: dict[str, Any], where: Loc
             yield Problem("ray-autoscaler-v2", place, f"{_V2_VARIABLE} without enableInTreeAutoscaling: true")
     yield from _check_access(manifest, cluster, where, version)
     for field, gate in _GATED:
-        if field == "networkPolicy" or mapping(cluster, field):
-            value = mapping(cluster, field)
-            if value and not (field == "tlsOptions" and value.get("enabled") is False):
-                yield Problem("ray-alpha-gate", (*where, field), f"{field} needs the operator's gate {gate}")
-    yield from _check_network(mapping(cluster, "networkPolicy"), (*where, "networkPolicy"))
+        value = cluster.get(field)
+        if not isinstance(value, dict) or (not value and field != "networkPolicy"):
+            continue
+        if not (field == "tlsOptions" and value.get("enabled") is False):
+            yield Problem("ray-alpha-gate", (*where, field), f"{field} needs the operator's gate {gate}")
+    if isinstance(policy := cluster.get("networkPolicy"), dict):
+        yield from _check_network(policy, (*where, "networkPolicy"))
 
 
 def _check_group(group: Group, autoscales: bool, is_v2: bool, version: tuple[int, ...] | None) -> Iterator[Problem]:
@@ -170,10 +172,11 @@ def _check_group(group: Group, autoscales: bool, is_v2: bool, version: tuple[int
         yield Problem("ray-replicas", (*group.where, "numOfHosts"), f"{hosts} is below 1")
     if group.spec.get("suspend") is True and autoscales:
         yield Problem("ray-suspend", (*group.where, "suspend"), "a group is suspended while the autoscaler runs")
-    for key in ("idleTimeoutSeconds", "priority"):
-        if group.spec.get(key) is not None and not is_v2:
+    priority = group.spec.get("priority") or None  # by its definition a group without one has 0
+    for key, value in (("idleTimeoutSeconds", group.spec.get("idleTimeoutSeconds")), ("priority", priority)):
+        if value is not None and not is_v2:
             yield Problem("ray-autoscaler-v2", (*group.where, key), f"{key} of a group needs autoscaler v2")
-    if group.spec.get("priority") is not None and is_v2 and (version is None or version < (2, 56)):
+    if priority is not None and is_v2 and (version is None or version < (2, 56)):
         yield Problem("ray-version", (*group.where, "priority"), "priority of a group needs rayVersion 2.56.0 or later")
 
 
@@ -256,19 +259,22 @@ def _check_access(
 
 
 def _check_network(policy: dict[str, Any], where: Location) -> Iterator[Problem]:
-    if policy.get("mode") not in ("DenyAll", "DenyAllEgress"):
+    mode = policy.get("mode") or "DenyAll"  # by its definition
+    if mode not in ("DenyAll", "DenyAllEgress"):
         return
     for part in ("head", "worker"):
         rules = [rule for _, rule in items(policy, part, "egressRules")]
         if not any(allows_dns(rule) for rule in rules):
-            yield Problem("network-dns", (*where, part), f"mode {policy['mode']}, and no egress rule for DNS")
+            yield Problem("network-dns", (*where, part), f"mode {mode}, and no egress rule for DNS")
 
 
 def allows_dns(rule: dict[str, Any]) -> bool:
-    """Whether an egress rule lets port 53 through."""
-    ports = rule.get("ports")
-    if not ports:
-        return True
+    """Whether an egress rule lets port 53 through. One without ports does, but not where it leads to pods of its own
+    namespace alone."""
+    if not rule.get("ports"):
+        peers = [peer for _, peer in items(rule, "to")]
+        outside = ("namespaceSelector", "ipBlock")
+        return not peers or any(peer.get(key) is not None for peer in peers for key in outside)
     return any(
         port.get("port") in (None, 53, "dns", "dns-tcp")
         or (whole(port.get("port")) is not None and port["port"] <= 53 <= (whole(port.get("endPort")) or 0))

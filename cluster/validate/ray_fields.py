@@ -1,6 +1,6 @@
 """The fields of KubeRay's kinds, for where no definitions are given: a closed list of those that Paceline knows.
 
-None: anything goes below it, or another check looks there.
+None: anything goes below it, or another check looks there. A tuple: one of these texts.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ _OBJECT: Fields = {"apiVersion": None, "kind": None, "metadata": None, "status":
 _SECRET_VALUE: Fields = {"value": None, "valueFrom": None}
 _GROUP: Fields = {"rayStartParams": None, "resources": None, "labels": None, "template": None}
 _NETWORK_RULES: Fields = {"ingressRules": None, "egressRules": None}
+_MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _CLUSTER: Fields = {
     "rayVersion": None,
     "suspend": None,
-    "managedBy": None,
+    "managedBy": _MANAGERS,
     "enableInTreeAutoscaling": None,
     "headServiceAnnotations": None,
-    "upgradeStrategy": {"type": None},
-    "autoscalerOptions": dict.fromkeys(
-        (
-            "version", "upscalingMode", "idleTimeoutSeconds", "image", "imagePullPolicy", "resources",
-            "securityContext", "env", "envFrom", "volumeMounts", "command", "args",
-        )
-    ),
-    "authOptions": dict.fromkeys(("mode", "secretName", "enableK8sTokenAuth")),
+    "upgradeStrategy": {"type": ("Recreate", "None")},
+    "autoscalerOptions": {
+        "version": ("v1", "v2"),
+        "upscalingMode": ("Default", "Aggressive", "Conservative"),
+        **dict.fromkeys(
+            (
+                "idleTimeoutSeconds", "image", "imagePullPolicy", "resources", "securityContext", "env", "envFrom",
+                "volumeMounts", "command", "args",
+            )
+        ),
+    },
+    "authOptions": {"mode": ("disabled", "token"), "secretName": None, "enableK8sTokenAuth": None},
     "gcsFaultToleranceOptions": {
-        "backend": None,
+        "backend": ("redis", "rocksdb"),
         "redisAddress": None,
         "redisUsername": _SECRET_VALUE,
         "redisPassword": _SECRET_VALUE,
@@ -42,7 +47,12 @@ _CLUSTER: Fields = {
     },
     "tlsOptions": None,
     "historyServerOptions": None,
-    "networkPolicy": {"mode": None, "head": _NETWORK_RULES, "worker": _NETWORK_RULES, "workerGroups": None},
+    "networkPolicy": {
+        "mode": ("DenyAll", "DenyAllIngress", "DenyAllEgress"),
+        "head": _NETWORK_RULES,
+        "worker": _NETWORK_RULES,
+        "workerGroups": None,
+    },
     "headGroupSpec": {**_GROUP, **dict.fromkeys(("headService", "serviceType", "enableIngress", "ingressOptions"))},
     "workerGroupSpecs": {
         **_GROUP,
@@ -58,7 +68,7 @@ _SERVICE: Fields = {
     "serveConfigV2": None,
     "serveService": None,
     "excludeHeadPodFromServeSvc": None,
-    "managedBy": None,
+    "managedBy": _MANAGERS,
     "suspend": None,
     "rayClusterDeletionDelaySeconds": None,
     "serviceUnhealthySecondThreshold": None,
@@ -76,10 +86,11 @@ _JOB: Fields = {
         (
             "entrypoint", "entrypointNumCpus", "entrypointNumGpus", "entrypointResources", "runtimeEnvYAML", "jobId",
             "metadata", "clusterSelector", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "submissionMode",
-            "submitterPodTemplate", "submitterConfig", "suspend", "managedBy", "backoffLimit", "activeDeadlineSeconds",
+            "submitterPodTemplate", "submitterConfig", "suspend", "backoffLimit", "activeDeadlineSeconds",
             "preRunningDeadlineSeconds", "deletionStrategy",
         )
     ),
+    "managedBy": _MANAGERS,
     "rayClusterSpec": _CLUSTER,
 }  # fmt: skip
 _CRON_JOB: Fields = {"schedule": None, "timeZone": None, "suspend": None, "jobTemplate": _JOB}
@@ -118,6 +129,10 @@ def _check(value: object, fields: Fields, where: Location) -> Iterator[Problem]:
         name = str(key)
         if name not in fields:
             yield Problem("schema-unknown-field", (*where, name), f"unknown field {name!r}{did_you_mean(name, fields)}")
+        elif isinstance(fields[name], tuple):
+            if child is not None and child not in fields[name]:
+                what = f"{shown(child, (*where, name))}; it must be one of {', '.join(fields[name])}"
+                yield Problem("schema-value", (*where, name), what)
         elif fields[name] is not None:
             yield from _check(child, fields[name], (*where, name))
         elif name in _WHOLE and child is not None and (isinstance(child, bool) or not isinstance(child, int)):

@@ -55,6 +55,14 @@ _ALL = (
         "Remove or rename one of them.",
     ),
     Rule(
+        "object-in-files",
+        _FILE,
+        "Files of a directory do not define the same object.",
+        "Applied together, the last one silently wins; examples to choose from may well do so.",
+        "Remove or rename one of them, or apply only one.",
+        "warning",
+    ),
+    Rule(
         "schema-unknown-field",
         _SCHEMA,
         "A field is one that the kind has.",

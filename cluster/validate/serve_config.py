@@ -15,6 +15,7 @@ from cluster.validate.documents import Document, read_documents
 from cluster.validate.finding import Location, Problem, place
 from cluster.validate.import_paths import why_not_importable
 from cluster.validate.ray_cluster import cluster_of
+from cluster.validate.serve_code import named_code, without_code
 from cluster.validate.shown import shown
 from cluster.validate.suggestion import did_you_mean
 from cluster.validate.tree import at, has, items, listed, mapping
@@ -67,6 +68,7 @@ def _check_schema(config: dict[str, Any]) -> Iterator[Inner]:
     from ray.serve.schema import ServeDeploySchema
 
     yield from (("serve-unknown-key", where, what) for where, what in unknown_keys(ServeDeploySchema, config))
+    config = without_code(config)
     yield from _refused(ServeDeploySchema, config, ())
     for number, application in items(config, "applications"):
         route = application.get("route_prefix")
@@ -158,9 +160,10 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def _check_application(application: dict[str, Any], where: Location) -> Iterator[Inner]:
     path = application.get("import_path")
-    if isinstance(path, str):
-        for rule, what in _check_import(path, mapping(application, "runtime_env")):
-            yield rule, (*where, "import_path"), what
+    named: list[tuple[Location, str]] = [(("import_path",), path)] if isinstance(path, str) else []
+    for below, code in [*named, *named_code(application)]:
+        for rule, what in _check_import(code, mapping(application, "runtime_env")):
+            yield rule, (*where, *below), what
     if path == BUILDER:
         for problem in check_config(mapping(application, "args")):
             yield problem.rule, (*where, "args", *problem.where), problem.what

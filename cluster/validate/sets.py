@@ -31,7 +31,8 @@ def _doubles(documents: list[Document]) -> Iterator[tuple[Document, Problem]]:
         key = (group, str(document.value.get("kind")), str(metadata.get("namespace", "")), str(metadata["name"]))
         if key in seen:
             what = f"{document.name} is defined twice; first on line {seen[key].line(())} of {seen[key].file}"
-            yield document, Problem("object-twice", ("metadata", "name"), what)
+            rule = "object-twice" if seen[key].file == document.file else "object-in-files"
+            yield document, Problem(rule, ("metadata", "name"), what)
         seen.setdefault(key, document)
 
 

@@ -289,7 +289,14 @@ class TestTensorParallelCluster:
         oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
         return [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=80, ignore_eos=True)]
 
-    @pytest.mark.parametrize(("rank", "fault"), [(2, signal.SIGKILL), (2, signal.SIGSTOP), (0, signal.SIGSTOP)])
+    @pytest.mark.parametrize(
+        ("rank", "fault"),
+        [
+            (2, signal.SIGKILL),
+            pytest.param(2, signal.SIGSTOP, marks=pytest.mark.slow),
+            (0, signal.SIGSTOP),
+        ],
+    )
     def test_a_rank_that_dies_or_hangs_in_the_middle_of_streams_costs_and_repeats_no_token(
         self, cluster, wanted, rank, fault
     ):

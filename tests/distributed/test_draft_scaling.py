@@ -11,42 +11,22 @@ import httpx
 import pytest
 import ray
 from ray import serve
-from safetensors.torch import load_file, save_file
 
-from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.local import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
-from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.ray_processes import ray_processes
+from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
 
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
-LAYERS = 16
-
-
-def write_models(directory: Path) -> tuple[Path, Path]:
-    """A target whose upper layers add nothing, and its first layer as a drafter that is always right: drafts cost a
-    small part of what they save, so that asking for them pays on any machine."""
-    shape = {"hidden_size": 48, "max_positions": 1024}
-    target = save_tiny_model(directory / "target", "llama", 5, layers=LAYERS, **shape)
-    draft = save_tiny_model(directory / "draft", "llama", 5, layers=1, **shape)
-    speak_ascii(target)
-    weights = load_file(target / "model.safetensors")
-    for name in weights:
-        if ".layers.0." not in name and ("o_proj" in name or "down_proj" in name):
-            weights[name].zero_()
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
-    kept = {name: weights[name] for name in load_file(draft / "model.safetensors")}
-    save_file(kept, draft / "model.safetensors", {"format": "pt"})
-    return target, draft
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    return write_models(tmp_path_factory.mktemp("models"))
+    return target_and_right_draft(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +49,7 @@ def url(models):
                 "kv_cache_tokens": 8192,
                 "deadline_ms": 10_000,
             },
-            # Any work at all is reason enough for one more: what is shown here is how they come and go.
-            "autoscaling": {
-                "draft_busy_share": 0.001,
-                "draft_min_gain": 0.0,
-                "look_back_s": 2.0,
-                "upscale_delay_s": 0.0,
-                "downscale_delay_s": 1.0,
-            },
+            "autoscaling": EAGER_SCALING,
             "speculation": {"drafters": ["draft_model"]},
             "gateway": {"http_port": http_port, "grpc_port": grpc_port},
             "cache": {"url": "none"},

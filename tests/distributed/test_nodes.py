@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline_testing.node_faults import CLIENTS, Deployed
+from paceline_testing.node_faults import CLIENTS, EAGER_DRAFTS, MOST_DRAFT_NODES, Deployed, scale_drafts
 from paceline_testing.ray_nodes import RayNodes
+from paceline_testing.right_drafts import target_and_right_draft
 from paceline_testing.served_load import Load, Question
 from paceline_testing.toy_overlay import questions, toy_models, toy_values
 
@@ -74,3 +75,23 @@ def test_the_loss_of_a_draft_node_costs_no_request_and_no_stream(cluster, asked)
 def test_the_loss_of_the_target_node_costs_no_request_and_no_stream(cluster, asked):
     cluster.add_spare("target")
     under_load(cluster, asked, "target node lost", lambda: cluster.lose("target"))
+
+
+def test_the_loss_of_the_head_costs_no_request_and_no_stream_and_the_next_head_can_upgrade(cluster, asked):
+    under_load(cluster, asked, "head lost", cluster.lose_head)
+    under_load(cluster, asked, "new version after that", cluster.roll)
+
+
+def test_draft_workers_come_on_other_nodes_under_load_and_go_after_it(tmp_path):
+    models = target_and_right_draft(tmp_path)
+    with RayNodes(health_check_s=0.5) as nodes:
+        values = toy_values("prod-70b", *models, router_pods=1, most_draft_pods=MOST_DRAFT_NODES)
+        deployed = Deployed(nodes, values, EAGER_DRAFTS)
+        for _ in range(MOST_DRAFT_NODES - 1):
+            deployed.add_spare("draft")
+        others = {name: ids for name, ids in nodes.replicas().items() if name != "DraftPool"}
+        up_s, down_s, summaries = scale_drafts(deployed, questions(models[0], 24, 400))
+        print(f"\nup {up_s:.1f} s, down {down_s:.1f} s", *summaries.items(), sep="\n  ")
+        assert {kind: summary.errors for kind, summary in summaries.items()} == dict.fromkeys(summaries, ())
+        assert {name: ids for name, ids in nodes.replicas().items() if name != "DraftPool"} == others
+        deployed.client.close()

@@ -115,6 +115,7 @@ def test_nobody_else_can_take_the_port_where_the_ranks_will_meet():
         elsewhere.bind(("127.0.0.2", meeting.port))  # on the given address only
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_load_ends_serve_in_one_clear_line(model_dir, tmp_path):
     shutil.copytree(model_dir, tmp_path / "torn")
     os.truncate(tmp_path / "torn" / "model.safetensors", 20_000)

@@ -1,4 +1,5 @@
-"""Feeds damaged entries, segments and manifests to their decoders, guided by coverage, until one does not refuse them.
+"""Feeds damaged entries, segments, manifests, soft counts and phrases of the gate to their decoders, guided by
+coverage, until one does not refuse them.
 
     pip install atheris; python tests/fuzz/fuzz_cache_formats.py -max_total_time=60
 
@@ -16,6 +17,8 @@ import atheris
 import numpy as np
 
 with atheris.instrument_imports(include=["cache_service"]):
+    from cache_service import soft_ngram
+    from cache_service.candidate_codec import decode_candidate, encode_candidate
     from cache_service.documents import Piece
     from cache_service.entry_codec import decode_entry, encode_entry
     from cache_service.errors import FormatError
@@ -23,14 +26,29 @@ with atheris.instrument_imports(include=["cache_service"]):
     from cache_service.manifest import Generation, Manifest, decode_manifest, encode_manifest
     from cache_service.piece_codec import decode_pieces, encode_pieces
     from cache_service.segment import decode_segment, digest_of
+    from cache_service.soft_codec import Delta, decode_delta, decode_part, encode_delta, encode_part
+    from cache_service.soft_manifest import SoftManifest, decode_soft_manifest, encode_soft_manifest
+    from cache_service.soft_ngram import ENTRY_BYTES, Entries
     from cache_service.store_keys import StoreKeys
 
 CODEC = FrameCodec(StoreKeys("fuzz", "fuzz"))
 PIECES = [Piece(bytes(16), 3, np.arange(20, dtype=np.int32)), Piece(b"x" * 16, 0, np.array([7], np.int32))]
+ORDER = 2
+# Two contexts with two successors each. A table would compile what atheris has instrumented.
+COUNTS = Entries(
+    np.array([5, 9], np.uint64),
+    np.tile(np.array([[3, 4, -1, -1, -1, -1, -1, -1]], np.int32), (2, 1)),
+    np.tile(np.array([[900, 300, 0, 0, 0, 0, 0, 0]], np.uint16), (2, 1)),
+    np.array([[2048, 0], [2048, 1]], np.uint16),
+)
 SEEDS = [
     encode_entry(CODEC, PIECES),
     encode_manifest(CODEC, Manifest("e", 1, 1, (Generation(0, 0),))),
     encode_pieces(PIECES),
+    encode_delta(CODEC, ORDER, Delta(bytes(16), "e", COUNTS)),
+    encode_part(CODEC, ORDER, COUNTS).frame,
+    encode_soft_manifest(CODEC, SoftManifest("e", 1, 1)),
+    encode_candidate(CODEC, (1, 2, 3), 7),
 ]
 
 
@@ -42,8 +60,17 @@ def frame_of(content: Content, data: bytes) -> bytes:
     return header + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header))) + payload
 
 
+def frame_of_counts(data: bytes) -> bytes:
+    """A part of as many contexts as `data` has bytes for, with a checksum of theirs that fits, too."""
+    count = len(data) // ENTRY_BYTES
+    body = data[: count * ENTRY_BYTES]
+    header = soft_ngram._HEADER.pack(soft_ngram._MAGIC, soft_ngram._VERSION, ORDER, count, zlib.crc32(body))
+    return CODEC.pack(Content.SOFT_PART, b"\1" + header + body)
+
+
 def decode_everything(data: bytes) -> None:
-    segment = frame_of(Content.SEGMENT, data)
+    segment, part = frame_of(Content.SEGMENT, data), frame_of(Content.SOFT_PART, data)
+    counts = frame_of_counts(data)
     for decode in (
         lambda: decode_entry(CODEC, frame_of(Content.ENTRY, data)),
         lambda: decode_segment(CODEC, digest_of(segment), segment),
@@ -51,6 +78,14 @@ def decode_everything(data: bytes) -> None:
         lambda: decode_entry(CODEC, CODEC.pack(Content.ENTRY, data)),
         lambda: decode_manifest(CODEC, CODEC.pack(Content.MANIFEST, data)),
         lambda: decode_pieces(data, 1000, 1000),
+        lambda: decode_delta(CODEC, ORDER, frame_of(Content.SOFT_DELTA, data)),
+        lambda: decode_part(CODEC, ORDER, digest_of(part), part),
+        lambda: decode_part(CODEC, ORDER, digest_of(counts), counts),
+        lambda: decode_soft_manifest(CODEC, frame_of(Content.SOFT_MANIFEST, data)),
+        lambda: decode_candidate(CODEC, frame_of(Content.PHRASE, data)),
+        lambda: decode_delta(CODEC, ORDER, CODEC.pack(Content.SOFT_DELTA, data)),
+        lambda: decode_soft_manifest(CODEC, CODEC.pack(Content.SOFT_MANIFEST, data)),
+        lambda: decode_candidate(CODEC, CODEC.pack(Content.PHRASE, data)),
     ):
         with contextlib.suppress(FormatError):
             decode()

@@ -155,9 +155,14 @@ def go_on(server):
 
 
 def order(*command):
+    return orders(command)
+
+
+def orders(*commands):
     def send(server):
         with open_client(server.settings) as redis:
-            redis.execute_command(*command)
+            for command in commands:
+                redis.execute_command(*command)
 
     return send
 
@@ -169,7 +174,8 @@ SERVER_FAULTS = {
     "paused for writers": (order("CLIENT", "PAUSE", 600_000, "WRITE"), order("CLIENT", "UNPAUSE")),
     "full": (order("CONFIG", "SET", "maxmemory", 1), order("CONFIG", "SET", "maxmemory", 2**28)),
     "full, evicts nothing": (
-        order("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", 1),
+        # One setting at a time, as Redis 6.2 has it.
+        orders(("CONFIG", "SET", "maxmemory-policy", "noeviction"), ("CONFIG", "SET", "maxmemory", 1)),
         order("CONFIG", "SET", "maxmemory", 2**28),
     ),
     "a replica": (order("REPLICAOF", "127.0.0.1", 1), order("REPLICAOF", "NO", "ONE")),

@@ -18,6 +18,7 @@ from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.embedded_server import EmbeddedServer, running_server
 from cache_service.key_ring import KeyRing
 from cache_service.namespaces import namespace_of, namespace_of_group
+from cache_service.store_keys import StoreKeys
 from cluster.cache_admin.documents import whole_documents
 from cluster.cache_admin.migration import Migration
 from cluster.cache_admin.names import Names
@@ -25,7 +26,7 @@ from cluster.cli import main as cli
 from cluster.config import paceline_home
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.registry_file import read_registry
-from paceline_testing.cache_stores import Namespace, piece
+from paceline_testing.cache_stores import Namespace, piece, until
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,11 @@ def test_an_export_of_other_tokens_is_not_imported(run, target, tmp_path):
     assert "tokenizer c" in run("import", out, "-n", "docs", "--target", target)[2]
 
 
+def on_disk(server):
+    """All that the server keeps there."""
+    return b"".join(path.read_bytes() for path in server.directory.glob("appendonly*/*") if path.is_file())
+
+
 def test_purges_want_a_yes_and_say_what_is_gone(run, server, target, fingerprint, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"token_ids": [1]}\n')
@@ -195,10 +201,13 @@ def test_purges_want_a_yes_and_say_what_is_gone(run, server, target, fingerprint
     assert run("purge", "-n", "docs", "--until", "1h", "--yes")[2].startswith("purged 0 tokens of open.docs")
     assert run("purge", "-n", "docs", "--since", "1h", "--yes")[2].startswith("purged 1 tokens of open.docs")
     run("import", rows, "-n", "docs", "--target", target)
+    key = StoreKeys(fingerprint, "open.docs").manifest
+    assert until(lambda: key.encode() in on_disk(server))
     (purged,) = json.loads(run("purge", "-n", "docs", "--yes", "--json")[1])
     assert (purged["fingerprint"], purged["tokens"]) == (fingerprint, None)
     left = [key for key in Namespace(server.settings).redis.scan_iter() if not key.endswith(b":purges")]
     assert left == []
+    assert until(lambda: key.encode() not in on_disk(server))
     status, _, err = run("purge", "-n", "docs", "--yes")
     assert (status, err) == (2, "paceline: there is no namespace 'open.docs' in the cache\n")
     audited = [json.loads(line) for line in (paceline_home() / "cache-audit.jsonl").read_text().splitlines()]

@@ -5,13 +5,17 @@ The oracle keeps pieces in two places, the log and generations, and does with th
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from cache_service.administration import CacheAdministration
 from cache_service.compactor import Compactor, CompactorSettings
 from cache_service.embedded_server import EmbeddedServer
+from cache_service.errors import NamespaceUnknown
 from cache_service.fold_plan import FoldLimits
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece
 
@@ -133,6 +137,24 @@ class History(RuleBasedStateMachine):
         if names := self.namespace.names():
             self.namespace.redis.delete(*names)
         self.oracle = Oracle()
+
+    @rule(is_folding=st.booleans())
+    def purge(self, is_folding):
+        """is_folding: a compactor is at work meanwhile."""
+        late = self.compactor.prepare() if is_folding else None
+        with suppress(NamespaceUnknown):
+            CacheAdministration(self.namespace.connection).purge(self.namespace.keys)
+        if late is not None:
+            assert not self.compactor.commit(late)
+        left = {name.rpartition(b"}:")[2] for name in self.namespace.names()}
+        assert left <= {b"purges"}
+        self.oracle = Oracle()
+        self.renew_compactor()
+
+    @rule()
+    def nothing_is_left_of_what_is_purged_for_a_reader_that_was_there(self):
+        self.purge(is_folding=False)
+        self.reader_catches_up()
 
     @rule()
     def reader_restarts(self):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from cache_service.administration import CacheAdministration
 from cache_service.connection import ConnectionSettings
 from cache_service.embedded_server import EmbeddedServer
 from cache_service.errors import SettingError, StoreUnavailable
@@ -301,6 +302,25 @@ def test_the_thread_promotes_and_revokes(namespace):
     finally:
         assert thread.close(20)
     assert (thread.dropped_texts, thread.failures, thread._turns.num_faults) == (2, 0, 0)
+
+
+def test_verify_checks_what_the_gate_keeps(pool):
+    pool.say(PHRASE, range(K))
+    pool.gate.opt_out("somebody else")
+    pool.release_after(160)
+    administration, keys = CacheAdministration(pool.namespace.connection), pool.namespace.keys
+    checked = administration.verify(keys)
+    assert (checked.problems, checked.other_keys) == ((), ())
+    assert checked.objects == 1 + 1 + 1 + 1  # manifest, segment, phrase, who has left
+    redis, phrases, left = pool.namespace.redis, keys.key("gate:phrases"), keys.key("gate:left")
+    redis.hset(phrases, b"i" * 16, redis.hvals(phrases)[0][:-1])
+    redis.hset(left, b"t" * 16, b"tomorrow")
+    (supporters,) = redis.keys(keys.key("gate:supporters:*"))
+    redis.persist(supporters)
+    problems = {problem.kind: problem.detail for problem in administration.verify(keys).problems}
+    assert problems.keys() == {"gate:phrases", "gate:left", supporters.decode().partition("}:")[2]}
+    assert (b"i" * 16).hex() in problems["gate:phrases"]
+    assert "tomorrow" in problems["gate:left"]
 
 
 def test_revocation_does_not_wait_for_the_lease_of_a_gate_that_has_crashed(namespace):

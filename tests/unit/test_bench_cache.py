@@ -37,6 +37,7 @@ def report(directory):
             rows,
             model=str(directory),
             drafters=SETS,
+            replica=True,
             row_seconds=CHEAP,
             rows=2,
             rows_per_task=1,
@@ -109,6 +110,21 @@ def test_what_was_answered_before_takes_fewer_rounds_with_either_source(report):
             assert one.tokens_per_round_ratio > 1.0
             assert one.warm.ratio > 1.0
             assert one.warm.accepted_tokens[source] > one.cold.accepted_tokens.get(source, 0)
+
+
+def test_a_fresh_replica_begins_about_where_one_is_that_has_answered_before(report):
+    for one in report.scenarios:
+        if not one.num_before or one.drafters != SETS[0]:
+            assert (one.replica, one.fresh_share) == (None, None)
+            continue
+        said = {block.method: [] for block in one.blocks}
+        for block in one.blocks:
+            said[block.method] += [answer.token_ids for answer in block.answers]
+        assert said["replica"] == said["cold"]
+        assert one.fresh_share == one.warm.tokens_per_round / one.replica.tokens_per_round
+        if one.name == "repeated":
+            assert one.replica.tokens_per_round > one.cold.tokens_per_round
+            assert one.fresh_share >= 0.9
 
 
 def test_figures_go_by_the_times_that_were_given(report):

@@ -502,6 +502,25 @@ def test_the_network_denies_by_default_and_lets_dns_through():
     assert set(outside) == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
 
 
+def test_an_overlay_without_its_policy_for_dns_is_found(tmp_path):
+    kept = [each for each in overlay_manifests("prod-70b") if each["metadata"]["name"] != "paceline-dns"]
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(kept))
+    assert {finding.rule for finding in validate([tmp_path]).findings} == {"network-dns"}
+
+
+def test_log_lines_of_the_page_are_those_that_are_written():
+    """Lines of our own; the others are Kubernetes', Ray's and Redis' own."""
+    page = (K8S / "README.md").read_text(encoding="utf-8")
+    table = page.partition("## Troubleshooting by log line")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", table, flags=re.MULTILINE)
+    ours = [
+        line for line, where in rows if where.startswith(("serve controller", "TargetGroup", "`/readyz`", "preStop"))
+    ]
+    code = "".join(path.read_text() for folder in ("actors", "cluster") for path in (ROOT / folder).rglob("*.py"))
+    assert len(ours) >= 6
+    assert [part for line in ours for part in line.split("...") if part not in code] == []
+
+
 # --- values
 
 
@@ -641,6 +660,25 @@ def test_the_chart_refuses_values_by_name(setting, told):
     done = helm("--set", setting)
     assert done.returncode != 0
     assert told in done.stderr
+
+
+def where_nothing_is_chosen(template):
+    """What Helm makes of a template by the profile alone, as far as templates of ours go."""
+    text = re.sub(r"^\{\{- if not .*\{\{ fail .*\n", "", template, flags=re.MULTILINE)
+    text = re.sub(r"^\{\{- if not .*\n.*\n\{\{- end \}\}\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\{\{- (if eq|end) .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\{\{ if not [^}]* \}\}\{\{ [^}]* \}\}\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1", text)
+    text = text.replace("{{ .Release.Namespace }}", "elsewhere")
+    assert "{{" not in text
+    return text
+
+
+@every_profile
+def test_a_template_of_the_chart_falls_back_on_its_profile(name):
+    text = where_nothing_is_chosen(chart_files()[f"templates/{name}.yaml"])
+    made = {identity(each): each for each in yaml.safe_load_all(text) if each}
+    values = PROFILES[name].model_copy(update={"namespace": "elsewhere"})
+    assert made == {identity(each): each for each in profile_manifests(name, values)}
 
 
 def test_the_schema_of_the_chart_is_closed_and_has_the_limits_of_the_configuration():

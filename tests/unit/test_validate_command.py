@@ -140,6 +140,15 @@ def test_an_object_is_defined_once(run, written):
     assert "object-twice" in out
 
 
+def test_examples_in_a_directory_may_define_the_same_object(run, written):
+    for name in ("one", "two"):
+        file = written(f"samples/{name}.yaml", right.config_map())
+    status, out, _ = run("validate", file.parent)
+    assert status == 0
+    assert "warning object-in-files" in out
+    assert "0 errors, 1 warnings" in out
+
+
 def test_a_service_forwards_to_a_port_that_its_pods_have(run, written):
     service = right.service()
     service["spec"]["ports"][0]["targetPort"] = "https"

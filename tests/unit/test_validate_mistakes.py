@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -105,6 +106,92 @@ def test_a_misspelt_field_is_told_what_it_may_have_been(schemas_of):
     (found,) = findings(service, schemas_of(GIVEN[0]))
     assert "did you mean tensor_parallel?" in found.what
     assert found.where == "spec.serveConfigV2: applications[0].args.target.tensor_paralel"
+
+
+def rules_of(manifest, schemas):
+    return {finding.rule for finding in findings(manifest, schemas)}
+
+
+@pytest.mark.parametrize("crds", GIVEN)
+def test_rocksdb_has_no_fields_of_redis(crds, schemas_of):
+    service = right.ray_service()
+    service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["backend"] = "rocksdb"
+    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "ray-gcs-backend"}
+
+
+@pytest.mark.parametrize("crds", GIVEN)
+@pytest.mark.parametrize("policy", [{}, {"mode": "DenyAll"}, {"mode": "DenyAllEgress"}])
+def test_a_network_policy_of_kuberay_adds_no_dns(policy, crds, schemas_of):
+    service = right.ray_service()
+    service["spec"]["rayClusterConfig"]["networkPolicy"] = policy
+    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "network-dns"}
+    dns = {"egressRules": [{"ports": [{"port": 53, "protocol": "UDP"}]}]}
+    service["spec"]["rayClusterConfig"]["networkPolicy"] = {**policy, "head": dns, "worker": dns}
+    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate"}
+
+
+@pytest.mark.parametrize("crds", GIVEN)
+@pytest.mark.parametrize(
+    ("below", "key", "value"),
+    [
+        ("autoscalerOptions", "upscalingMode", "Fast"),
+        ("gcsFaultToleranceOptions", "backend", "Redis"),
+        ("upgradeStrategy", "type", "Recreated"),
+        (None, "managedBy", "me"),
+    ],
+)
+def test_texts_that_choose_are_among_those_that_there_are(below, key, value, crds, schemas_of):
+    service = right.ray_service()
+    cluster = service["spec"]["rayClusterConfig"]
+    (cluster if below is None else cluster.setdefault(below, {}))[key] = value
+    (found,) = findings(service, schemas_of(crds))
+    assert found.rule in ("schema-value", "crd-cel")
+    assert found.where.endswith(key)
+
+
+@pytest.mark.parametrize("crds", GIVEN)
+def test_priority_0_is_none(crds, schemas_of):
+    cluster = right.fixed_ray_cluster()
+    cluster["spec"]["workerGroupSpecs"][0]["priority"] = 0
+    assert findings(cluster, schemas_of(crds)) == []
+
+
+@pytest.mark.parametrize(
+    ("egress", "is_let_through"),
+    [
+        ({}, True),
+        ({"ports": [{"port": 443}]}, False),
+        ({"to": [{"podSelector": {}}]}, False),
+        ({"to": [{"podSelector": {}}], "ports": [{"port": 53, "protocol": "UDP"}]}, True),
+        ({"to": [{"namespaceSelector": {}}]}, True),
+        ({"to": [{"ipBlock": {"cidr": "10.0.0.10/32"}}]}, True),
+    ],
+)
+def test_dns_is_let_through_by_a_rule_that_leads_there(egress, is_let_through):
+    policy = right.network_policy()
+    policy["spec"]["egress"] = [egress]
+    documents, _ = read_documents("x.yaml", yaml.safe_dump_all([right.deny_all(), policy]))
+    assert [problem.rule for _, problem in check_set(documents)] == ([] if is_let_through else ["network-dns"])
+
+
+def test_code_that_a_service_names_is_looked_for_and_not_run(schemas_of, tmp_path, monkeypatch):
+    (tmp_path / "named_by_a_service.py").write_text("raise RuntimeError\n\n\ndef chosen(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def rules_with(path):
+        config = yaml.safe_load(right.SERVE_CONFIG)
+        router, drafts = config["applications"][0]["deployments"]
+        router["request_router_config"] = {"request_router_class": path}
+        router["deployment_actors"] = [{"name": "shared", "actor_class": path}]
+        drafts["autoscaling_config"]["policy"] = {"policy_function": path}
+        service = right.ray_service()
+        service["spec"]["serveConfigV2"] = yaml.safe_dump(config)
+        return [finding.rule for finding in findings(service, schemas_of(GIVEN[0]))]
+
+    assert rules_with("named_by_a_service:chosen") == []
+    assert rules_with("named_by_a_service:other") == ["serve-import"] * 3
+    assert rules_with("not_installed_anywhere:chosen") == ["serve-import-elsewhere"] * 3
+    assert "named_by_a_service" not in sys.modules
 
 
 TEXTS = st.sampled_from(["", "a b", "1Gi", "1e999", "x" * 300])

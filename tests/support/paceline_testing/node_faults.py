@@ -1,8 +1,10 @@
-"""What happens to a cluster on Kubernetes, done to one of `ray_nodes`: an upgrade in place, and the loss of a node.
+"""What happens to a cluster on Kubernetes, done to one of `ray_nodes`: an upgrade in place, the loss of a node, and
+draft workers that come and go with the load.
 
 As a program it says what these cost, with Ray looking after its nodes as often as it does by default:
-`PYTHONPATH=tests/support python -m paceline_testing.node_faults OVERLAY FAULT...`, faults being roll, draft, target and
-router, or target-silent and router-silent, for a node whose network is gone rather than its processes.
+`PYTHONPATH=tests/support python -m paceline_testing.node_faults OVERLAY FAULT...`, faults being roll, draft, target,
+router and head, or target-silent and router-silent, for a node whose network is gone rather than its processes.
+`... OVERLAY scale` is the load's work instead.
 """
 
 from __future__ import annotations
@@ -10,16 +12,27 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cluster.deploy.serve_config import serve_config_text
+import yaml
+
+from cluster.deploy.serve_config import serve_config
 from cluster.deploy.values import DeployValues, ScaledValues
 from paceline_testing.ray_nodes import RayNode, RayNodes
-from paceline_testing.served_load import Client, Load
+from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
+from paceline_testing.served_load import Client, Load, Question, Summary
 from paceline_testing.toy_overlay import questions, toy_models, toy_values
 
 CLIENTS = {"HTTP": 2, "HTTP stream": 2, "gRPC": 1, "gRPC stream": 1}
+EAGER_DRAFTS: dict[str, dict[str, Any]] = {
+    "autoscaling": EAGER_SCALING,
+    "speculation": {"drafters": ["draft_model"]},
+    "draft": {"branch": 1, "deadline_ms": 10_000},
+}
+MOST_DRAFT_NODES = 3
+HEAD_AWAY_S = 20.0  # until it has been put on another machine
 _PATIENCE_S = 300.0
 
 
@@ -27,13 +40,17 @@ class Deployed:
     """An overlay with toy models on a head and on the nodes of its groups, as many of each as there are at the least.
     Its client enters by a node without the router, where there is one."""
 
-    def __init__(self, nodes: RayNodes, values: DeployValues) -> None:
+    def __init__(
+        self, nodes: RayNodes, values: DeployValues, arguments: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        """arguments: of the application, beside the overlay's own, by section."""
         self.nodes = nodes
         self.values = values
+        self._arguments = arguments or {}
         self.of_groups = {
             name: [nodes.add(name, group.ray_cpus) for _ in range(group.min)] for name, group in self._groups().items()
         }
-        nodes.deploy(serve_config_text(values))
+        nodes.deploy(self._serve_config())
         wait_for(lambda: bool(nodes.processes_of("Router")), "the router")
         self.of_groups["router"].sort(key=lambda node: not node.runs(nodes.processes_of("Router")))
         entrance = self.of_groups["router"][-1]
@@ -43,9 +60,10 @@ class Deployed:
     def is_whole(self) -> bool:
         return self.client.is_ready() and self.has_drafts()
 
-    def has_drafts(self) -> bool:
+    def has_drafts(self, workers: int | None = None) -> bool:
+        """workers: None: as many as there are at the least."""
         found = self.client.metric("paceline_draft_workers")  # of each router that has or had a target group
-        return bool(found) and set(found) == {self.values.draft.min}
+        return bool(found) and set(found) == {self.values.draft.min if workers is None else workers}
 
     def roll(self) -> None:
         """To another version: Serve replaces all replicas for any change of the application's arguments. Returns when
@@ -53,7 +71,7 @@ class Deployed:
         router = self.values.router.model_copy(update={"max_waiting": self.values.router.max_waiting + 1})
         self.values = self.values.model_copy(update={"router": router})
         before = self.nodes.replicas()
-        self.nodes.deploy(serve_config_text(self.values))
+        self.nodes.deploy(self._serve_config())
 
         def is_new() -> bool:
             running = self.nodes.replicas()
@@ -75,6 +93,22 @@ class Deployed:
         wait_for(is_well, f"the return of the {group} node's part")
         lost.kill()
 
+    def lose_head(self) -> None:
+        """With all of Ray's and Serve's control plane. Returns when another, which comes later, knows everything."""
+        before = self.nodes.replicas()
+        self.nodes.head.kill()
+        time.sleep(HEAD_AWAY_S)
+        self.nodes.start_head()
+        wait_for(lambda: self.nodes.replicas() == before, "the head's knowledge of the replicas")
+        wait_for(self.is_whole, "the whole cluster")
+
+    def _serve_config(self) -> str:
+        config = serve_config(self.values)
+        given = config["applications"][0]["args"]
+        for section, more in self._arguments.items():
+            given[section] = given.get(section, {}) | more
+        return yaml.safe_dump(config, sort_keys=False)
+
     def _groups(self) -> dict[str, ScaledValues]:
         return {"router": self.values.router, "target": self.values.target, "draft": self.values.draft}
 
@@ -86,20 +120,44 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
+def scale_drafts(cluster: Deployed, asked: Mapping[str, Sequence[Question]]) -> tuple[float, float, dict[str, Summary]]:
+    """From one draft worker to `MOST_DRAFT_NODES` under load, and back while others ask for no drafts: seconds that
+    both took, and what became of all requests. The nodes are there."""
+    quiet_client = Client(cluster.client.url, cluster.client.grpc_address, speculates=False)
+    began = time.monotonic()
+    with Load(quiet_client, {"HTTP": 1, "gRPC stream": 1}, asked) as quiet:
+        with Load(cluster.client, CLIENTS, asked) as busy:
+            wait_for(lambda: cluster.has_drafts(MOST_DRAFT_NODES), f"draft worker {MOST_DRAFT_NODES}")
+            up_s = time.monotonic() - began
+            busy.wait_for_answers()  # all of them have drafted
+        since = time.monotonic()
+        wait_for(lambda: cluster.has_drafts(1), "the end of the other draft workers")
+        down_s = time.monotonic() - since
+        quiet.wait_for_answers()
+    quiet_client.close()
+    of_quiet = {f"{kind}, no drafts": summary for kind, summary in quiet.summaries(began).items()}
+    return up_s, down_s, busy.summaries(began) | of_quiet
+
+
 def main(overlay: str, faults: Sequence[str]) -> None:
+    if list(faults) == ["scale"]:
+        _show_scaling(overlay)
+        return
     with tempfile.TemporaryDirectory() as directory, RayNodes() as nodes:
         target, draft = toy_models(Path(directory))
         asked = questions(target, 24, 800)
         cluster = Deployed(nodes, toy_values(overlay, target, draft))
         for fault in faults:
             group, _, how = fault.partition("-")
-            if group != "roll":
+            if group not in ("roll", "head"):
                 cluster.add_spare(group)
             with Load(cluster.client, CLIENTS, asked) as load:
                 load.wait_for_answers()
                 since = time.monotonic()
                 if group == "roll":
                     cluster.roll()
+                elif group == "head":
+                    cluster.lose_head()
                 else:
                     cluster.lose(group, RayNode.silence if how == "silent" else RayNode.kill)
                 took_s = time.monotonic() - since
@@ -107,6 +165,19 @@ def main(overlay: str, faults: Sequence[str]) -> None:
             print(f"{overlay}, {fault}: whole again after {took_s:.1f} s", flush=True)
             for kind, summary in load.summaries(since).items():
                 print(f"  {kind}: {summary}", *sorted(set(summary.errors))[:3], sep="\n    ", flush=True)
+        cluster.client.close()
+
+
+def _show_scaling(overlay: str) -> None:
+    with tempfile.TemporaryDirectory() as directory, RayNodes() as nodes:
+        target, draft = target_and_right_draft(Path(directory))
+        values = toy_values(overlay, target, draft, most_draft_pods=MOST_DRAFT_NODES)
+        cluster = Deployed(nodes, values, EAGER_DRAFTS)
+        for _ in range(MOST_DRAFT_NODES - values.draft.min):
+            cluster.add_spare("draft")
+        up_s, down_s, summaries = scale_drafts(cluster, questions(target, 24, 400))
+        print(f"{overlay}: {MOST_DRAFT_NODES} draft workers after {up_s:.1f} s, 1 after {down_s:.1f} s more")
+        print(*(f"  {kind}: {summary}" for kind, summary in summaries.items()), sep="\n")
         cluster.client.close()
 
 

@@ -411,6 +411,58 @@ MISTAKES = (
     Mistake("suspended group under the autoscaler", "ray-suspend", _SERVICE, _in(_worker, "suspend", to=True)),
     Mistake("TLS behind its gate", "ray-alpha-gate", _SERVICE, _in(_ray, "tlsOptions", to={"enabled": True})),
     Mistake(
+        "redis-username as a parameter", "ray-gcs", _CLUSTER, _in(_head, "rayStartParams", "redis-username", to="x")
+    ),
+    Mistake("REDIS_USERNAME in the head", "ray-gcs", _SERVICE, _head_env("REDIS_USERNAME")),
+    Mistake(
+        "namespace of the storage as an annotation",
+        "ray-gcs",
+        _SERVICE,
+        _set("metadata", "annotations", to={"ray.io/external-storage-namespace": "mine"}),
+    ),
+    Mistake(
+        "Redis without an address",
+        "ray-gcs-backend",
+        _SERVICE,
+        _in(_ray, "gcsFaultToleranceOptions", to={"backend": "redis"}),
+    ),
+    Mistake(
+        "rocksdb behind its gate",
+        "ray-alpha-gate",
+        _SERVICE,
+        _in(_ray, "gcsFaultToleranceOptions", to={"backend": "rocksdb", "storage": {"size": "1Gi"}}),
+    ),
+    Mistake(
+        "history server behind its gate",
+        "ray-alpha-gate",
+        _SERVICE,
+        _in(_ray, "historyServerOptions", to={"collectorOptions": {"image": "collector:1"}}),
+    ),
+    Mistake(
+        "network policy behind its gate",
+        "ray-alpha-gate",
+        _SERVICE,
+        _in(_ray, "networkPolicy", to={"mode": "DenyAllIngress"}),
+    ),
+    Mistake(
+        "idle time of a group without autoscaler v2",
+        "ray-autoscaler-v2",
+        right.fixed_ray_cluster,
+        _in(_worker, "idleTimeoutSeconds", to=60),
+    ),
+    Mistake(
+        "token with an old Ray",
+        "ray-version",
+        right.fixed_ray_cluster,
+        lambda m: (
+            _ray(m).update(rayVersion="2.51.0", authOptions={"mode": "token"}),
+            _worker(m).update(template=right.ray_group(image="x:1")),
+        ),
+    ),
+    Mistake("mode of tokens misspelt", "schema-value", _SERVICE, _in(_ray, "authOptions", "mode", to="tokens")),
+    Mistake("surge of 150 %", "ray-upgrade", _SERVICE, _upgrade(maxSurgePercent=150)),
+    Mistake("label of a group with a blank", "label-syntax", _SERVICE, _in(_worker, "labels", to={"pool": "a b"})),
+    Mistake(
         "image of another Ray",
         "ray-image-version",
         _SERVICE,
@@ -471,6 +523,32 @@ MISTAKES = (
         _text("grpc_health.v1.health_pb2_grpc", "grpc_health.v1.health_grpc"),
     ),
     Mistake("name that is not", "serve-import", _SERVICE, _text("cluster.app:build", "cluster.serve:application")),
+    Mistake(
+        "policy that is not",
+        "serve-import",
+        _SERVICE,
+        _text(
+            "      target_ongoing_requests: 2",
+            "      target_ongoing_requests: 2\n"
+            "          policy: {policy_function: 'cluster.autoscaling.draft_policy:DraftPolicies'}",
+        ),
+    ),
+    Mistake(
+        "request router that is not",
+        "serve-import",
+        _SERVICE,
+        _text(
+            "max_ongoing_requests: 1000",
+            "max_ongoing_requests: 1000\n"
+            "        request_router_config: {request_router_class: 'ray.serve.request_router:Nearest'}",
+        ),
+    ),
+    Mistake(
+        "no replicas of the only group",
+        "group-resources",
+        right.small_ray_service,
+        lambda m: (_head(m)["rayStartParams"].update({"num-cpus": "0"}), _worker(m).pop("replicas")),
+    ),
     Mistake("argument tensor_paralel", "config-unknown-key", _SERVICE, _text("tensor_parallel", "tensor_paralel")),
     Mistake("argument out of its limits", "config-value", _SERVICE, _text("max_running: 64", "max_running: 0")),
     Mistake("override of no deployment", "serve-deployment", _SERVICE, _text("name: Router", "name: Routers")),

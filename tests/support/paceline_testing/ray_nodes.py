@@ -25,6 +25,7 @@ import psutil
 import yaml
 
 import cluster
+from cache_service.embedded_server import EmbeddedServer
 from cluster.ray_environment import OWN_RAY
 from paceline_testing.free_ports import free_ports
 
@@ -32,7 +33,7 @@ _HOST = "127.0.0.1"
 _MARK = "PACELINE_TESTS_NODE"  # in the environment of all processes of a node, and of nothing else
 _STORE_BYTES = 80 * 2**20  # of each node's object store; Ray takes no less than 75 MiB
 _PATIENCE_S = 300.0
-_START_S = 45.0  # of one try: `ray start` takes seconds, and now and then stands still for good
+_START_S = 120.0  # of one try: `ray start` takes seconds, on a busy machine a minute, and now and then stands still
 _CODE = Path(cluster.__file__).resolve().parent.parent
 
 
@@ -114,7 +115,8 @@ class RayNode:
 
 class RayNodes:
     """A head without room for work and the nodes that are added to it, on ports of their own, with Ray's token
-    authentication. Nothing is ended but what it has started."""
+    authentication and its state in a server of its own, which outlives the head. Nothing is ended but what it has
+    started."""
 
     def __init__(self, health_check_s: float | None = None) -> None:
         """health_check_s: between two looks of the head at each node, of which five must fail; None: Ray's own 3 s."""
@@ -124,20 +126,19 @@ class RayNodes:
         self._directory = Path(tempfile.mkdtemp(prefix="pl-ray-", dir="/tmp"))  # sockets need a short path
         self._token = secrets.token_hex(32)
         self._nodes: list[RayNode] = []
+        self._state = EmbeddedServer(self._directory / "state")
         gcs_port, dashboard_port, client_port = free_ports(3)
         self._gcs = f"{_HOST}:{gcs_port}"
         self.dashboard = httpx.Client(
             base_url=f"http://{_HOST}:{dashboard_port}", headers={"Authorization": f"Bearer {self._token}"}, timeout=60
         )
+        self._of_head = [
+            *("--head", "--num-cpus=0", f"--port={gcs_port}", f"--ray-client-server-port={client_port}"),
+            *(f"--dashboard-host={_HOST}", f"--dashboard-port={dashboard_port}"),
+            f"--redis-password={self._state.settings.password}",
+        ]
         try:
-            self.head = self._join(
-                "head",
-                [
-                    *("--head", "--num-cpus=0", f"--port={gcs_port}", f"--ray-client-server-port={client_port}"),
-                    *(f"--dashboard-host={_HOST}", f"--dashboard-port={dashboard_port}"),
-                ],
-            )
-            self._wait_for_dashboard()
+            self.start_head()
         except BaseException:
             self.close()
             raise
@@ -149,6 +150,12 @@ class RayNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def start_head(self) -> None:
+        """The first one, or another where that was: after its loss, what the state of the cluster tells it is all that
+        it knows. Returns when its dashboard answers."""
+        self.head = self._join("head", self._of_head)
+        self._wait_for_dashboard()
 
     def add(self, group: str, cpus: float) -> RayNode:
         """A node with the resources of the group's pods, among them one of the group's own name. Returns when it has
@@ -184,6 +191,7 @@ class RayNodes:
         self.dashboard.close()
         for node in reversed(self._nodes):
             node.kill()
+        self._state.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _join(self, name: str, arguments: list[str]) -> RayNode:
@@ -205,6 +213,10 @@ class RayNodes:
         # A server of this process's own may have left it at "0", with which no node joins another.
         environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token} | self._environment
+        if "--head" in arguments:
+            environment |= {"RAY_REDIS_ADDRESS": self._state.url}
+        else:
+            environment |= {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}  # as KubeRay has it
         directory = self._directory / str(len(self._nodes))  # its own, as a pod's /tmp
         directory.mkdir()
         node = RayNode(name, [*arguments, f"--temp-dir={directory}"], environment, directory / "start.log")

@@ -51,8 +51,10 @@ class Summary:
 class Client:
     """Asks one gateway, greedily, over HTTP and gRPC."""
 
-    def __init__(self, url: str, grpc_address: str) -> None:
+    def __init__(self, url: str, grpc_address: str, speculates: bool = True) -> None:
         self.url = url
+        self.grpc_address = grpc_address
+        self._speculates = speculates
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=100))
         self._channel = grpc.insecure_channel(grpc_address)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
@@ -100,6 +102,7 @@ class Client:
             "max_tokens": question.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "speculation": {"enabled": self._speculates},
         }
 
     def _http_unary(self, question: Question) -> Iterator[str]:
@@ -119,7 +122,11 @@ class Client:
 
     def _request(self, question: Question) -> inference_pb2.GenerateRequest:
         return inference_pb2.GenerateRequest(
-            prompt=question.prompt, max_tokens=question.max_tokens, temperature=0.0, ignore_eos=True
+            prompt=question.prompt,
+            max_tokens=question.max_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            speculation=inference_pb2.Speculation(enabled=self._speculates),
         )
 
     def _grpc_unary(self, question: Question) -> Iterator[str]:

@@ -27,15 +27,18 @@ def toy_models(directory: Path) -> tuple[Path, Path]:
     return target, draft
 
 
-def toy_values(overlay: str, target: Path, draft: Path, router_pods: int | None = None) -> DeployValues:
+def toy_values(
+    overlay: str, target: Path, draft: Path, router_pods: int | None = None, most_draft_pods: int | None = None
+) -> DeployValues:
     """Different from the overlay's in paths, sizes, devices and ports, and without the Secrets that nobody mounts here.
-    The cache's name is nobody's here, too: routers do without. router_pods: None: as many as the overlay has."""
+    The cache's name is nobody's here, too: routers do without. router_pods: None: as many as the overlay has;
+    most_draft_pods: None: none come or go."""
     http_port, grpc_port = free_ports(2)
     values = OVERLAYS[overlay].model_dump()
     values["model"] |= {"target": str(target), "draft": str(draft), "served_name": "tiny", "prepare": False}
     cpu = {"gpus": 0, "dtype": "float32"}
     values["target"] |= cpu | {"tensor_parallel": 1, "kv_cache_tokens": _KV_TOKENS, "max_model_len": None}
-    values["draft"] |= cpu | {"max": values["draft"]["min"]}
+    values["draft"] |= cpu | {"max": most_draft_pods or values["draft"]["min"]}
     values["gateway"] |= {
         "http_port": http_port,
         "grpc_port": grpc_port,
