@@ -143,6 +143,8 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     method: DraftMethod = "tree"
     # int32, for lookahead: texts that may follow, each begins with the last token, ends with -1; for this draft only
     runs: np.ndarray = msgspec.field(default_factory=no_tokens)
+    # int32, for lookahead: texts of what the target had in mind at drafts it refused, each ends with -1; to learn from
+    corrections: np.ndarray = msgspec.field(default_factory=no_tokens)
 
 
 class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):

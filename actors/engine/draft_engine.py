@@ -215,11 +215,13 @@ class DraftEngine:
             # The last guesses of a tree are not computed.
             room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, TreeShape(shape.max_nodes, min(shape.max_depth, room), shape.branch))
-        self._lookahead.learn(sequence, len(item.delta.token_ids))
+        self._lookahead.learn(sequence, len(item.delta.token_ids), self._readable(item.corrections))
         return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
 
     def _readable(self, runs: np.ndarray) -> list[list[int]]:
         """Those without tokens that the model has not."""
+        if runs.dtype.kind != "i":
+            return []
         found: list[list[int]] = [[]]
         for token in runs.tolist():
             if token < 0:

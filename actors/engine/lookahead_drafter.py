@@ -3,8 +3,8 @@
 A forward computes, behind the draft so far, the phrases that the pool has for its last token and the lookahead window,
 all as one tree. The model's own draws are followed through it as far as they go: several tokens a forward instead of
 one. The draft is then continued, without a forward, by the newest phrases behind its last token, for the target to
-choose from (Ouroboros, Zhao et al. 2024, arXiv:2402.13720). The pool learns from the window, and from what the target
-has committed.
+choose from (Ouroboros, Zhao et al. 2024, arXiv:2402.13720). The pool learns from the window, from what the target
+has committed, and from what it had in mind at the drafts that it refused.
 
 Draws are those of the draft engine, `argmax(process(q) + G)`, so that this works at any temperature.
 """
@@ -12,6 +12,7 @@ Draws are those of the draft engine, `argmax(process(q) + G)`, so that this work
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -129,11 +130,14 @@ class LookaheadDrafter:
         """Nodes that a forward computes beside those of the draft."""
         return self._options.most_nodes
 
-    def learn(self, sequence: Sequence, num_new: int) -> None:
-        """Take note of a sequence's last `num_new` committed tokens, its prompt at first."""
+    def learn(self, sequence: Sequence, num_new: int, corrections: Sequences[list[int]] = ()) -> None:
+        """Take note of a sequence's last `num_new` committed tokens, its prompt at first. corrections: texts of what
+        the target had in mind; what it has committed is newer than those."""
         state = self._states.get(sequence)
         if state is None:
             state = self._states[sequence] = self._new_state(sequence)
+        for text in corrections:
+            self.pool.insert_runs(state.scope, text)
         self.pool.learn(state.scope, sequence.tokens, num_new)
         if state.chain and num_new:
             self._judge(state, sequence.tokens[-num_new:].tolist())

@@ -346,7 +346,7 @@ class RouterCore:
             round.round_id,
             [self._verify_item(round, entry) for entry in round.entries],
             round.finished,
-            self._drafting.num_successors,
+            self._drafting.num_successors_of(round),
         )
 
     def commit(self, round: Round, result: VerifyResult, now: float) -> list[RouterEvent]:
@@ -636,18 +636,22 @@ class RouterCore:
         return finish is not None
 
     def _teach(self, round: Round, result: VerifyResult, emitted: list[Emitted]) -> None:
-        """Let drafters learn from every row the target computed, and from prompts that are done."""
-        count = self._drafting.num_successors
-        if not count:
+        """Let drafters and draft workers learn from every row the target computed, and drafters from prompts that are
+        done."""
+        if not self._drafting.num_successors_of(round):
             return
+        count = self._drafting.num_successors
         entries = [round.entries[index] for index, _, _ in emitted]
-        self._teach_prompts([entry.sequence for entry in entries], count)
+        if count:
+            self._teach_prompts([entry.sequence for entry in entries], count)
         successors = successors_of(result, self._vocab_size)
         if successors is None:
             self.counters.invalid_successors += result.successors is not None
             return
-        for rows in rows_of_round(round, result, entries, *successors, self._shares_prompts):
-            self._drafting.teach(rows)
+        self._drafting.keep_corrections(entries, result, successors[0])
+        if count:
+            for rows in rows_of_round(round, result, entries, *successors, self._shares_prompts):
+                self._drafting.teach(rows)
 
     def _teach_prompts(self, sequences: list[Sequence], count: int) -> None:
         """A part of a long prompt each round, while its sequence runs; sequences with the same prompt share the work.

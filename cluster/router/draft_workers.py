@@ -60,8 +60,7 @@ class DraftWorkers:
         self._workers = {worker_id: previous.get(worker_id) or _Worker(worker_id) for worker_id in worker_ids}
         for sequence in sequences:
             if sequence.draft_worker is not None and sequence.draft_worker not in self._workers:
-                sequence.draft_worker = None
-                sequence.draft_known = 0
+                sequence.leave_draft_worker()
 
     def worker_for(self, sequence: Sequence, round_id: int) -> str | None:
         """The sequence's worker, chosen now if it has none; None if there is none or it is paused."""
@@ -90,7 +89,9 @@ class DraftWorkers:
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
         begin = sequence.begin if start == 0 else None
         method: DraftMethod = "lookahead" if sequence.wants_lookahead else "tree"
-        return DraftItem(delta, max_nodes, begin, max_depth, branch, method, no_tokens() if runs is None else runs)
+        corrections, sequence.corrections = sequence.corrections, no_tokens()
+        runs = no_tokens() if runs is None else runs
+        return DraftItem(delta, max_nodes, begin, max_depth, branch, method, runs, corrections)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed: its worker is told with the next batch."""
@@ -98,8 +99,7 @@ class DraftWorkers:
         if worker is not None:
             worker.num_sequences -= 1
             worker.finished.append(sequence.seq_id)
-        sequence.draft_worker = None
-        sequence.draft_known = 0
+        sequence.leave_draft_worker()
 
     def batches(self, items: dict[str, list[DraftItem]], round_id: int, is_idle: bool) -> dict[str, DraftBatch]:
         """One message per worker that has items, many finished sequences, or, when the router is idle, any."""

@@ -19,11 +19,13 @@ from actors.drafters.contract import (
     VerifiedRows,
 )
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
-from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult
+from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult, no_tokens
 from cache_service.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
+from cluster.router.discarded import discarded_texts
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_workers import DraftWorkers
+from cluster.router.learning import first_rows_of
 from cluster.router.planner import MAX_SOURCES, has_tree_shape
 from cluster.router.rejection_chain import is_chain
 from cluster.router.round import Emitted, Round, RoundEntry
@@ -259,6 +261,10 @@ class Drafting:
         """Next tokens of every row that the drafters want to learn from; 0: none of them learns."""
         return max((drafter.num_successors for drafter in self._learners.values()), default=0)
 
+    def num_successors_of(self, round: Round) -> int:
+        """Next tokens of every row of the round that anyone wants, draft workers included; 0: nobody does."""
+        return max(self.num_successors, int(any(map(_corrects, round.entries))))
+
     def teach(self, rows: VerifiedRows) -> None:
         """Let the drafters that learn see what the target thought."""
         for index, drafter in self._learners.items():
@@ -267,8 +273,25 @@ class Drafting:
             except Exception:
                 self._drafter_failed(index)
 
+    def keep_corrections(self, entries: Iterable[RoundEntry], result: VerifyResult, token_ids: np.ndarray) -> None:
+        """What the target had in mind at draft nodes that it refused goes to the sequences' workers with their next
+        drafts. entries: that emitted; token_ids: of `successors_of`. Call it when the round's tokens are committed."""
+        first_rows = first_rows_of(result)
+        paths = {verdict.seq_id: verdict.path.tolist() for verdict in result.verdicts}
+        for entry in entries:
+            row, num_nodes = first_rows[entry.seq_id]
+            path = paths[entry.seq_id]
+            if _corrects(entry) and len(path) < num_nodes:
+                likeliest = token_ids[row : row + 1 + num_nodes, 0]
+                entry.sequence.corrections = discarded_texts(
+                    entry.sequence.tokens(), entry.num_tokens, path, entry.parents[:num_nodes], likeliest
+                )
+
     def drop(self, namespace: str) -> None:
         """Have the drafters and workers forget what they have learnt in a namespace."""
+        for sequence in self._sequences.values():
+            if sequence.begin.namespace == namespace:
+                sequence.corrections = no_tokens()
         for index, drafter in enumerate(self._drafters):
             if isinstance(drafter, RememberingDrafter):
                 try:
@@ -400,3 +423,8 @@ class Drafting:
             self._counters.invalid_trees[DRAFT_MODEL] += 1
         elif len(tree):
             entry.proposals.append((self.draft_model, tree))
+
+
+def _corrects(entry: RoundEntry) -> bool:
+    """Whether a draft worker with a phrase pool is to hear what the target thinks of the entry's draft."""
+    return entry.sequence.wants_lookahead and entry.draft_worker is not None and len(entry.token_ids) > 0

@@ -31,6 +31,17 @@ def successors_of(result: VerifyResult, vocab_size: int) -> tuple[np.ndarray, np
     return told.token_ids.reshape(rows, told.k), told.probs.reshape(rows, told.k)
 
 
+def first_rows_of(result: VerifyResult) -> dict[int, tuple[int, int]]:
+    """Where the rows of `successors_of` begin, and how many draft nodes follow the root's, by sequence that emits."""
+    found = {}
+    row = 0
+    for verdict in result.verdicts:
+        if verdict.next_token >= 0:
+            found[verdict.seq_id] = row, verdict.num_nodes
+            row += 1 + verdict.num_nodes
+    return found
+
+
 def rows_of_round(
     round: Round,
     result: VerifyResult,
@@ -41,16 +52,11 @@ def rows_of_round(
 ) -> Iterator[VerifiedRows]:
     """The rows of the entries that emitted, by namespace and whether they may be shared. token_ids and probs: of
     `successors_of`; shares_prompts: so may rows whose contexts hold tokens of a prompt."""
-    first_row = {}
-    row = 0
-    for verdict in result.verdicts:
-        if verdict.next_token >= 0:
-            first_row[verdict.seq_id] = row, verdict.num_nodes
-            row += 1 + verdict.num_nodes
+    first_rows = first_rows_of(result)
     parts: dict[tuple[str, bool], list[tuple[np.ndarray, ...]]] = {}
     counts: dict[tuple[str, bool], int] = {}  # rows so far
     for entry in emitting:
-        row, num_nodes = first_row[entry.seq_id]
+        row, num_nodes = first_rows[entry.seq_id]
         before = np.full(MAX_CONTEXT, -1, np.int32)
         known = entry.sequence.tokens()[max(0, entry.num_tokens - MAX_CONTEXT) : entry.num_tokens]
         before[MAX_CONTEXT - len(known) :] = known

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats
+from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, no_tokens
 from cluster.router.context_class import DraftRecord
 
 _FIRST_ROOM = 256  # tokens of output that fit before the buffer grows
@@ -26,6 +26,7 @@ class Sequence:
         "arrived_at",
         "begin",
         "chunk_index",
+        "corrections",
         "deadline",
         "draft_known",
         "draft_record",
@@ -102,6 +103,7 @@ class Sequence:
         self.draft_record: DraftRecord | None = None  # how each source has fared in it; None: it had no drafts
         self.draft_worker: str | None = None
         self.draft_known = 0  # tokens that worker has been sent
+        self.corrections = no_tokens()  # that it is to be sent, as in `DraftItem`: those of the last round with any
         self.target_known = 0
         self.is_at_target = False  # it has been sent under its present id, so the target must be told to free it
         self.num_computed = 0
@@ -155,10 +157,15 @@ class Sequence:
         self.target_known = 0
         self.num_computed = 0
 
+    def leave_draft_worker(self) -> None:
+        """It has none from now on."""
+        self.draft_worker = None
+        self.draft_known = 0
+        self.corrections = no_tokens()
+
     def renamed(self, seq_id: int) -> None:
         """Start over under a new id, with the tokens it has: every worker has been told to forget the old one."""
         self.seq_id = seq_id
         self.lost_by_target()
         self.drafter_known = [0] * len(self.drafter_known)
-        self.draft_worker = None
-        self.draft_known = 0
+        self.leave_draft_worker()

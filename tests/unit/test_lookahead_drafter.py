@@ -215,6 +215,78 @@ def test_phrases_outlive_a_request_unless_that_is_turned_off_and_stay_in_their_n
     assert forwards(False, "a") == forwards(True, "b") == forwards(False, "b") > 1
 
 
+def test_what_the_target_had_in_mind_at_a_refused_draft_is_drafted_next(models):
+    params, phrase = SamplingParams(seed=1, temperature=0.0), [60, 58, 60, 58]
+
+    def tree(texts: np.ndarray, num_suffixes: int) -> TreeMessage:
+        options = LookaheadOptions(num_suffixes=num_suffixes)
+        engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
+        one = item(1, PROMPTS[1], 0, params, 9, max_nodes=40, corrections=texts)
+        (found,) = engine.draft(DraftBatch(1, [one])).trees
+        assert engine.check_integrity() is None
+        return found
+
+    nothing = np.array([], np.int32)
+    chain = chain_of(tree(nothing, 0))
+    text = np.array([1, 2, -1, chain[-1], *phrase, -1], np.int32)  # of which the first is too short for a phrase
+    assert [*chain, *phrase] not in leaf_paths(tree(nothing, 3))
+    assert [*chain, *phrase] in leaf_paths(tree(text, 3))
+    assert chain_of(tree(text, 0)) == chain
+
+
+def test_phrases_of_refused_drafts_are_kept_as_others_are(models):
+    params = SamplingParams(seed=1, temperature=0.0)
+    texts = np.array([50, 51, 52, 53, 54, 55, -1, 40, 41, 42, 43, 44], np.int32)
+
+    def pool_after(**options: Any) -> tuple[DraftEngine, list[Any]]:
+        engine = DraftEngine(
+            copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=LookaheadOptions(**options)
+        )
+        first = item(1, PROMPTS[1], 0, params, 9, namespace="a")
+        other = item(2, PROMPTS[1], 0, params, 9, namespace="a")
+        engine.draft(DraftBatch(1, [first, other]))
+        engine.draft(DraftBatch(2, [item(1, [*PROMPTS[1], 1], 9, params, 9, corrections=texts)]))
+        states = engine._lookahead._states
+        return engine, [states[engine._table.get(seq_id)].scope for seq_id in (1, 2)]
+
+    engine, scopes = pool_after()
+    pool = engine._lookahead.pool
+    assert scopes == ["a", "a"]
+    assert (51, 52, 53, 54) in pool.newest("a", 50, 5)
+    assert (52, 53, 54, 55) in pool.newest("a", 51, 5)
+    assert (41, 42, 43, 44) in pool.newest("a", 40, 5)
+    assert not pool.newest("b", 50, 5)
+    engine.draft(DraftBatch(3, [], dropped=["a"]))
+    assert not pool.newest("a", 50, 5)
+    engine, (mine, others) = pool_after(keep_phrases=False)
+    assert (51, 52, 53, 54) in engine._lookahead.pool.newest(mine, 50, 5)
+    assert (51, 52, 53, 54) not in engine._lookahead.pool.newest(others, 50, 5)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        np.array([1, 2, 3, 4, VOCAB, 5, 6, 7, 8, -1], np.int32),
+        np.array([2**31 - 1] * 9, np.int32),
+        np.array([-1, -7, -(2**31), -1], np.int32),
+        np.array([1, 2, 3, 4, -1, 5, 6, 7, 8, -1], np.int32),
+        np.array([1.0, 2.0, 3.0, 4.0, 5.0, np.nan, -1.0], np.float32),
+    ],
+    ids=["beyond the vocabulary", "far beyond it", "negative", "too short", "no integers"],
+)
+def test_texts_of_refused_drafts_that_cannot_be_learnt_are_left_out(models, texts):
+    params = SamplingParams(seed=1, temperature=0.0)
+    trees, sizes = [], []
+    for corrections in (np.array([], np.int32), texts):
+        engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
+        one = item(1, PROMPTS[1], 0, params, 9, corrections=corrections)
+        trees.append(leaf_paths(engine.draft(DraftBatch(1, [one])).trees[0]))
+        sizes.append(len(engine._lookahead.pool))
+        assert engine.check_integrity() is None
+    assert trees[0] == trees[1]
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_draft_ends_with_so_many_phrases_of_the_pool_the_newest(models, count):
     options = LookaheadOptions(num_suffixes=count)

@@ -15,6 +15,8 @@ from actors.messages import (
     TreeMessage,
     Verdict,
     VerifyResult,
+    decode_message,
+    encode_message,
 )
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
@@ -833,6 +835,88 @@ def test_under_rejection_nothing_is_drafted_by_lookahead():
     core.set_draft_workers(["w"])
     core.add(rejection(), 0.0)
     assert not core.plan_round(0.0)[0].draft_batches
+
+
+SCRIPT = [7 * position % 48 for position in range(200)]
+
+
+class WrongFirst(Worker):
+    """Its first token is wrong in every other draft, those behind are what the target will say."""
+
+    def draft(self, batch):
+        result = super().draft(batch)
+        for tree in result.trees:
+            if len(self.batches) % 2:
+                tree.token_ids[:1] = 48
+        return result
+
+
+def lookahead_core(**fields):
+    core = make_core(speculation=SpeculationConfig(drafters=("ouroboros",)), **fields)
+    core.set_draft_workers(["w"])
+    return core
+
+
+def has_part(text, part):
+    return any(text[begin : begin + len(part)] == part for begin in range(len(text)))
+
+
+def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_drafts():
+    target, worker = Scripted(SCRIPT), WrongFirst(None)
+    worker.target = target
+    core = lookahead_core()
+    core.add(request(stop_token_ids=(), max_new_tokens=60), 0.0)
+    told, refused = [], []
+    while core.has_work:
+        round, _ = core.plan_round(0.0)
+        told += [item.corrections.tolist() for batch in round.draft_batches.values() for item in batch.items]
+        assert all(not len(entry.sequence.corrections) for entry in round.entries)
+        batch = core.assemble(round, asking({"w": worker})(round))
+        drafted = [len(item.token_ids) for item in batch.items]
+        assert batch.num_successors == max(map(bool, drafted), default=0)
+        assert decode_message(encode_message(batch)).num_successors == batch.num_successors
+        result = target.verify(batch)
+        core.commit(round, result, 0.0)
+        refused += [len(verdict.path) < verdict.num_nodes for verdict in result.verdicts]
+    assert sum(refused) >= 3
+    assert [bool(texts) for texts in told] == [False, *refused[: len(told) - 1]]
+    for texts in filter(None, told):
+        assert texts[-1] == -1
+        assert len(texts) > 3
+        assert has_part([1, *SCRIPT], texts[:-1])
+
+
+def test_only_lookahead_workers_are_told_what_the_target_had_in_mind():
+    target, worker = Scripted(SCRIPT), WrongFirst(None)
+    worker.target = target
+    core = make_core(speculation=SpeculationConfig(drafters=("draft_model",)))
+    core.set_draft_workers(["w"])
+    core.add(request(stop_token_ids=(), max_new_tokens=40), 0.0)
+    while core.has_work:
+        _, batch = one_round(core, target, results=asking({"w": worker}))
+        assert batch.num_successors == 0
+    assert not any(len(item.corrections) for batch in worker.batches for item in batch.items)
+
+
+@pytest.mark.parametrize("event", ["purge", "purge of another namespace", "worker gone", "other worker", "end"])
+def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker_or_its_sequence(event):
+    target, worker = Scripted(SCRIPT), WrongFirst(None)
+    worker.target = target
+    core = lookahead_core()
+    core.add(request(stop_token_ids=(), max_new_tokens=60, namespace="a"), 0.0)
+    (sequence,) = core._by_seq_id.values()
+    while not len(sequence.corrections):
+        one_round(core, target, results=asking({"w": worker}))
+    if event == "purge":
+        core.drop("a")
+    elif event == "purge of another namespace":
+        core.drop("b")
+    elif event == "end":
+        core.cancel("r")
+        core.end_overdue(0.0)
+    else:
+        core.set_draft_workers([] if event == "worker gone" else ["x"])
+    assert bool(len(sequence.corrections)) == (event == "purge of another namespace")
 
 
 def test_of_a_tree_of_a_draft_model_every_branch_may_be_accepted():
