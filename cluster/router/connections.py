@@ -126,16 +126,15 @@ class Connections:
         leaves_at, self._leaves_at = self._leaves_at, None
         if target_id is not None:
             self.target_id = target_id
-        elif self.target_id is None or not self.others_serve:
-            pass  # whoever has a group keeps it, or waits for it
-        elif found is None or not found[1].is_alive or (held is not None and not held.is_leaving):
-            self.target_id = None
-        elif held is not None:
-            now = self._clock()
-            self._leaves_at = now + _HAND_OVER_S if leaves_at is None else leaves_at
-            if now >= self._leaves_at:
-                self.target_id = self._leaves_at = None
-        # else: a directory that is filling up again does not know the group yet, and its link works
+        elif self.target_id is not None and self.others_serve:  # else it keeps its group, or waits for one
+            if found is None or not found[1].is_alive or (held is not None and not held.is_leaving):
+                self.target_id = None
+            elif held is not None:
+                now = self._clock()
+                self._leaves_at = now + _HAND_OVER_S if leaves_at is None else leaves_at
+                if now >= self._leaves_at:
+                    self.target_id = self._leaves_at = None
+            # else: a directory that is filling up again does not know the group yet, and its link works
         served = None if self.target is None else self.target[0].incarnation
         if held is not None and held.incarnation == served and (held.is_leaving or held.worker_id != self.target_id):
             self.let_go = served

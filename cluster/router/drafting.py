@@ -263,7 +263,7 @@ class Drafting:
 
     def num_successors_of(self, round: Round) -> int:
         """Next tokens of every row of the round that anyone wants, draft workers included; 0: nobody does."""
-        return max(self.num_successors, int(any(map(_corrects, round.entries))))
+        return self.num_successors or int(any(map(_corrects, round.entries)))
 
     def teach(self, rows: VerifiedRows) -> None:
         """Let the drafters that learn see what the target thought."""
@@ -276,12 +276,15 @@ class Drafting:
     def keep_corrections(self, entries: Iterable[RoundEntry], result: VerifyResult, token_ids: np.ndarray) -> None:
         """What the target had in mind at draft nodes that it refused goes to the sequences' workers with their next
         drafts. entries: that emitted; token_ids: of `successors_of`. Call it when the round's tokens are committed."""
+        correcting = list(filter(_corrects, entries))
+        if not correcting:
+            return
         first_rows = first_rows_of(result)
         paths = {verdict.seq_id: verdict.path.tolist() for verdict in result.verdicts}
-        for entry in entries:
+        for entry in correcting:
             row, num_nodes = first_rows[entry.seq_id]
             path = paths[entry.seq_id]
-            if _corrects(entry) and len(path) < num_nodes:
+            if len(path) < num_nodes:
                 likeliest = token_ids[row : row + 1 + num_nodes, 0]
                 entry.sequence.corrections = discarded_texts(
                     entry.sequence.tokens(), entry.num_tokens, path, entry.parents[:num_nodes], likeliest
