@@ -4,6 +4,7 @@
     ├── InvalidRequest        what a caller sent is wrong: names field, value and limit
     ├── Overloaded            no room now; says when to come back
     ├── Unavailable           the service is starting, draining or has lost its target group
+    │   └── RouterLost        the router or its target group went away; another router may carry on
     ├── DeadlineExceeded      the caller's own time limit has passed
     ├── ModelError            a model cannot be found, read or run
     │   └── ModelUnavailable  its files cannot be fetched from here
@@ -52,6 +53,10 @@ class Overloaded(PacelineError):
 
 class Unavailable(PacelineError):
     """The service cannot take requests at the moment (starting, draining, target group lost)."""
+
+
+class RouterLost(Unavailable):
+    """The router died, left, or has no target group while others have; the call can be begun or continued elsewhere."""
 
 
 class DeadlineExceeded(PacelineError):

@@ -10,8 +10,8 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from actors.errors import PacelineError
+from actors.workers.ray_environment import is_loopback
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, describe, paceline_home
-from cluster.ray_environment import is_loopback
 from cluster.serve import ClusterPlan, cluster_application, device_elsewhere, plan_cluster
 
 _EVERYWHERE = "0.0.0.0"

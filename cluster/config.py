@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from cache_service.connection import parse_url
+from actors.logs import ObservabilityConfig
+from actors.workers.autoscaling_options import AutoscalingConfig
 from cache_service.errors import SettingError
+from cache_service.options import Options
+from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -24,28 +27,7 @@ NO_CACHE = "none"  # as `cache.url`
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _numbers_are_no_truths(cls, value: Any, info: ValidationInfo) -> Any:
-        """In YAML, yes and on are truths, which would pass for 1."""
-        if isinstance(value, bool):
-            kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
-            if kinds & {int, float} and bool not in kinds:
-                raise ValueError(f"{value} is no number")
-        return value
-
-
-def _kinds(annotation: Any) -> set[Any]:
-    inner = get_args(annotation)
-    if inner:
-        return set().union(*map(_kinds, inner))
-    return {annotation} if isinstance(annotation, type) else set()
-
-
-class TargetConfig(_Section):
+class TargetConfig(Options):
     """The model whose output counts, and the groups of GPU actors it lives on."""
 
     model: str = "smollm2"  # a prepared name, a directory, a .gguf file or a Hugging Face id
@@ -87,8 +69,8 @@ class TargetConfig(_Section):
         return self.groups if self.max_groups is None else self.max_groups
 
 
-class LookaheadConfig(_Section):
-    """How the draft model drafts for `ouroboros`: `actors.engine.lookahead_drafter.LookaheadOptions`."""
+class LookaheadConfig(Options):
+    """How the draft model drafts for `ouroboros`: `actors.draft_model.lookahead_drafter.LookaheadOptions`."""
 
     window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
     lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens
@@ -105,7 +87,7 @@ class LookaheadConfig(_Section):
         return self
 
 
-class DraftConfig(_Section):
+class DraftConfig(Options):
     """The draft model and its workers."""
 
     model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
@@ -137,20 +119,20 @@ class DraftConfig(_Section):
         return self.workers if self.max_workers is None else self.max_workers
 
 
-class SpeculationConfig(_Section):
+class SpeculationConfig(Options):
     """How drafts are made, merged and accepted."""
 
     drafters: tuple[str, ...] = ("auto",)  # names of `paceline generate --drafter`, or none
     corpora: tuple[Path, ...] = ()  # directories of `paceline corpus build`, for the drafter retrieval
     # Of drafters by their names, as in {suffix: {len_threshold: 5}}: the keywords of their `create_drafter`.
-    drafter_options: dict[str, dict[str, bool | int | float | str]] = {}
+    drafter_options: dict[str, dict[str, bool | int | float | str]] = Field(default_factory=dict)
     acceptance: Literal["coupled", "rejection"] = "coupled"
     # Tree nodes a sequence and round, beside those that a drafter requires (a lookahead window). 0: neither.
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
     max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on either, all sequences
 
 
-class RouterConfig(_Section):
+class RouterConfig(Options):
     """Batching, admission and fairness."""
 
     max_running: Annotated[int, Field(ge=1, le=4096)] = 16  # sequences in one round
@@ -159,22 +141,7 @@ class RouterConfig(_Section):
     verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # a target that takes longer has failed
 
 
-class AutoscalingConfig(_Section):
-    """When workers come and go: draft workers, from `draft.workers` to `draft.max_workers`, by what they and the
-    routers say of drafting; target groups, from `target.groups` to `target.max_groups`, by how long requests wait for
-    one. See `cluster.autoscaling.draft_policy` and `cluster.autoscaling.target_policy`."""
-
-    draft_busy_share: Annotated[float, Field(gt=0, le=1)] = 0.6  # of a draft worker's time, in drafting
-    draft_late_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # of the drafts waited for, that may come too late
-    draft_min_gain: Annotated[float, Field(ge=0, le=0.5)] = 0.03  # tokens a second, relative, of one worker more
-    target_queue_s: Annotated[float, Field(gt=0, le=3600)] = 1.0  # that requests may wait for their first round
-    target_used_share: Annotated[float, Field(gt=0, le=0.95)] = 0.7  # of the groups' room, that they should have in use
-    look_back_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # signals are means over this time
-    upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # that they must have asked for more
-    downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-
-
-class GatewayConfig(_Section):
+class GatewayConfig(Options):
     """The public face."""
 
     host: str = "127.0.0.1"
@@ -192,7 +159,7 @@ class GatewayConfig(_Section):
     stream_obfuscation: bool | None = None  # pad chunks unless a request says otherwise; None: with tenants
 
 
-class TenantsConfig(_Section):
+class TenantsConfig(Options):
     """Who may call, and how warm caches are shared. Limits and keys are in the registry of `paceline tenant`."""
 
     file: Path | None = None  # the registry; None: $PACELINE_HOME/tenants.json
@@ -200,9 +167,9 @@ class TenantsConfig(_Section):
     allow_shared: bool = False  # tenants with policy shared do share; else they are isolated
 
 
-class PromotionConfig(_Section):
+class PromotionConfig(Options):
     """What tenants with policy `promoted` have all said becomes readable to all of them: see
-    `cache_service.promotion_policy`. Without tenants nothing does."""
+    `cache_service.promotion.promotion_policy`. Without tenants nothing does."""
 
     enabled: bool = True  # else policy promoted is as isolated
     min_tenants: Annotated[int, Field(ge=5, le=10_000)] = 20  # distinct ones that must have said a phrase
@@ -217,10 +184,10 @@ class PromotionConfig(_Section):
     never: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()  # texts that must not become public
 
 
-class CacheConfig(_Section):
+class CacheConfig(Options):
     """The shared warm cache: what one router has learnt, all of them draft from.
 
-    Passwords and keys come from files or the environment, never from here: `cluster.cache_access` reads them.
+    Passwords and keys come from files or the environment, never from here: `cluster.cache.access` reads them.
     """
 
     # None: a server of its own beside `paceline serve`; none: no cache; else redis://host:port/db, rediss:// with TLS,
@@ -268,25 +235,7 @@ class CacheConfig(_Section):
         return self
 
 
-class ObservabilityConfig(_Section):
-    """What is told of requests and rounds beside the metrics, which are always there."""
-
-    log_format: Literal["text", "json"] = "text"  # to stderr
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # info: a line for each request and its parts
-    # Spans of requests go there, as OTLP over HTTP: http://collector:4318. None: no tracing. Headers that the collector
-    # wants are taken from $OTEL_EXPORTER_OTLP_HEADERS.
-    otlp_endpoint: str | None = None
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose callers have not decided it
-    round_spans: Annotated[int, Field(ge=0, le=256)] = 16  # rounds of a request with spans of their own; the first
-
-    @model_validator(mode="after")
-    def _address(self) -> ObservabilityConfig:
-        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.otlp_endpoint):
-            raise ValueError("otlp_endpoint must be a URL like http://collector:4318")
-        return self
-
-
-class ClusterConfig(_Section):
+class ClusterConfig(Options):
     """One file describes one cluster."""
 
     target: TargetConfig = TargetConfig()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ray import serve
 
-from actors.draft_worker import DraftSettings
+from actors.draft_model.lookahead_drafter import LookaheadOptions
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
@@ -22,25 +22,25 @@ from actors.drafters.registry import (
     expand_drafters,
     needs_draft_model,
 )
-from actors.engine.eagle_drafter import EagleOptions
-from actors.engine.lookahead_drafter import LookaheadOptions
+from actors.eagle.eagle_drafter import EagleOptions
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.drafter_build import default_drafter_dir
 from actors.models.loader import ModelInfo, check_encoder_decoder, choose_device, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
-from actors.target_worker import TargetSettings
-from cache_service.soft_exchange import DELTA_BYTES
+from actors.training.drafter_build import default_drafter_dir
+from actors.workers.directory import get_or_create_directory
+from actors.workers.draft_pool import draft_pool_application
+from actors.workers.draft_worker import DraftSettings
+from actors.workers.target_group import target_group_application
+from actors.workers.target_worker import TargetSettings
+from cache_service.counts.soft_exchange import DELTA_BYTES
+from cluster.cache.promotion import PromotionSource
 from cluster.config import NO_CACHE, ClusterConfig
-from cluster.directory import get_or_create_directory
-from cluster.draft_pool import draft_pool_application
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
-from cluster.promotion import PromotionSource
 from cluster.router.deployment import router_application
 from cluster.router.required_rows import check_required_rows
-from cluster.target_group import target_group_application
 from cluster.tenants.access import TenantAccess, tenant_access
 
 APPLICATION = "paceline"
@@ -165,7 +165,7 @@ def _check_drafter_options(
 def cluster_application(plan: ClusterPlan) -> serve.Application:
     """The Serve application of a plan. Ray must be initialised and Serve's proxies started.
 
-    Where `cache.url` is None, its routers have no shared cache: see `cluster.embedded_cache`.
+    Where `cache.url` is None, its routers have no shared cache: see `cluster.cache.embedded_cache`.
     """
     config = plan.config
     get_or_create_directory(DIRECTORY, lifetime="detached")

@@ -8,9 +8,9 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
-from cache_service.static_automaton import StaticAutomaton
-from cache_service.suffix_automaton import Cursor, SuffixAutomaton
-from cache_service.tree_options import TOP_CONTINUATIONS, TreeOptions
+from cache_service.automata.static_automaton import StaticAutomaton
+from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton
+from cache_service.automata.tree_options import TOP_CONTINUATIONS, TreeOptions
 
 # Chance that a text goes on as the target does after a match of the given length that occurred often, by length (index
 # 0 is not used). Measured on 60 files of Python's library held out of a corpus of the other 680, with the prior of

@@ -18,12 +18,12 @@ from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
 from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, Match, TreeGrowth
 from actors.drafters.contract import DraftContext, Outcome
-from cache_service import static_automaton, suffix_automaton
-from cache_service.automata import Automata, AutomataIndex
-from cache_service.live_tail import Side
-from cache_service.static_automaton import StaticAutomaton
-from cache_service.suffix_automaton import Cursor, SuffixAutomaton
-from cache_service.tree_options import TOP_CONTINUATIONS
+from cache_service.automata import static_automaton, suffix_automaton
+from cache_service.automata.automata_index import Automata, AutomataIndex
+from cache_service.automata.live_tail import Side
+from cache_service.automata.static_automaton import StaticAutomaton
+from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton
+from cache_service.automata.tree_options import TOP_CONTINUATIONS
 
 # Tokens of a sequence that are walked through an automaton that is new to it: longer matches say no more.
 _MOST_MATCHED = 64

@@ -25,8 +25,8 @@ from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
 from actors.lookahead.token_trie import ROOT, TokenTrie
 from actors.lookahead.window import LookaheadWindow
-from cache_service.automata import AutomataIndex
-from cache_service.shared_phrases import SharedPhrases
+from cache_service.automata.automata_index import AutomataIndex
+from cache_service.automata.shared_phrases import SharedPhrases
 
 _PHRASE_BYTES, _TOKEN_BYTES = 360, 40  # measured: of a phrase, and of each of its tokens
 

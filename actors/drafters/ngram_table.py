@@ -18,7 +18,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
-from cache_service.fair_share import first_to_give_way
+from cache_service.store.fair_share import first_to_give_way
 
 _FLOOR = 0.03
 _MAX_NGRAMS = 1 << 18  # a table; 64 to 128 bytes each

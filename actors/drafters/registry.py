@@ -16,7 +16,7 @@ from actors.drafters._options import FIELD, checked_options
 from actors.drafters.contract import Drafter
 from actors.errors import InvalidRequest
 from actors.messages import Acceptance
-from cache_service.automata import AutomataIndex
+from cache_service.automata.automata_index import AutomataIndex
 
 AUTO = "auto"
 NONE = "none"

@@ -17,11 +17,11 @@ from actors.drafters._options import Floor
 from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, TreeGrowth
 from actors.drafters.contract import DraftContext, Outcome
 from actors.errors import ModelError
-from cache_service.corpus_index import open_index
+from cache_service.automata.corpus_index import open_index
+from cache_service.automata.static_automaton import StaticAutomaton, warm_up
+from cache_service.automata.suffix_automaton import Cursor
+from cache_service.automata.tree_options import TOP_CONTINUATIONS
 from cache_service.errors import CorpusError
-from cache_service.static_automaton import StaticAutomaton, warm_up
-from cache_service.suffix_automaton import Cursor
-from cache_service.tree_options import TOP_CONTINUATIONS
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Drafts what the target has found probable after the same last tokens before, in any sequence of the namespace.
 
 Learns from every row that the target computes, drafted in vain or not, so it gets better with traffic even where no
-text repeats; `cache_service.soft_ngram` tells how. One table a namespace: none sees what another one's text was.
+text repeats; `cache_service.counts.soft_ngram` tells how. One table a namespace: none sees what another one's text was.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
-from cache_service.fair_share import first_to_give_way
-from cache_service.soft_ngram import (
+from cache_service.counts.soft_ngram import (
     MAX_SUCCESSORS,
     MIN_BYTES,
     SLOT_BYTES,
@@ -26,6 +25,7 @@ from cache_service.soft_ngram import (
     decode_entries,
     warm_up,
 )
+from cache_service.store.fair_share import first_to_give_way
 
 # A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
 _FLOOR = 0.002

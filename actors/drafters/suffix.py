@@ -15,7 +15,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
-from cache_service.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
+from cache_service.automata.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
 
 # Chance that the token after a match of the given length is the target's, by match length (index 0 is not used); every
 # accepted token makes the match longer. Measured at the rounds of a replay of 96 greedy answers of

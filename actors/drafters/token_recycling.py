@@ -23,9 +23,9 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
-from cache_service.automata import AutomataIndex
-from cache_service.fair_share import first_to_give_way
-from cache_service.shared_phrases import SharedPhrases
+from cache_service.automata.automata_index import AutomataIndex
+from cache_service.automata.shared_phrases import SharedPhrases
+from cache_service.store.fair_share import first_to_give_way
 
 _SUCCESSORS = 8
 _MAX_NAMESPACES = 64  # at 4 bytes a successor and 150,000 tokens, 5 MB each

@@ -12,10 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, depths_of
+from actors.eagle.eagle_drafter import EagleDrafter, EagleOptions, HeadRows
+from actors.eagle.eagle_head import EagleHead
 from actors.engine.batch import SequenceRows, is_chain
 from actors.engine.beam_search import Beam, search_beams
 from actors.engine.block_pool import BlockPool
-from actors.engine.eagle_drafter import EagleDrafter, EagleOptions, HeadRows
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
@@ -30,7 +31,6 @@ from actors.messages import (
     VerifyResult,
     no_tokens,
 )
-from actors.models.eagle_head import EagleHead
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection, walk_tree
 

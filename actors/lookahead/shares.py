@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from cache_service.fair_share import first_to_give_way
+from cache_service.store.fair_share import first_to_give_way
 
 Shares = TypeVar("Shares")
 

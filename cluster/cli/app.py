@@ -7,9 +7,6 @@ from importlib import metadata
 import typer
 
 from cluster.cli import (
-    bench,
-    chat,
-    compare,
     config,
     corpus,
     drafter,
@@ -21,7 +18,10 @@ from cluster.cli import (
     tenant,
     validate,
 )
+from cluster.cli.bench import app as bench
+from cluster.cli.bench import compare_command as compare
 from cluster.cli.cache import app as cache
+from cluster.cli.chat import app as chat
 
 app = typer.Typer(
     no_args_is_help=True,

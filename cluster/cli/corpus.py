@@ -12,12 +12,12 @@ import typer
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model
 from actors.models.loader import load_tokenizer, read_model_info
-from cache_service.corpus_index import CorpusIndex, open_index
+from cache_service.automata.corpus_index import CorpusIndex, open_index
 from cache_service.errors import CorpusError
 from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
-from cluster.corpus import PROMPT_KEYS, Tokens, build_corpus, read_documents, read_rows
 from cluster.errors import ConfigError
+from cluster.offline.corpus import PROMPT_KEYS, Tokens, build_corpus, read_documents, read_rows
 from cluster.request_limits import check_local_fields
 
 app = typer.Typer(no_args_is_help=True, help="Index text to draft from.")
@@ -97,7 +97,7 @@ def _responses(
     """What the target answers, a document a prompt with its answer."""
     import numpy as np
 
-    from cluster.local import LocalEngine
+    from cluster.offline.engine import LocalEngine
 
     engine = LocalEngine(target, batch_size=batch_size, device=device, progress=progress)
     generations = engine.generate(

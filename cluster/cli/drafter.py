@@ -12,7 +12,7 @@ import typer
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
-from actors.models.drafter_build import (
+from actors.training.drafter_build import (
     CHAIN_LENGTH,
     TRAINING_RECIPE,
     DrafterExists,
@@ -20,8 +20,8 @@ from actors.models.drafter_build import (
     build_drafter,
     default_drafter_dir,
 )
-from actors.models.eagle_recipe import HeadRecipe
-from actors.models.seed_prompts import read_prompts
+from actors.training.eagle_recipe import HeadRecipe
+from actors.training.seed_prompts import read_prompts
 from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 
@@ -143,7 +143,7 @@ def train(
 
     import torch
 
-    from actors.models.training_checkpoint import TrainingPaused
+    from actors.training.training_checkpoint import TrainingPaused
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     home = paceline_home()
@@ -151,7 +151,7 @@ def train(
         with progress_bars() as progress:
             source = resolve_model(target, home, progress)
             if kind is Kind.eagle3:
-                from actors.models.eagle_train import default_head_dir, train_head
+                from actors.training.eagle_train import default_head_dir, train_head
 
                 directory = out if out is not None else default_head_dir(home, source)
                 head = train_head(source, directory, replace(_HEAD, **given), questions, device, progress, steps)

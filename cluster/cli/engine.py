@@ -13,7 +13,7 @@ from actors.errors import InvalidRequest
 from cluster.cli.progress import progress_bars
 
 if TYPE_CHECKING:
-    from cluster.local import LocalEngine
+    from cluster.offline.engine import LocalEngine
 
 
 class Dtype(StrEnum):
@@ -111,7 +111,7 @@ def local_engine(
     """Models are prepared under progress bars. drafter: names, comma-separated. Raises ModelError or InvalidRequest."""
     import torch  # here, so that --help does not wait for it
 
-    from cluster.local import LocalEngine
+    from cluster.offline.engine import LocalEngine
 
     if threads is not None:
         torch.set_num_threads(threads)

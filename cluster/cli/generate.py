@@ -40,7 +40,7 @@ from cluster.cli.engine import (
 from cluster.request_limits import check_local_fields, is_text
 
 if TYPE_CHECKING:
-    from cluster.local import BeamSearchResult, Generation
+    from cluster.offline.engine import BeamSearchResult, Generation
     from cluster.router.trace import RoundTrace
 
 

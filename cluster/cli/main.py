@@ -6,7 +6,7 @@ import os
 import sys
 
 from actors.errors import PacelineError
-from cluster.kernel_cache import prepare_kernel_cache
+from actors.workers.kernel_cache import prepare_kernel_cache
 
 
 def main() -> None:

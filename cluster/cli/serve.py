@@ -21,10 +21,10 @@ import httpx
 import typer
 
 from actors.errors import Unavailable
+from actors.workers.ray_environment import prepare_own_ray
 from cluster.cli.progress import progress_bars
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, GatewayConfig, load_config, paceline_home
 from cluster.errors import ConfigError
-from cluster.ray_environment import prepare_own_ray
 from cluster.tenants.access import tenant_access
 
 _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback
@@ -95,7 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def _cache(plan):  # type: ignore[no-untyped-def]
     """The plan with the cache that its routers get; it lasts as long as they may need it."""
-    from cluster.embedded_cache import cluster_cache
+    from cluster.cache.embedded_cache import cluster_cache
 
     wanted = plan.config.cache if plan.drafters else CacheConfig(url=NO_CACHE)
     with cluster_cache(wanted, lambda told: typer.echo(f"cache   {told}")) as cache:
@@ -226,7 +226,7 @@ def _leave_ray() -> None:
     import ray
     from ray import serve as ray_serve
 
-    from cluster.directory import find_directory
+    from actors.workers.directory import find_directory
     from cluster.serve import APPLICATION, DIRECTORY
 
     if set(ray_serve.status().applications) <= {APPLICATION}:

@@ -15,7 +15,7 @@ from actors.errors import InvalidRequest
 from cluster.cli.row_times import parse_row_times
 
 if TYPE_CHECKING:
-    from cluster.sizing.estimate import Deployment, Sizing
+    from cluster.deploy.size.estimate import Deployment, Sizing
 
 _MODEL_ACCEPTANCE = 0.7  # of a guess by a draft model, where none is given
 _CPU_ACCEPTANCE = 0.5  # of drafters on the CPU: two tokens a round
@@ -69,13 +69,13 @@ def size(
     The formulas are in docs/sizing.md. Exit status 1 if it does not fit.
     """
     from cluster.config import RouterConfig
-    from cluster.sizing.estimate import Deployment, DraftPlan
-    from cluster.sizing.estimate import size as size_deployment
-    from cluster.sizing.hardware import GPUS, GpuGroup, find_gpu, parse_gpus, read_hardware
-    from cluster.sizing.model_shape import find_model
-    from cluster.sizing.precision import find_kv_bytes, find_precision
-    from cluster.sizing.report import as_json, print_sizing
-    from cluster.sizing.roofline import PlacedModel
+    from cluster.deploy.size.estimate import Deployment, DraftPlan
+    from cluster.deploy.size.estimate import size as size_deployment
+    from cluster.deploy.size.hardware import GPUS, GpuGroup, find_gpu, parse_gpus, read_hardware
+    from cluster.deploy.size.model_shape import find_model
+    from cluster.deploy.size.precision import find_kv_bytes, find_precision
+    from cluster.deploy.size.report import as_json, print_sizing
+    from cluster.deploy.size.roofline import PlacedModel
 
     known = {**GPUS, **(read_hardware(hardware) if hardware is not None else {})}
     group = parse_gpus(gpus, known=known)
@@ -147,7 +147,7 @@ def _curve(points: tuple[tuple[int, float], ...]) -> Callable[[int], float] | No
 
 def _notes(deployment: Deployment, sizing: Sizing, *, is_assumed: bool) -> list[str]:
     """What the reader should know of these figures."""
-    from cluster.sizing.report import is_served
+    from cluster.deploy.size.report import is_served
 
     target, draft = deployment.target, deployment.draft
     notes = ["Times are what good kernels can reach at best; reading prompts is not included."]

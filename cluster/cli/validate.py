@@ -24,7 +24,7 @@ def validate(
     ] = "text",
 ) -> None:
     """Find mistakes in cluster configurations, Kustomize overlays and manifests. Exit status 1 if there is an error."""
-    from cluster.validate.check import validate as run
+    from cluster.deploy.validate.check import validate as run
 
     report = run(paths, crds, ignore or [])
     shown = report.show(form)

@@ -6,10 +6,10 @@ import math
 from importlib import metadata
 from typing import Any
 
+from actors.workers.ray_environment import OWN_RAY
 from cluster.deploy.ports import AGENT_PORT, CLIENT_PORT, DASHBOARD_PORT, GCS_PORT, METRICS_PORT
 from cluster.deploy.serve_config import CACHE_PASSWORD_FILE, TENANTS_FILE
 from cluster.deploy.values import DeployValues, PodValues, number_of
-from cluster.ray_environment import OWN_RAY
 
 Object = dict[str, Any]
 

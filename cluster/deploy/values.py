@@ -11,9 +11,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster.config import Dtype, ObservabilityConfig
+from actors.logs import ObservabilityConfig
+from cluster.config import Dtype
 from cluster.deploy.ports import what_ray_does_at
-from cluster.validate.quantity import parse_quantity
+from cluster.deploy.validate.quantity import parse_quantity
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
 Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]  # 40 characters: KubeRay adds its own

@@ -15,20 +15,20 @@ from ray.serve.config import BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
 from transformers import AutoTokenizer
 
-from cluster.config import GatewayConfig, ObservabilityConfig
+from actors.logs import ObservabilityConfig, configure_logging
+from cluster.config import GatewayConfig
 from cluster.gateway.ask_all import ask_all
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
+from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.metrics_text import merged
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import HandleRouterClient
 from cluster.gateway.service import GenerationService
 from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
-from cluster.logs import configure_logging
-from cluster.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 
@@ -64,7 +64,7 @@ class Gateway:
         gatekeeper = None if access is None else Gatekeeper(access, config.replicas, metrics)
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
-            from cluster.tracing import open_tracing  # OpenTelemetry takes its time to load
+            from cluster.gateway.tracing import open_tracing  # OpenTelemetry takes its time to load
 
             self._tracing = open_tracing(observability, paceline_version())
         router_client = HandleRouterClient(router)

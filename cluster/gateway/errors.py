@@ -1,13 +1,11 @@
 """Errors of the gateway, and the one table that turns errors into HTTP and gRPC status.
 
 PacelineError
-├── InvalidRequest
-│   ├── ModelNotFound     the call names a model that is not served
-│   └── BodyTooLarge      the call is larger than the gateway reads
-└── Unavailable
-    └── RouterLost        the router or its target group went away; another router may carry on
+└── InvalidRequest
+    ├── ModelNotFound     the call names a model that is not served
+    └── BodyTooLarge      the call is larger than the gateway reads
 
-Those of tenants are in `cluster.tenants.errors`.
+Those of tenants are in `cluster.tenants.errors`, those of routers and workers in `actors.errors`.
 """
 
 from __future__ import annotations
@@ -28,10 +26,6 @@ class ModelNotFound(InvalidRequest):
 
 class BodyTooLarge(InvalidRequest):
     """The call is larger than the gateway reads."""
-
-
-class RouterLost(Unavailable):
-    """The router died, left, or has no target group while others have; the call can be begun or continued elsewhere."""
 
 
 def grpc_retry_metadata(retry_after_s: float) -> tuple[str, str]:

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from actors.errors import InvalidRequest, PacelineError
+from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from actors.messages import SpeculationStats
 from cluster.config import GatewayConfig
 from cluster.gateway.call import CallOrigin, GenerationCall
@@ -29,7 +30,6 @@ from cluster.gateway.padding import pad
 from cluster.gateway.piece import Piece
 from cluster.gateway.schema import chat_call, completion_call, parse_chat, parse_completion
 from cluster.gateway.service import GenerationService, PreparedCall
-from cluster.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.tenants.gatekeeper import Tenant
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import InvalidRequest, PacelineError
+from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
@@ -37,7 +38,6 @@ from cluster.gateway.schema import (
     parse_json_object,
 )
 from cluster.gateway.service import GenerationService, PreparedCall
-from cluster.logs import REQUEST_ID_HEADER, request_id, request_id_of
 
 Result = TypeVar("Result")
 

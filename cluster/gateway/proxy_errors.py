@@ -17,7 +17,7 @@ _RETRY_AFTER_S = 1.0
 
 
 def middlewares() -> list[Middleware]:
-    """Serve's proxy calls it when it starts: see `cluster.ray_environment`."""
+    """Serve's proxy calls it when it starts: see `actors.workers.ray_environment`."""
     return [Middleware(ErrorObjects), Middleware(FitRequestIds)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.logs import REQUEST_ID_HEADER, request_id_of
+from actors.logs import REQUEST_ID_HEADER, request_id_of
 
 _NAME = REQUEST_ID_HEADER.encode()
 _STEERS_SERVE = b"serve-multiplexed-model-id"  # which replica: nothing here is chosen by it

@@ -16,15 +16,14 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from actors.errors import Overloaded, Unavailable
+from actors.errors import Overloaded, RouterLost, Unavailable
 from actors.messages import GenerationRequest, TokenChunk
-from cluster.gateway.errors import RouterLost
 from cluster.gateway.router_client import RouterClient
 
 logger = logging.getLogger(__name__)
 
 # Before each attempt after the first; the request's deadline ends them all. Where routers stand by, one gets the target
-# group of one that is lost when its claim has expired: see `cluster.directory`.
+# group of one that is lost when its claim has expired: see `actors.workers.directory`.
 _PAUSES_S = (0.05, 0.5, 1.0, 1.5, 2.0, 2.5)
 
 

@@ -8,24 +8,17 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
-import msgspec
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from actors.errors import Overloaded, PacelineError
+from actors.errors import Overloaded, PacelineError, RouterLost
 from actors.messages import GenerationRequest, TokenChunk
 from cluster.gateway.ask_all import ask_all
-from cluster.gateway.errors import RouterLost, unwrap
+from cluster.gateway.errors import unwrap
 from cluster.gateway.metrics_text import merged
+from cluster.router.status import RouterStatus
 
 _BACKPRESSURE_RETRY_S = 1.0
-
-
-class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    ready: bool  # takes requests
-    live: bool  # false: only a restart helps
-    detail: str = ""  # for people
-    max_model_len: int | None = None  # tokens, prompt and answer together; None: not known yet
 
 
 class RouterClient(Protocol):

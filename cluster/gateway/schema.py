@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from actors.errors import InvalidRequest
 from actors.messages import CacheUse
-from cache_service.namespaces import NAME_PATTERN
+from cache_service.formats.namespaces import NAME_PATTERN
 from cluster.gateway.call import ChatMessage, GenerationCall, Prompt
 from cluster.request_limits import NumNewTokens, SamplingFields, StrictFields, field_path, first_problem, shown
 

@@ -23,22 +23,23 @@ from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unava
 from actors.messages import GenerationRequest, RequestTimes, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
 from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
-from cluster.gateway.detokenizer import Detokenizer
 from cluster.gateway.errors import ModelNotFound, status_of, unwrap
 from cluster.gateway.fan_in import fan_in
+from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.piece import FinishReason, Piece
 from cluster.gateway.resume import generate_unbroken
-from cluster.gateway.router_client import RouterClient, RouterStatus
-from cluster.gateway.stop_strings import StopStrings
+from cluster.gateway.router_client import RouterClient
 from cluster.gateway.stream_shape import AS_IT_COMES, StreamShape, shaped, stream_shape
-from cluster.gateway.text_codec import TextCodec
-from cluster.metrics import GatewayMetrics
 from cluster.request_limits import check_token_ids, num_new_tokens
+from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
+from cluster.text.detokenizer import Detokenizer
+from cluster.text.stop_strings import StopStrings
+from cluster.text.text_codec import TextCodec
 
 if TYPE_CHECKING:
-    from cluster.tracing import CallTrace, Tracing  # which brings OpenTelemetry
+    from cluster.gateway.tracing import CallTrace, Tracing  # which brings OpenTelemetry
 
 logger = logging.getLogger(__name__)
 

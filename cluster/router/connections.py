@@ -13,7 +13,7 @@ from actors.errors import LinkError, Unavailable
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.messages import Hello, WorkerInfo
-from cluster.directory import WorkerEntry
+from actors.workers.directory import WorkerEntry
 from cluster.router.warm_up_token import warm_up_token
 
 logger = logging.getLogger(__name__)

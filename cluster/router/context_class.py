@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from cache_service.fair_share import first_to_give_way
+from cache_service.store.fair_share import first_to_give_way
 
 AS_EXPECTED, WORSE, BETTER = range(3)
 NUM_RECORDS = 3

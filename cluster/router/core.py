@@ -40,9 +40,10 @@ from actors.messages import (
     VerifyItem,
     VerifyResult,
 )
-from cache_service.automata import AutomataIndex
-from cache_service.shared_phrases import SharedPhrases
-from cluster.autoscaling.target_demand import TargetDemand
+from actors.workers.target_demand import TargetDemand
+from cache_service.automata.automata_index import AutomataIndex
+from cache_service.automata.shared_phrases import SharedPhrases
+from cluster.cache.soft_sharing import SoftSharing
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
@@ -59,7 +60,6 @@ from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.token_sink import TokenSink
 from cluster.router.traffic import TrafficRecords
-from cluster.soft_sharing import SoftSharing
 
 logger = logging.getLogger(__name__)
 

@@ -18,23 +18,22 @@ from ray.serve.config import RequestRouterConfig
 
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafters, expand_drafters
-from actors.errors import Overloaded, Unavailable
+from actors.errors import Overloaded, RouterLost, Unavailable
+from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
-from cache_service.namespaces import OPEN
-from cache_service.soft_exchange import DELTA_BYTES
-from cluster.config import CacheConfig, DraftConfig, ObservabilityConfig, RouterConfig, SpeculationConfig
-from cluster.directory import DirectoryHandle, WorkerEntry, find_directory
-from cluster.gateway.errors import RouterLost
-from cluster.gateway.ready_first import READY, ReadyFirst
-from cluster.gateway.router_client import RouterStatus
-from cluster.logs import configure_logging, request_id
-from cluster.metrics import RouterMetrics
-from cluster.promotion import PromotionSource
+from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
+from cache_service.counts.soft_exchange import DELTA_BYTES
+from cache_service.formats.namespaces import OPEN
+from cluster.cache.promotion import PromotionSource
+from cluster.cache.shared_cache import open_shared_cache
+from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationConfig
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
-from cluster.shared_cache import open_shared_cache
+from cluster.router.metrics import RouterMetrics
+from cluster.router.ready_first import READY, ReadyFirst
+from cluster.router.status import RouterStatus
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from actors.drafters.contract import (
 )
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
 from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult, no_tokens
-from cache_service.shared_phrases import SharedPhrases
+from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
 from cluster.router.discarded import discarded_texts
 from cluster.router.draft_scaling import DraftScaling

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from actors.errors import LinkError, Unavailable
+from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
 from actors.messages import (
     DraftResult,
@@ -20,7 +20,6 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
-from cluster.gateway.errors import RouterLost
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
 from cluster.router.round_watch import RoundWatch

@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol
 
 from actors.drafters.registry import CACHE
 from actors.messages import GenerationRequest
-from cache_service.earnings import Earnings
+from cache_service.formats.earnings import Earnings
 from cluster.router.counters import RouterCounters
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cache_service.documents import Int32Array
-from cache_service.earnings import Earnings
+from cache_service.formats.documents import Int32Array
+from cache_service.formats.earnings import Earnings
 
 
 class TokenSink(Protocol):

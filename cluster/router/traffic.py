@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cache_service.fair_share import first_to_give_way
+from cache_service.store.fair_share import first_to_give_way
 from cluster.router.draft_wait import DraftWait
 
 FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from actors.workers.ray_environment import is_loopback
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.ray_environment import is_loopback
 from cluster.tenants.registry import Registry
 from cluster.tenants.registry_file import read_registry
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cache_service.audit_log import AuditFile, os_user
+from cache_service.admin.audit_log import AuditFile, os_user
 from cache_service.errors import AuditError
 from cluster.errors import ConfigError
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from cluster.metrics import GatewayMetrics
+from cluster.gateway.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
 from cluster.tenants.keys import key_digest

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from actors.errors import InvalidRequest
 from actors.messages import CacheUse
-from cache_service.namespaces import (
+from cache_service.formats.namespaces import (
     OPEN,
     PUBLIC,
     named,

@@ -33,5 +33,5 @@ pip install --no-deps --no-build-isolation --no-index "$source"
 pip check
 
 # The server of both Redis roles, under a name that manifests can use.
-server=$("$prefix/bin/python" -c 'from cache_service.embedded_server import find_server_binary as f; print(f())')
+server=$("$prefix/bin/python" -c 'from cache_service.store.embedded_server import find_server_binary as f; print(f())')
 ln -sf "$server" "$prefix/bin/valkey-server"

@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-from cluster.bench.cache_rounds import STATES, round_seconds
+from cluster.cli.bench.cache_rounds import STATES, round_seconds
 
 
 def main() -> None:

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from measuring import accepted_path
 
+from actors.build import build_draft_engine
+from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
-from actors.engine.build import build_draft_engine
-from actors.engine.draft_engine import DraftEngine
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.catalog import resolve_model
 from cluster.config import paceline_home
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 
 PROMPTS = (
     "Explain how a sailing boat can move against the wind.",

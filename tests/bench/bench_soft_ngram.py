@@ -25,9 +25,9 @@ from measuring import accepted_path
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
-from cache_service.soft_ngram import SoftNgramTable
-from cluster.bench.learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
-from cluster.bench.prompts import make_blocks
+from cache_service.counts.soft_ngram import SoftNgramTable
+from cluster.cli.bench.learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
+from cluster.cli.bench.prompts import make_blocks
 from cluster.router.calibration import SourceCalibration
 from cluster.router.planner import Proposal, SequenceLimits, choose_nodes, merge_trees, tally_nodes
 
@@ -94,8 +94,8 @@ def write_file(file: Path, num_train: int, new_tokens: int, dtype: str, batch_si
 
     from actors.models.catalog import resolve_model
     from actors.models.loader import load_model, load_tokenizer, read_model_info
-    from actors.models.target_text import encode_prompts, write_answers
-    from cluster.bench.prompts import pick_rows, read_spec_bench
+    from actors.training.target_text import encode_prompts, write_answers
+    from cluster.cli.bench.prompts import pick_rows, read_spec_bench
     from cluster.config import paceline_home
 
     answers = load_answers(file) if file.exists() else []

@@ -24,11 +24,11 @@ from actors.drafters.retrieval import RetrievalDrafter
 from actors.messages import SamplingParams
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_tokenizer
-from cache_service.corpus_index import CorpusHeader, open_index, write_index
-from cache_service.static_automaton import StaticAutomaton, warm_up
-from cache_service.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
+from cache_service.automata.corpus_index import CorpusHeader, open_index, write_index
+from cache_service.automata.static_automaton import StaticAutomaton, warm_up
+from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
 from cluster.config import paceline_home
-from cluster.corpus import read_documents
+from cluster.offline.corpus import read_documents
 
 SAMPLING = SamplingParams(seed=0)
 HELD_OUT = 12  # one document of so many

@@ -27,7 +27,7 @@ from actors.errors import ModelError
 from actors.messages import SamplingParams
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_tokenizer
-from cache_service.suffix_automaton import Cursor, SuffixAutomaton, warm_up
+from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton, warm_up
 from cluster.config import paceline_home
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench" / "question.jsonl"

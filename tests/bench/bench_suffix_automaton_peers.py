@@ -37,7 +37,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Drafter, LearningDrafter
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
-from cache_service.suffix_automaton import MAX_BRANCHES, Cursor, SuffixAutomaton, warm_up
+from cache_service.automata.suffix_automaton import MAX_BRANCHES, Cursor, SuffixAutomaton, warm_up
 
 try:
     from arctic_inference.suffix_decoding import SuffixDecodingCache

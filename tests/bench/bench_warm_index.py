@@ -18,9 +18,9 @@ import numpy as np
 from bench_static_index import documents_below
 
 from actors.drafters.registry import create_drafter
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.warm_index import WarmIndex
-from cluster.bench.cache_index import IndexBench, drafting_seconds, load_kernels, wait_until
+from cache_service.index.warm_index import WarmIndex
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cli.bench.cache_index import IndexBench, drafting_seconds, load_kernels, wait_until
 
 VOCAB_SIZE = 49_152
 SEQUENCES = 8

@@ -20,7 +20,7 @@ from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
@@ -154,7 +154,7 @@ class TestExactCluster:
         page = cluster.http.get("/metrics").text
         names = {name for asked in everything_asked() for name, _ in asked.series}
         missing = {name for name in names - names_in(page).keys() if f"# HELP {name} " not in page}
-        # There is no shared cache here; see tests/unit/test_observability.py.
+        # There is no shared cache here; see tests/unit/cluster/test_observability.py.
         assert {name for name in missing if not name.startswith("paceline_cache_")} == set()
         assert len(names - missing) > 40
 

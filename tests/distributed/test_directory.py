@@ -19,14 +19,14 @@ from actors.links.heartbeat import Heartbeat
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import Hello, WorkerInfo
-from cluster.directory import (
+from actors.workers.directory import (
     Directory,
     DirectoryHandle,
     WorkerEntry,
     find_directory,
     get_or_create_directory,
 )
-from cluster.registration import Registration
+from actors.workers.registration import Registration
 from paceline_testing.clock import Clock
 
 PATIENCE_S = 60.0  # how long a busy machine may take to start a process

@@ -14,7 +14,7 @@ from ray import serve
 
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.free_ports import free_ports
 from paceline_testing.ray_processes import ray_processes

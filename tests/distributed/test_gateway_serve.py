@@ -22,12 +22,12 @@ from ray import serve
 
 from actors.errors import LinkError, Overloaded, Unavailable
 from actors.messages import GenerationRequest, SamplingParams
+from actors.workers.ray_environment import prepare_own_ray
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.router_client import HandleRouterClient
-from cluster.ray_environment import prepare_own_ray
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of

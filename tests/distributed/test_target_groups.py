@@ -20,7 +20,7 @@ from ray import serve
 from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import ray
 
-from actors.engine.build import build_target_engine
+from actors.build import build_target_engine
 from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
 from actors.errors import Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from actors.target_worker import TargetSettings
-from cluster.target_group import RankHealth, TargetGroup
+from actors.workers.target_group import RankHealth, TargetGroup
+from actors.workers.target_worker import TargetSettings
 from paceline_testing.free_ports import free_ports
 
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])

@@ -17,19 +17,19 @@ import atheris
 import numpy as np
 
 with atheris.instrument_imports(include=["cache_service"]):
-    from cache_service import soft_ngram
-    from cache_service.candidate_codec import decode_candidate, encode_candidate
-    from cache_service.documents import Piece
-    from cache_service.entry_codec import decode_entry, encode_entry
+    from cache_service.counts import soft_ngram
+    from cache_service.counts.soft_codec import Delta, decode_delta, decode_part, encode_delta, encode_part
+    from cache_service.counts.soft_manifest import SoftManifest, decode_soft_manifest, encode_soft_manifest
+    from cache_service.counts.soft_ngram import ENTRY_BYTES, Entries
     from cache_service.errors import FormatError
-    from cache_service.frame import FRAME_OVERHEAD, Content, FrameCodec
-    from cache_service.manifest import Generation, Manifest, decode_manifest, encode_manifest
-    from cache_service.piece_codec import decode_pieces, encode_pieces
-    from cache_service.segment import decode_segment, digest_of
-    from cache_service.soft_codec import Delta, decode_delta, decode_part, encode_delta, encode_part
-    from cache_service.soft_manifest import SoftManifest, decode_soft_manifest, encode_soft_manifest
-    from cache_service.soft_ngram import ENTRY_BYTES, Entries
-    from cache_service.store_keys import StoreKeys
+    from cache_service.formats.documents import Piece
+    from cache_service.formats.entry_codec import decode_entry, encode_entry
+    from cache_service.formats.frame import FRAME_OVERHEAD, Content, FrameCodec
+    from cache_service.formats.manifest import Generation, Manifest, decode_manifest, encode_manifest
+    from cache_service.formats.piece_codec import decode_pieces, encode_pieces
+    from cache_service.formats.segment import decode_segment, digest_of
+    from cache_service.formats.store_keys import StoreKeys
+    from cache_service.promotion.candidate_codec import decode_candidate, encode_candidate
 
 CODEC = FrameCodec(StoreKeys("fuzz", "fuzz"))
 PIECES = [Piece(bytes(16), 3, np.arange(20, dtype=np.int32)), Piece(b"x" * 16, 0, np.array([7], np.int32))]

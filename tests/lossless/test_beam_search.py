@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest
 from actors.models.toy import save_tiny_model
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 
 EOS = 256
 STOPS = (EOS, *range(96, 128))  # many, so that beams end by one

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.models.source import VOCAB_MAP_FILE
 from actors.models.toy import save_tiny_model
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")]
 KEPT = torch.arange(40, 250, 3)

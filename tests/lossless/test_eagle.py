@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest, ModelError
 from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
-from cluster.local import Generation, LocalEngine
+from cluster.offline.engine import Generation, LocalEngine
 
 HEADS: dict[str, tuple[str, dict]] = {
     "eagle1": ("eagle", {}),

@@ -20,9 +20,9 @@ from transformers import (
     T5Config,
 )
 
+from actors.build import build_draft_engine, build_target_engine, kv_bytes_per_token
+from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
-from actors.engine.build import build_draft_engine, build_target_engine, kv_bytes_per_token
-from actors.engine.draft_engine import DraftEngine
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
@@ -31,7 +31,7 @@ from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta
 from actors.models.loader import load_config, read_model_info
 from actors.models.source import ModelSource
 from actors.models.toy import TINY_ENCODER_DECODER_KINDS, make_tiny_model, save_tiny_model
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from paceline_testing.other_vocabularies import merging_tokenizer
 
 NEW_TOKENS = 24

@@ -16,7 +16,7 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_config
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.toy import TINY_KINDS, save_eagle_head, save_tiny_model, tiny_eagle_tensors
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 
 NEW_TOKENS = 24
 EOS = 256

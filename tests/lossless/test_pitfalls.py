@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
-from actors.engine.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
@@ -38,7 +38,7 @@ from actors.sampling.processors import process_logits
 from actors.sampling.sampler import SequenceSampling, draft_with_probs, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
 
 ROOT = Path(__file__).resolve().parents[2]

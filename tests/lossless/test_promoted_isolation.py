@@ -21,17 +21,17 @@ from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.loader import load_model
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from cache_service import promotion
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.namespaces import PUBLIC
-from cache_service.promotion import PromotionGate, nothing_blocked
-from cache_service.promotion_policy import batch_time
-from cache_service.publisher import PublisherSettings
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.log.publisher import PublisherSettings
+from cache_service.promotion import promotion_gate as promotion
+from cache_service.promotion.promotion_gate import PromotionGate, nothing_blocked
+from cache_service.promotion.promotion_policy import batch_time
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cache.promotion import PromotionSource, terms_of
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import PromotionConfig, RouterConfig, SpeculationConfig
-from cluster.promotion import PromotionSource, terms_of
 from cluster.router.core import RouterCore
 from cluster.router.step_time import StepTimeCurve
-from cluster.shared_cache import SharedCache, SharedCacheSettings
 from cluster.tenants.registry import Registry, StoredTenant
 from cluster.tenants.registry_file import write_registry
 from cluster.tenants.scope import Sharing, scope_of

@@ -10,7 +10,7 @@ import torch
 from actors.models.loader import load_model, load_tokenizer
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew")]
 EOS = 256

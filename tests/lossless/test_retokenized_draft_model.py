@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.models.toy import save_tiny_model
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from paceline_testing.other_vocabularies import (
     TEXT,
     merging_tokenizer,
@@ -91,13 +91,13 @@ def test_right_guesses_come_through_and_change_no_token(renumbered, options):
 
 
 def test_it_is_said_once_that_drafts_go_by_way_of_the_text(renumbered, caplog):
-    with caplog.at_level("INFO", logger="actors.engine.build"):
+    with caplog.at_level("INFO", logger="actors.build"):
         engine(*renumbered)
     assert [record.message for record in caplog.records if "vocabulary of its own" in record.message] == [
         f"draft model {renumbered[1]} has a vocabulary of its own: its drafts go by way of the text"
     ]
     caplog.clear()
-    with caplog.at_level("INFO", logger="actors.engine.build"):
+    with caplog.at_level("INFO", logger="actors.build"):
         assert not isinstance(engine(renumbered[0], renumbered[0])._draft, RetokenizedDraftEngine)
     assert not caplog.records
 

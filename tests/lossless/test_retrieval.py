@@ -10,8 +10,8 @@ import pytest
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from cluster.corpus import build_corpus
-from cluster.local import Generation, LocalEngine
+from cluster.offline.corpus import build_corpus
+from cluster.offline.engine import Generation, LocalEngine
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")]
 OPTIONS = {"max_new_tokens": 48, "ignore_eos": True, "seed": 5}

@@ -15,16 +15,16 @@ import pytest
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from cache_service.compactor import CompactorSettings
-from cache_service.connection import ConnectionSettings, open_client
-from cache_service.documents import document_id_of
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.namespaces import OPEN
-from cache_service.publisher import PublisherSettings
-from cache_service.store_keys import StoreKeys
-from cluster.local import LocalEngine
+from cache_service.formats.documents import document_id_of
+from cache_service.formats.namespaces import OPEN
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.log.compactor import CompactorSettings
+from cache_service.log.publisher import PublisherSettings
+from cache_service.store.connection import ConnectionSettings, open_client
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
+from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
-from cluster.shared_cache import SharedCache, SharedCacheSettings
 from paceline_testing.cache_stores import until
 
 NEW_TOKENS = 32

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from actors.draft_model.draft_engine import DraftEngine
 from actors.drafters.registry import CPU_DRAFTER_NAMES, create_drafters
-from actors.engine.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Namespace
 
 ENGINES = ("valkey", "redis")

@@ -19,21 +19,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from redis.exceptions import NoPermissionError, ResponseError
 
-from cache_service.admin_store import AdminStore
-from cache_service.administration import CacheAdministration
-from cache_service.compactor import Compactor
-from cache_service.connection import ConnectionSettings
-from cache_service.earnings import Earnings
-from cache_service.embedded_server import MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
+from cache_service.admin.administration import CacheAdministration
+from cache_service.counts.soft_codec import Delta, encode_delta
+from cache_service.counts.soft_compactor import SoftCompactor
+from cache_service.counts.soft_ngram import SoftNgramTable
+from cache_service.counts.soft_reader import SoftReader
 from cache_service.errors import StoreRefused, StoreUnavailable
-from cache_service.promotion import PromotionGate
-from cache_service.promotion_policy import PromotionPolicy
-from cache_service.publisher import Publisher, PublisherSettings
-from cache_service.purged_times import TimeRange
-from cache_service.soft_codec import Delta, encode_delta
-from cache_service.soft_compactor import SoftCompactor
-from cache_service.soft_ngram import SoftNgramTable
-from cache_service.soft_reader import SoftReader
+from cache_service.formats.earnings import Earnings
+from cache_service.formats.purged_times import TimeRange
+from cache_service.log.compactor import Compactor
+from cache_service.log.publisher import Publisher, PublisherSettings
+from cache_service.promotion.promotion_gate import PromotionGate
+from cache_service.promotion.promotion_policy import PromotionPolicy
+from cache_service.store.admin_store import AdminStore
+from cache_service.store.connection import ConnectionSettings
+from cache_service.store.embedded_server import MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
 from paceline_testing.cache_stores import Namespace, contents, piece, until
 
 GIVEN = [piece("a", 0, range(10)), piece("a", 10, range(10)), piece("b", 0, [1, 2])]

@@ -16,16 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
-from cache_service.administration import CacheAdministration
-from cache_service.audit_log import AuditLog
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.key_ring import KeyRing
-from cluster.cache_admin.credential import Credential, load_credential
-from cluster.cache_admin.documents import ImportModel
-from cluster.cache_admin.names import Names
-from cluster.cache_admin.server import AdminServerSettings, serve_admin
-from cluster.cache_admin.service import CacheAdminService
-from cluster.cache_admin.work import Work, lines, pulled
+from cache_service.admin.administration import CacheAdministration
+from cache_service.admin.audit_log import AuditLog
+from cache_service.formats.key_ring import KeyRing
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cache.admin.credential import Credential, load_credential
+from cluster.cache.admin.documents import ImportModel
+from cluster.cache.admin.names import Names
+from cluster.cache.admin.server import AdminServerSettings, serve_admin
+from cluster.cache.admin.service import CacheAdminService
+from cluster.cache.admin.work import Work, lines, pulled
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.gateway.paceline.v1 import cache_admin_pb2 as pb
@@ -74,7 +74,7 @@ def running(service):
 
 
 def test_an_import_that_has_stalled_is_told_that_the_server_stops(redis_server, target, monkeypatch, caplog):
-    monkeypatch.setattr("cluster.cache_admin.server._DRAIN_S", 1)
+    monkeypatch.setattr("cluster.cache.admin.server._DRAIN_S", 1)
     model = ImportModel(resolve_model(str(target), paceline_home()))
     namespace = Namespace(redis_server.settings, "open.docs")
     service = CacheAdminService(CacheAdministration(namespace.connection), lambda: model, Names)

@@ -13,16 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache_service.admin_store import AdminStore
-from cache_service.administration import CacheAdministration
-from cache_service.audit_log import AuditLog
-from cache_service.compactor import Compactor, CompactorSettings
-from cache_service.connection import Connection, ConnectionSettings
-from cache_service.documents import Piece, RecordKind, assemble
-from cache_service.earnings import Earnings
-from cache_service.earnings_ledger import EarningsLedger
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.entry_codec import encode_entry
+from cache_service.admin.administration import CacheAdministration
+from cache_service.admin.audit_log import AuditLog
+from cache_service.admin.importer import content_id
+from cache_service.admin.purge import Purge
 from cache_service.errors import (
     AuditError,
     NamespaceBusy,
@@ -31,18 +25,24 @@ from cache_service.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from cache_service.export_format import decode_piece, encode_piece
-from cache_service.fold_plan import FoldLimits
-from cache_service.follower import Follower, FollowerSettings
-from cache_service.importer import content_id
-from cache_service.index_files import index_name
-from cache_service.key_ring import KeyRing
-from cache_service.manifest import decode_manifest
-from cache_service.publisher import Publisher, PublisherSettings
-from cache_service.purge import Purge
-from cache_service.purged_times import PurgedTimes, TimeRange
-from cache_service.store_keys import StoreKeys
-from cache_service.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.formats.documents import Piece, RecordKind, assemble
+from cache_service.formats.earnings import Earnings
+from cache_service.formats.entry_codec import encode_entry
+from cache_service.formats.export_format import decode_piece, encode_piece
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.purged_times import PurgedTimes, TimeRange
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.index.index_files import index_name
+from cache_service.index.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.log.compactor import Compactor, CompactorSettings
+from cache_service.log.earnings_ledger import EarningsLedger
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.follower import Follower, FollowerSettings
+from cache_service.log.publisher import Publisher, PublisherSettings
+from cache_service.store.admin_store import AdminStore
+from cache_service.store.connection import Connection, ConnectionSettings
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import FINGERPRINT, Documents, Namespace, contents, piece, until
 
 RING = KeyRing({1: b"1" * 32})

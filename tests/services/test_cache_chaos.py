@@ -16,14 +16,14 @@ import pytest
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from cache_service.compactor import CompactorSettings
-from cache_service.connection import ConnectionSettings, open_client
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.follower import FollowerSettings
-from cache_service.publisher import PublisherSettings
-from cache_service.warm_index import WarmIndexSettings
-from cluster.local import LocalEngine
-from cluster.shared_cache import SharedCache, SharedCacheSettings
+from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.log.compactor import CompactorSettings
+from cache_service.log.follower import FollowerSettings
+from cache_service.log.publisher import PublisherSettings
+from cache_service.store.connection import ConnectionSettings, open_client
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
+from cluster.offline.engine import LocalEngine
 from paceline_testing.bad_network import BadNetwork, bad_network
 from paceline_testing.cache_stores import until
 from paceline_testing.sentinel_group import Member, SentinelGroup, sentinel_group

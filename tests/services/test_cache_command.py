@@ -15,13 +15,13 @@ import pytest
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
-from cache_service.embedded_server import EmbeddedServer, running_server
-from cache_service.key_ring import KeyRing
-from cache_service.namespaces import namespace_of, namespace_of_group
-from cache_service.store_keys import StoreKeys
-from cluster.cache_admin.documents import whole_documents
-from cluster.cache_admin.migration import Migration
-from cluster.cache_admin.names import Names
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.namespaces import namespace_of, namespace_of_group
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.store.embedded_server import EmbeddedServer, running_server
+from cluster.cache.admin.documents import whole_documents
+from cluster.cache.admin.migration import Migration
+from cluster.cache.admin.names import Names
 from cluster.cli import main as cli
 from cluster.config import paceline_home
 from cluster.tenants.administration import TenantAdministration

@@ -12,14 +12,14 @@ import time
 import numpy as np
 import pytest
 
-from cache_service.compactor import Compactor, CompactorSettings, CompactorThread
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.counts.soft_compactor import SoftCompactor
 from cache_service.errors import StoreRefused
-from cache_service.fold_plan import FoldLimits
-from cache_service.follower import Follower, FollowerSettings
-from cache_service.key_ring import KeyRing
-from cache_service.publisher import Publisher, PublisherSettings
-from cache_service.soft_compactor import SoftCompactor
+from cache_service.formats.key_ring import KeyRing
+from cache_service.log.compactor import Compactor, CompactorSettings, CompactorThread
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.follower import Follower, FollowerSettings
+from cache_service.log.publisher import Publisher, PublisherSettings
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece, until
 
 RING = KeyRing({1: b"1" * 32})
@@ -454,8 +454,8 @@ def test_the_log_is_trimmed_on_behalf_of_the_present_manifest_only(namespace):
 
 PAUSED_COMPACTOR = """
 import os, signal, sys
-from cache_service.compactor import Compactor, CompactorSettings
-from cache_service.connection import ConnectionSettings
+from cache_service.log.compactor import Compactor, CompactorSettings
+from cache_service.store.connection import ConnectionSettings
 from paceline_testing.cache_stores import Namespace
 url, password, name = sys.argv[1:4]
 namespace = Namespace(ConnectionSettings(url, password=password), name)

@@ -15,13 +15,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from cache_service.circuit_breaker import CircuitBreaker
-from cache_service.compactor import CompactorSettings, CompactorThread
-from cache_service.connection import ConnectionSettings
-from cache_service.embedded_server import EmbeddedServer
 from cache_service.errors import StoreUnavailable
-from cache_service.follower import Follower, FollowerSettings
-from cache_service.publisher import Publisher, PublisherSettings
+from cache_service.log.compactor import CompactorSettings, CompactorThread
+from cache_service.log.follower import Follower, FollowerSettings
+from cache_service.log.publisher import Publisher, PublisherSettings
+from cache_service.store.circuit_breaker import CircuitBreaker
+from cache_service.store.connection import ConnectionSettings
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Documents, Namespace, contents, piece, until
 
 NAME = "tenant"

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cache_service.administration import CacheAdministration
-from cache_service.compactor import Compactor, CompactorSettings
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import NamespaceUnknown
-from cache_service.fold_plan import FoldLimits
+from cache_service.log.compactor import Compactor, CompactorSettings
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece
 
 GENERATION_S, MAX_GENERATIONS, SEGMENT_TOKENS = 100, 3, 16

@@ -20,7 +20,7 @@ from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.config import load_config as load_cluster_config
 from cluster.gateway.schema import parse_completion
-from cluster.local import Generation, LocalEngine
+from cluster.offline.engine import Generation, LocalEngine
 
 PACELINE = typer.main.get_command(app)
 ROOT = Path(__file__).resolve().parents[2]

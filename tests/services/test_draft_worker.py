@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.draft_worker import DraftSettings, DraftWorker
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
+from actors.workers.draft_worker import DraftSettings, DraftWorker
 from paceline_testing.other_vocabularies import save_renumbered_pair
 
 

@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from actors.errors import ModelError
 from actors.models.catalog import resolve_model
-from actors.models.drafter_build import CARD_FILE, DrafterExists, DrafterRecipe, build_drafter, default_drafter_dir
 from actors.models.loader import load_draft_model, load_model, load_tokenizer
 from actors.models.source import ModelSource
-from actors.models.target_text import encode_prompts, write_answers
-from actors.models.target_writer import TargetWriter, batches_by_length
 from actors.models.toy import TINY_KINDS, save_tiny_model
+from actors.training.drafter_build import CARD_FILE, DrafterExists, DrafterRecipe, build_drafter, default_drafter_dir
+from actors.training.target_text import encode_prompts, write_answers
+from actors.training.target_writer import TargetWriter, batches_by_length
 from cluster.cli import drafter as command
 from cluster.cli.main import main
 from cluster.config import ClusterConfig
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.serve import plan_cluster
 
 QUICK = DrafterRecipe(layers=1, vocab_size=120, text_tokens=600, answer_tokens=24, write_rows=16, epochs=1)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from actors.models import training_checkpoint
-from actors.models.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, tokens_per_round
 from actors.models.loader import load_draft_model
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from actors.models.training_checkpoint import TrainingCheckpoint
+from actors.training import training_checkpoint
+from actors.training.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, tokens_per_round
+from actors.training.training_checkpoint import TrainingCheckpoint
 from cluster.cli.app import app
 
 PROMPTS = [f"say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]

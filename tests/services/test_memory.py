@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 
 from actors.models.toy import save_tiny_model
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 
 
 def test_resident_memory_does_not_grow_over_2000_requests(tmp_path):

@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cache_service.administration import CacheAdministration
-from cache_service.connection import ConnectionSettings
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import SettingError, StoreUnavailable
-from cache_service.key_ring import KeyRing
-from cache_service.promotion import PromotionGate
-from cache_service.promotion_policy import MIN_TENANTS, PromotionPolicy, noise_of
-from cache_service.promotion_thread import PromotionThread
-from cache_service.sensitive_spans import SensitiveSpans
+from cache_service.formats.key_ring import KeyRing
+from cache_service.promotion.promotion_gate import PromotionGate
+from cache_service.promotion.promotion_policy import MIN_TENANTS, PromotionPolicy, noise_of
+from cache_service.promotion.promotion_thread import PromotionThread
+from cache_service.promotion.sensitive_spans import SensitiveSpans
+from cache_service.store.connection import ConnectionSettings
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, piece, until
 
 K = MIN_TENANTS
@@ -358,7 +358,7 @@ def test_a_batch_that_takes_long_rests_on_its_way_and_keeps_its_lease(namespace,
     phrases = [(number, number) for number in range(20)]
     for tenant in range(K):
         gate.offer(f"tenant {tenant}", phrases)
-    monkeypatch.setattr("cache_service.promotion.time.sleep", rest)
+    monkeypatch.setattr("cache_service.promotion.promotion_gate.time.sleep", rest)
     assert gate.release().phrases == set(phrases)
     assert set(rests) == {0.5}
     assert len(rests) >= len(phrases) - 2

@@ -16,23 +16,23 @@ import pytest
 from actors.models.loader import load_tokenizer
 from actors.models.source import ModelSource
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
-from cache_service.administration import CacheAdministration
-from cache_service.connection import ConnectionSettings
-from cache_service.documents import document_id_of
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import SettingError
-from cache_service.namespaces import PUBLIC
-from cache_service.promotion import MAX_TEXT_TOKENS, PromotionGate, nothing_blocked
-from cache_service.promotion_policy import PromotionPolicy
-from cluster.cache_admin.names import Names
-from cluster.cache_admin.service import CacheAdminService, NamespaceQuery
+from cache_service.formats.documents import document_id_of
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.promotion.promotion_gate import MAX_TEXT_TOKENS, PromotionGate, nothing_blocked
+from cache_service.promotion.promotion_policy import PromotionPolicy
+from cache_service.store.connection import ConnectionSettings
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cache.admin.names import Names
+from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
+from cluster.cache.promotion import PromotionSource, organisation_of, policy_of, sensitive_spans, terms_of
+from cluster.cache.shared_cache import SharedCache, open_shared_cache
 from cluster.cli import main as cli
 from cluster.config import CacheConfig, ClusterConfig, PromotionConfig, load_config
 from cluster.errors import ConfigError
-from cluster.metrics import _cache_metrics
-from cluster.promotion import PromotionSource, organisation_of, policy_of, sensitive_spans, terms_of
+from cluster.router.metrics import _cache_metrics
 from cluster.serve import plan_cluster
-from cluster.shared_cache import SharedCache, open_shared_cache
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.registry import Registry, StoredTenant
 from cluster.tenants.registry_file import read_registry, write_registry

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, Unavailable
+from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, RouterLost, Unavailable
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import (
@@ -28,15 +28,14 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.models.toy_target import ToyTarget
-from actors.worker_loop import WorkerLoop
+from actors.workers.directory import WorkerEntry
+from actors.workers.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.directory import WorkerEntry
-from cluster.gateway.errors import RouterLost
-from cluster.metrics import RouterMetrics
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.deployment import status_of
 from cluster.router.driver import RouterDriver
+from cluster.router.metrics import RouterMetrics
 from cluster.router.round_watch import RoundWatch
 from paceline_testing.clock import Clock
 

@@ -10,17 +10,17 @@ import pytest
 from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.exposition import generate_latest
 
-from cache_service.compactor import CompactorSettings
-from cache_service.connection import ConnectionSettings
-from cache_service.documents import RecordKind, document_id_of
-from cache_service.key_ring import KeyRing
-from cache_service.log_reader import LogReader
-from cache_service.manifest import decode_manifest
-from cache_service.namespaces import PUBLIC
-from cache_service.publisher import PublisherSettings
+from cache_service.formats.documents import RecordKind, document_id_of
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.log.compactor import CompactorSettings
+from cache_service.log.log_reader import LogReader
+from cache_service.log.publisher import PublisherSettings
+from cache_service.store.connection import ConnectionSettings
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings, open_shared_cache, settings_of
 from cluster.config import CacheConfig
-from cluster.metrics import _cache_metrics
-from cluster.shared_cache import SharedCache, SharedCacheSettings, open_shared_cache, settings_of
+from cluster.router.metrics import _cache_metrics
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, until
 
 FINGERPRINT = "weights-tokenizer"

@@ -24,14 +24,14 @@ from hypothesis.stateful import (
 
 from actors.drafters.contract import MAX_CONTEXT, VerifiedRows
 from actors.drafters.soft_ngram import SoftNgramDrafter
-from cache_service.administration import CacheAdministration
-from cache_service.connection import ConnectionSettings
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.key_ring import KeyRing
-from cache_service.namespaces import PUBLIC
-from cache_service.soft_codec import area_of, decode_delta
-from cache_service.soft_compactor import SoftCompactor, SoftCompactorSettings
-from cache_service.soft_exchange import SoftExchange, SoftExchangeSettings
+from cache_service.admin.administration import CacheAdministration
+from cache_service.counts.soft_codec import area_of, decode_delta
+from cache_service.counts.soft_compactor import SoftCompactor, SoftCompactorSettings
+from cache_service.counts.soft_exchange import SoftExchange, SoftExchangeSettings
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.store.connection import ConnectionSettings
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Namespace, until
 
 ORDER = 2

@@ -16,14 +16,14 @@ from prometheus_client.exposition import generate_latest
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
-from cache_service.connection import ConnectionSettings, open_client
-from cache_service.epoch_watch import EpochWatchSettings
-from cache_service.soft_exchange import DELTA_BYTES, SoftExchangeSettings
+from cache_service.counts.soft_exchange import DELTA_BYTES, SoftExchangeSettings
+from cache_service.index.epoch_watch import EpochWatchSettings
+from cache_service.store.connection import ConnectionSettings, open_client
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings, settings_of
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
-from cluster.metrics import _soft_metrics
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
-from cluster.shared_cache import SharedCache, SharedCacheSettings, settings_of
+from cluster.router.metrics import _soft_metrics
 from paceline_testing.cache_stores import until
 
 NOWHERE = ConnectionSettings("redis://127.0.0.1:1")

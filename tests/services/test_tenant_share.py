@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cache_service.administration import CacheAdministration
-from cache_service.compactor import Compactor
-from cache_service.fold_plan import FoldLimits
-from cache_service.store_keys import StoreKeys
-from cache_service.tenant_share import TenantBudget, TenantShare, tenant_key
+from cache_service.admin.administration import CacheAdministration
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.log.compactor import Compactor
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.tenant_share import TenantBudget, TenantShare, tenant_key
 from paceline_testing.cache_stores import FINGERPRINT, Namespace, piece
 
 KEEP_S = 3600

@@ -12,15 +12,15 @@ from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy import save_tiny_model
 from actors.models.toy_target import ToyTarget
-from cache_service.administration import CacheAdministration
-from cache_service.publisher import PublisherSettings
-from cache_service.shared_phrases import SharedPhrases
-from cache_service.store_keys import StoreKeys
-from cache_service.warm_index import WarmIndexSettings
+from cache_service.admin.administration import CacheAdministration
+from cache_service.automata.shared_phrases import SharedPhrases
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.log.publisher import PublisherSettings
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
-from cluster.shared_cache import SharedCache, SharedCacheSettings
 from paceline_testing.cache_stores import until
 
 VOCAB_SIZE = 997

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
-from cache_service.compactor import Compactor, CompactorSettings
-from cache_service.embedded_server import EmbeddedServer
-from cache_service.fold_plan import FoldLimits
-from cache_service.follower import FollowerSettings
-from cache_service.index_files import IndexFiles
-from cache_service.publisher import Publisher, PublisherSettings
-from cache_service.suffix_automaton import Cursor
-from cache_service.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.automata.suffix_automaton import Cursor
+from cache_service.index.index_files import IndexFiles
+from cache_service.index.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.log.compactor import Compactor, CompactorSettings
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.follower import FollowerSettings
+from cache_service.log.publisher import Publisher, PublisherSettings
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import Namespace, piece, until
 
 BASE = 64  # tokens that make a base in these tests
@@ -151,8 +151,8 @@ def test_a_warm_start_maps_what_another_has_built(namespace, directory, open_ind
 MAPS = """
 import os, sys, time
 from pathlib import Path
-from cache_service.connection import ConnectionSettings
-from cache_service.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.store.connection import ConnectionSettings
+from cache_service.index.warm_index import WarmIndex, WarmIndexSettings
 from paceline_testing.cache_stores import Namespace, until
 url, password, name, directory = sys.argv[1:5]
 namespace = Namespace(ConnectionSettings(url, password=password), name)

@@ -15,8 +15,8 @@ from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftResult, Failure, Hello, VerifyBatch, VerifyResult, WorkerInfo
-from actors.worker_loop import WorkerLoop
-from cluster.target_group import RankHealth, check_ranks
+from actors.workers.target_group import RankHealth, check_ranks
+from actors.workers.worker_loop import WorkerLoop
 
 ROUTER_KEYS = LinkKeys.generate()
 INFO = WorkerInfo("target", 7, 100, 2048, 16, 64)

@@ -28,15 +28,15 @@ import psutil
 from flatness import Bound, Judgement, judge
 from soak_router import FINGERPRINT, RouterPlan, namespaces_at
 
-from cache_service.admin_store import known_keys
-from cache_service.administration import CacheAdministration
-from cache_service.connection import Connection, open_client
-from cache_service.embedded_server import EmbeddedServer
+from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import NamespaceBusy, NamespaceUnknown
-from cache_service.namespaces import OPEN
-from cache_service.purged_times import TimeRange
-from cache_service.store_keys import StoreKeys
-from cluster.bench.table import print_table
+from cache_service.formats.namespaces import OPEN
+from cache_service.formats.purged_times import TimeRange
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.store.admin_store import known_keys
+from cache_service.store.connection import Connection, open_client
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cli.bench.table import print_table
 
 MIB = 2**20
 SAMPLE_S = 10.0

@@ -18,20 +18,20 @@ import numpy as np
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.toy_target import ToyTarget
-from cache_service.compactor import CompactorSettings
-from cache_service.connection import ConnectionSettings
-from cache_service.documents import document_id_of
-from cache_service.epoch_watch import EpochWatchSettings
-from cache_service.fold_plan import FoldLimits
-from cache_service.namespaces import OPEN
-from cache_service.publisher import PublisherSettings
-from cache_service.soft_compactor import SoftCompactorSettings
-from cache_service.soft_exchange import DELTA_BYTES, SoftExchangeSettings
-from cache_service.warm_index import WarmIndexSettings
+from cache_service.counts.soft_compactor import SoftCompactorSettings
+from cache_service.counts.soft_exchange import DELTA_BYTES, SoftExchangeSettings
+from cache_service.formats.documents import document_id_of
+from cache_service.formats.namespaces import OPEN
+from cache_service.index.epoch_watch import EpochWatchSettings
+from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.log.compactor import CompactorSettings
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.publisher import PublisherSettings
+from cache_service.store.connection import ConnectionSettings
+from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
-from cluster.shared_cache import SharedCache, SharedCacheSettings
 
 FINGERPRINT = "soak"
 VOCAB_SIZE = 5_000

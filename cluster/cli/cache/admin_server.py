@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from cluster.cache_admin.service import CacheAdminService
-from cluster.cache_admin.store_access import told_in_one_line
+from cluster.cache.admin.service import CacheAdminService
+from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import Place, TargetOption, at_place
 from cluster.errors import ConfigError
 
@@ -29,10 +29,10 @@ def serve_admin(
     target: TargetOption = None,
 ) -> None:
     """Serve all of this over HTTP and gRPC, to those who have the administrators' credential, until Ctrl-C."""
-    from cluster.cache_admin.credential import load_credential
-    from cluster.cache_admin.server import AdminServerSettings
-    from cluster.cache_admin.server import serve_admin as serve
-    from cluster.ray_environment import is_loopback
+    from actors.workers.ray_environment import is_loopback
+    from cluster.cache.admin.credential import load_credential
+    from cluster.cache.admin.server import AdminServerSettings
+    from cluster.cache.admin.server import serve_admin as serve
 
     if (certificate_file is None) != (key_file is None):
         raise ConfigError("--certificate-file and --key-file go together")

@@ -14,12 +14,12 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from cache_service.documents import Piece
-from cache_service.export_format import encode_header, encode_piece
-from cache_service.importer import ImportResult
-from cluster.cache_admin.migration import Migration
-from cluster.cache_admin.service import Export
-from cluster.cache_admin.store_access import told_in_one_line
+from cache_service.admin.importer import ImportResult
+from cache_service.formats.documents import Piece
+from cache_service.formats.export_format import encode_header, encode_piece
+from cluster.cache.admin.migration import Migration
+from cluster.cache.admin.service import Export
+from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import (
     FingerprintOption,
     JsonOption,

@@ -14,12 +14,13 @@ import typer
 from rich.table import Table
 
 from actors.errors import InvalidRequest
-from cache_service.administration import NamespaceStats
-from cache_service.earnings import Earnings
-from cache_service.purge import PurgeResult
-from cache_service.store_keys import StoreKeys
-from cluster.cache_admin.service import CacheAdminService, NamespaceQuery
-from cluster.cache_admin.store_access import told_in_one_line
+from actors.printable import printable
+from cache_service.admin.administration import NamespaceStats
+from cache_service.admin.purge import PurgeResult
+from cache_service.formats.earnings import Earnings
+from cache_service.formats.store_keys import StoreKeys
+from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
+from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import (
     FingerprintOption,
     JsonOption,
@@ -34,7 +35,6 @@ from cluster.cli.durations import parsed_seconds, shown_seconds
 from cluster.cli.progress import progress_bars
 from cluster.cli.tables import print_table
 from cluster.errors import ConfigError
-from cluster.printable import printable
 
 
 @at_place

@@ -15,11 +15,11 @@ import typer
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model
-from cache_service.audit_log import os_user
-from cluster.cache_admin.documents import ImportModel
-from cluster.cache_admin.names import Names
-from cluster.cache_admin.service import CacheAdminService, NamespaceQuery
-from cluster.cache_admin.store_access import administered
+from cache_service.admin.audit_log import os_user
+from cluster.cache.admin.documents import ImportModel
+from cluster.cache.admin.names import Names
+from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
+from cluster.cache.admin.store_access import administered
 from cluster.cli.serve import default_config
 from cluster.config import ClusterConfig, load_config, paceline_home
 from cluster.errors import ConfigError

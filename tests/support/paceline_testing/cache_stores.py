@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 
-from cache_service.connection import Connection
-from cache_service.documents import Piece, assemble, document_id_of
-from cache_service.entry_codec import encode_entry
-from cache_service.frame import FrameCodec
-from cache_service.log_reader import LogReader, ReaderSettings
-from cache_service.store import Store
-from cache_service.store_keys import StoreKeys
+from cache_service.formats.documents import Piece, assemble, document_id_of
+from cache_service.formats.entry_codec import encode_entry
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.log.log_reader import LogReader, ReaderSettings
+from cache_service.store.connection import Connection
+from cache_service.store.store import Store
 
 FINGERPRINT = "model"
 PATIENCE_S = 60.0  # how long a busy machine may take, which compiles kernels perhaps

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
-from actors.engine.draft_engine import DraftEngine
 from actors.messages import TreeMessage
 
 Path = tuple[int, ...]  # tokens from below the root

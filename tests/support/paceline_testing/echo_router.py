@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 
 from actors.errors import Overloaded, PacelineError
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
-from cluster.gateway.router_client import RouterStatus
+from cluster.router.status import RouterStatus
 
 
 class EchoRouter:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cluster.validate.check import check_manifest
-from cluster.validate.crd_schemas import CrdSchemas
-from cluster.validate.documents import read_documents
-from cluster.validate.schemas import Schemas
-from cluster.validate.sets import check_set
+from cluster.deploy.validate.check import check_manifest
+from cluster.deploy.validate.crd_schemas import CrdSchemas
+from cluster.deploy.validate.documents import read_documents
+from cluster.deploy.validate.schemas import Schemas
+from cluster.deploy.validate.sets import check_set
 from paceline_testing.manifests import VALID, deny_all
 from paceline_testing.planted_mistakes import MISTAKES, Manifest
 

@@ -25,8 +25,8 @@ import psutil
 import yaml
 
 import cluster
-from cache_service.embedded_server import EmbeddedServer
-from cluster.ray_environment import OWN_RAY
+from actors.workers.ray_environment import OWN_RAY
+from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.free_ports import free_ports
 
 _HOST = "127.0.0.1"

@@ -13,8 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from cache_service.connection import ConnectionSettings
-from cache_service.embedded_server import MAX_PORT, MIN_PORT, find_server_binary
+from cache_service.store.connection import ConnectionSettings
+from cache_service.store.embedded_server import MAX_PORT, MIN_PORT, find_server_binary
 from paceline_testing.cache_stores import until
 
 SERVICE = "cache"

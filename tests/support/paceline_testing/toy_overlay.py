@@ -8,7 +8,7 @@ from pathlib import Path
 from actors.models.toy import save_tiny_model
 from cluster.deploy.profiles import OVERLAYS
 from cluster.deploy.values import DeployValues
-from cluster.local import LocalEngine
+from cluster.offline.engine import LocalEngine
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.served_load import Question

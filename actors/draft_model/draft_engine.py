@@ -1,0 +1,399 @@
+"""A draft model that guesses a chain or a tree per sequence: the drafter behind the name `draft_model`, and, with the
+lookahead drafter beside it, behind `ouroboros`.
+
+It draws with the target's own noise, `argmax(process(q) + G)` (design: coupled sampling), so no probabilities travel;
+with `acceptance: rejection` it draws from its truncated distribution instead and sends that along
+(Leviathan et al. 2023). Siblings are the tokens that come next in `process(q) + G`: those that the target will draw
+where its logits are a little different. Trees grow best first, as in EAGLE-2 (Li et al. 2024).
+
+After a draft has been sent, `work_ahead` goes on to draft for its likely outcomes (`draft_ahead.py`), a forward at a
+time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from actors.draft_model.draft_ahead import DraftAhead, TreeShape
+from actors.draft_model.growing_tree import GrowingTree, most_computed
+from actors.draft_model.guesser import Guesser, Want
+from actors.draft_model.known_guesses import Growth, KnownGuesses
+from actors.draft_model.lookahead_drafter import LookaheadDraft, LookaheadDrafter, LookaheadOptions
+from actors.draft_tree import DraftTree
+from actors.engine.block_pool import BlockPool
+from actors.engine.model_runner import ModelRunner
+from actors.engine.options import EngineOptions
+from actors.engine.runner import make_runner
+from actors.engine.sequence import Sequence
+from actors.engine.sequence_table import SequenceTable, distinct
+from actors.messages import (
+    DraftBatch,
+    DraftItem,
+    DraftResult,
+    SequenceStart,
+    TopProbs,
+    TreeMessage,
+    no_tree,
+)
+from actors.models.loader import length_limits
+
+logger = logging.getLogger(__name__)
+
+# Of one tree, whatever a message asks for; a cluster's configuration allows as many.
+_MAX_NODES = 256
+# Rows a forward of prompts; longer ones are computed in several.
+_MAX_PREFILL_ROWS = 512
+# Rows a forward ahead: a request that arrives meanwhile waits for it.
+_MAX_AHEAD_ROWS = 64
+# Draft nodes of one sequence, those of likely outcomes included, beyond which no more are drafted ahead.
+_MAX_AHEAD_NODES = 512
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One sequence being drafted for."""
+
+    sequence: Sequence
+    shape: TreeShape
+    growth: Growth
+    num_forwards: int = 0
+
+    @property
+    def max_nodes(self) -> int:
+        return self.shape.max_nodes
+
+    @property
+    def is_ready(self) -> bool:
+        return self.num_forwards == 0 and len(self.growth.tree) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """One sequence being drafted ahead for."""
+
+    sequence: Sequence
+    known: KnownGuesses
+    plan: DraftAhead
+
+
+class DraftEngine:
+    """Sequences, their KV blocks and the draft model. One call of `draft` answers one `DraftBatch`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: EngineOptions,
+        vocab_map: torch.Tensor | None = None,
+        lookahead: LookaheadOptions | None = None,
+        ahead: int = 0,
+    ) -> None:
+        """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: they are equal.
+        lookahead None: its defaults. ahead: outcomes of each draft that `work_ahead` drafts for; none for
+        encoder-decoder models."""
+        self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
+        self.num_ahead_failures = 0
+        self._runner = make_runner(model, options.num_blocks * options.block_size)
+        self._guesser = Guesser(self._runner, vocab_map)
+        self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
+        self._max_len, self._max_side_len = length_limits(model.config)
+        self._num_ids = int(model.get_input_embeddings().num_embeddings)
+        self._unfit: set[int] = set()  # sequences that the model cannot read
+        self._lookahead: LookaheadDrafter | None = None
+        self._max_outcomes = 0  # a decoder that takes a tree path by path would compute all of it in each forward
+        if isinstance(self._runner, ModelRunner):
+            self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
+            self._max_outcomes = ahead
+        self._known: WeakKeyDictionary[Sequence, KnownGuesses] = WeakKeyDictionary()
+        self._ahead: dict[int, _Ahead] = {}  # by sequence id
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch) -> DraftResult:
+        """One tree per item, in order; empty where there is no room for the sequence, or where it has tokens or
+        positions that the model has not."""
+        started = time.perf_counter()
+        self._forget_namespaces(batch)
+        for seq_id in batch.finished:
+            self._table.forget(seq_id)
+            self._unfit.discard(seq_id)
+            self._ahead.pop(seq_id, None)
+        items = distinct(batch.items)
+        self._make_room(items)
+        stale: list[int] = []
+        unfit: list[int] = []
+        drafts: list[_Draft | LookaheadDraft] = []
+        hoped: set[int] = set()  # sequences whose draft may be there
+        for item in items:
+            seq_id = item.delta.seq_id
+            self._ahead.pop(seq_id, None)
+            if not self._fits(item):
+                unfit.append(seq_id)
+                continue
+            sequence = self._table.find(item.delta, item.begin)
+            if sequence is None:
+                stale.append(seq_id)
+                continue
+            known = self._known.pop(sequence, None)
+            if self._take_in(sequence, item, known):
+                if known is not None and known.is_ahead and item.max_nodes:
+                    hoped.add(seq_id)
+                drafts.append(self._start(sequence, item))
+            else:
+                # Forgotten, so that the next delta is answered stale and starts over when there is room.
+                self._table.forget(seq_id)
+        self._prefill(drafts)
+        trees = [draft for draft in drafts if isinstance(draft, _Draft)]
+        self._grow(trees)
+        if self._lookahead is not None:
+            self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
+        for draft in drafts:
+            draft.sequence.publish()
+        return DraftResult(
+            batch.round_id,
+            [*(draft.sequence.seq_id for draft in drafts), *unfit],
+            [*(self._finished(draft) for draft in drafts), *(no_tree() for _ in unfit)],
+            stale,
+            time.perf_counter() - started,
+            len(hoped),
+            sum(draft.is_ready and draft.sequence.seq_id in hoped for draft in trees),
+        )
+
+    def _forget_namespaces(self, batch: DraftBatch) -> None:
+        """Only phrases outlive their sequences; guesses that were made ahead do not."""
+        if self._lookahead is None:
+            return
+        if batch.drops_all:
+            self._lookahead.drop_all()
+        for namespace in batch.dropped:
+            self._lookahead.drop(namespace)
+
+    def _fits(self, item: DraftItem) -> bool:
+        """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
+        every other round; in a forward it would take all the others of its batch with it."""
+        delta, begin = item.delta, self._table.begin_of(item)
+        if delta.start == 0:
+            self._unfit.discard(delta.seq_id)
+        if delta.seq_id not in self._unfit:
+            ids = delta.token_ids
+            has_ids = not len(ids) or (ids.min() >= 0 and ids.max() < self._num_ids)
+            if has_ids and (begin is None or delta.start + len(ids) <= self._most_tokens(begin)):
+                return True
+            self._unfit.add(delta.seq_id)
+            self._table.forget(delta.seq_id)
+        return False
+
+    def _most_tokens(self, begin: SequenceStart) -> int:
+        """Tokens of a sequence that the model has positions for."""
+        if self._max_side_len is None:
+            return self._max_len
+        # A decoder's first position is that of the token before the output.
+        return begin.num_prompt_tokens + self._max_side_len - 1 if begin.num_prompt_tokens <= self._max_side_len else 0
+
+    def _take_in(self, sequence: Sequence, item: DraftItem, known: KnownGuesses | None) -> bool:
+        """Apply the delta. False, and nothing changed, where there is no room."""
+        delta = item.delta
+        if known is not None and isinstance(self._runner, ModelRunner) and _is_followed(sequence, item, known.width):
+            nodes = known.follow(tuple(delta.token_ids.tolist()))
+            if nodes is not None:
+                sequence.follow(delta.token_ids, *nodes, self._runner.kv)
+                sequence.publish()
+                self._known[sequence] = known
+                return True
+        return self._table.bring_up_to_date(sequence, delta, sequence.length + len(delta.token_ids))
+
+    def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | LookaheadDraft:
+        shape = _shape_of(item)
+        # What is sent under rejection are draws from q with their probabilities, which phrases have not.
+        if item.method == "tree" or sequence.draws_from_probs or self._lookahead is None:
+            # The last guesses of a tree are not computed.
+            room = self._most_tokens(sequence.begin) - sequence.length + 1
+            return self._start_tree(sequence, TreeShape(shape.max_nodes, min(shape.max_depth, room), shape.branch))
+        self._lookahead.learn(sequence, len(item.delta.token_ids), self._readable(item.corrections))
+        return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
+
+    def _readable(self, runs: np.ndarray) -> list[list[int]]:
+        """Those without tokens that the model has not."""
+        if runs.dtype.kind != "i":
+            return []
+        found: list[list[int]] = [[]]
+        for token in runs.tolist():
+            if token < 0:
+                found.append([])
+            else:
+                found[-1].append(token)
+        return [run for run in found if run and max(run) < self._num_ids]
+
+    def _start_tree(self, sequence: Sequence, shape: TreeShape) -> _Draft:
+        # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one
+        # failed: so there is a chain, whatever was asked for.
+        branch = 1 if sequence.draws_from_probs else shape.branch
+        known = self._known.pop(sequence, None) or KnownGuesses(branch + self._max_outcomes)
+        most_new = most_computed(shape.max_nodes, shape.max_depth, branch)
+        if shape.max_nodes and sequence.reserve(sequence.length + len(known.nodes) + most_new):
+            known.num_reserved = most_new
+            known.is_ahead = False
+            self._known[sequence] = known
+            return _Draft(sequence, shape, Growth(GrowingTree(shape.max_nodes, shape.max_depth, branch), known))
+        return _Draft(sequence, TreeShape(0, 0, 1), Growth(GrowingTree(0, 0, 1), KnownGuesses(1)))
+
+    @torch.inference_mode()
+    def work_ahead(self) -> bool:
+        """Make one forward for the likely outcomes of drafts that have been sent, the likeliest of all sequences first.
+        False when there is nothing left to do until the next batch. Never raises: a failure costs what has been
+        drafted ahead, and is counted."""
+        if not self._ahead:
+            return False
+        try:
+            wants = self._next_ahead()
+            if wants:
+                self._guesser.guess(wants)
+        except Exception:
+            logger.exception("drafting ahead failed")
+            self.num_ahead_failures += 1
+            self._give_up_ahead()
+        return bool(self._ahead)
+
+    def _next_ahead(self) -> list[Want]:
+        wanted = []
+        for seq_id, ahead in list(self._ahead.items()):
+            next_wanted = ahead.plan.wanted() if self._table.get(seq_id) is ahead.sequence else []
+            if next_wanted:
+                wanted += [(seq_id, part) for part in next_wanted]
+            else:
+                del self._ahead[seq_id]
+        wants: dict[int, Want] = {}
+        num_rows = 0
+        for seq_id, part in sorted(wanted, key=lambda item: -item[1].chance):
+            if num_rows and num_rows + len(part.paths) > _MAX_AHEAD_ROWS:
+                break
+            num_rows += len(part.paths)
+            ahead = self._ahead[seq_id]
+            wants.setdefault(seq_id, Want(ahead.sequence, ahead.known, [])).paths.extend(part.paths)
+        for seq_id, want in list(wants.items()):
+            if not self._has_room_ahead(want):
+                del wants[seq_id], self._ahead[seq_id]
+        return list(wants.values())
+
+    def _has_room_ahead(self, want: Want) -> bool:
+        """Reserve it, unless blocks are getting short."""
+        num_nodes = len(want.known.nodes) + len(want.paths)
+        needed = self._blocks_for(want.sequence, num_nodes)
+        return (
+            num_nodes <= _MAX_AHEAD_NODES
+            and needed <= self.pool.num_free // 2
+            and want.sequence.reserve(want.sequence.length + num_nodes)
+        )
+
+    def _blocks_for(self, sequence: Sequence | None, more: int) -> int:
+        """Blocks that the sequence lacks, None: a new one, for `more` slots behind its text."""
+        if sequence is None:
+            return -(-more // self.pool.block_size)
+        return max(0, -(-(sequence.length + more) // self.pool.block_size) - len(sequence.blocks))
+
+    def _make_room(self, items: Sequences[DraftItem]) -> None:
+        """Where blocks might be too few for these items, give up all that is known beyond what each sequence would have
+        anyway."""
+        if not self._known:
+            return
+        needed = 0
+        for item in items:
+            sequence = self._table.get(item.delta.seq_id) if item.delta.start else None
+            known = None if sequence is None else self._known.get(sequence)
+            num_nodes = 0 if known is None else len(known.nodes)
+            shape = _shape_of(item)
+            most_new = most_computed(shape.max_nodes, shape.max_depth, shape.branch)
+            if item.method == "lookahead" and self._lookahead is not None:
+                most_new = max(most_new, shape.max_depth + self._lookahead.most_nodes)
+            needed += self._blocks_for(sequence, num_nodes + len(item.delta.token_ids) + most_new)
+        if needed > self.pool.num_free:
+            self._give_up_ahead()
+
+    def _give_up_ahead(self) -> None:
+        self._ahead.clear()
+        for sequence, known in self._known.items():
+            sequence.cut_tree(known.num_reserved)
+        self._known.clear()
+
+    def _finished(self, draft: _Draft | LookaheadDraft) -> TreeMessage:
+        """What is sent. If that is a tree, its outcomes can be drafted for from now on."""
+        if isinstance(draft, LookaheadDraft):
+            assert self._lookahead is not None
+            return self._lookahead.finished(draft)
+        sequence, known = draft.sequence, draft.growth.known
+        tree = draft.growth.tree.finished()
+        if sequence.draws_from_probs:
+            return _with_probs(tree, known)
+        if self._max_outcomes and len(tree):
+            room = self._most_tokens(sequence.begin) - sequence.length
+            plan = DraftAhead(tree, known, draft.shape, room, self._max_outcomes)
+            self._ahead[sequence.seq_id] = _Ahead(sequence, known, plan)
+            known.is_ahead = True
+        return TreeMessage(tree.token_ids, tree.parents, tree.confidence)
+
+    def _prefill(self, drafts: list[_Draft | LookaheadDraft]) -> None:
+        """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
+        wanted only the last token is left, whose logits the first guess will want."""
+        for draft in drafts:
+            most_left = _MAX_PREFILL_ROWS if draft.max_nodes else 1
+            while (pending := draft.sequence.num_pending) > most_left:
+                self._guesser.compute(draft.sequence, min(pending - 1, _MAX_PREFILL_ROWS))
+
+    def _grow(self, drafts: list[_Draft]) -> None:
+        """A forward for each depth, of all sequences and all nodes that guesses are wanted behind."""
+        while True:
+            wants = []
+            for draft in drafts:
+                paths = draft.growth.advance()
+                if paths:
+                    wants.append(Want(draft.sequence, draft.growth.known, paths))
+                    draft.num_forwards += 1
+            if not wants:
+                return
+            self._guesser.guess(wants)
+
+    def answer(self, batch: DraftBatch) -> DraftResult:
+        """`draft` under the name that every worker's engine has."""
+        return self.draft(batch)
+
+    def clear(self) -> None:
+        """Forget every sequence; their next deltas are answered stale."""
+        self._table.clear()
+        self._unfit.clear()
+        self._known.clear()
+        self._ahead.clear()
+
+    def check_integrity(self) -> str | None:
+        """Text of the first contradiction, or None."""
+        for sequence, known in self._known.items():
+            if not known.is_consistent() or sequence.num_draft_nodes != len(known.nodes):
+                return f"sequence {sequence.seq_id}: its guesses and its draft nodes differ"
+        error = self._table.check_integrity()
+        return error if error or self._lookahead is None else self._lookahead.pool.check_integrity()
+
+
+def _shape_of(item: DraftItem) -> TreeShape:
+    """What is asked for, within the limit of one tree."""
+    max_nodes = min(item.max_nodes, _MAX_NODES)
+    return TreeShape(max_nodes, min(item.max_depth or max_nodes, max_nodes), item.branch)
+
+
+def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:
+    """Whether what is known of the sequence, `width` guesses behind each path, can answer the item."""
+    is_tree = item.method == "tree" and not sequence.draws_from_probs
+    return is_tree and item.max_nodes > 0 and item.branch <= width
+
+
+def _with_probs(chain: DraftTree, known: KnownGuesses) -> TreeMessage:
+    path = tuple(chain.token_ids.tolist())
+    probs = None
+    if path:
+        ids, shares = zip(*(known.probs[path[:depth]] for depth in range(len(path))), strict=True)
+        probs = TopProbs(np.concatenate(ids), np.concatenate(shares), len(ids[0]))
+    return TreeMessage(chain.token_ids, chain.parents, chain.confidence, probs)

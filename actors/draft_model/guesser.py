@@ -1,0 +1,107 @@
+"""Forwards of a draft model that end in guesses: the tokens that come next behind paths of some sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from actors.draft_model.known_guesses import KnownGuesses, Path
+from actors.engine.batch import SequenceRows
+from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
+from actors.engine.model_runner import ModelRunner
+from actors.engine.sequence import Sequence
+from actors.messages import no_tokens
+from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
+
+# Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
+_NUM_PROBS = 32
+
+_Probs = tuple[np.ndarray, np.ndarray]
+_Guess = tuple[list[tuple[int, float]], _Probs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Guesses that one sequence wants: [()] for those behind its text, whose end is pending, or nodes to compute."""
+
+    sequence: Sequence
+    known: KnownGuesses
+    paths: list[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of logits: what comes behind one path."""
+
+    want: Want
+    path: Path
+
+
+class Guesser:
+    """The draft model and its way from logits to guesses."""
+
+    def __init__(self, runner: ModelRunner | EncoderDecoderRunner, vocab_map: torch.Tensor | None) -> None:
+        """vocab_map: as the draft engine's."""
+        self._runner = runner
+        self._vocab_map = vocab_map
+
+    def compute(self, sequence: Sequence, count: int) -> None:
+        """The next `count` pending tokens of a text, without a guess."""
+        self._forward([SequenceRows(sequence, count, no_tokens(), no_tokens())])
+        sequence.computed(count, no_tokens(), no_tokens())
+
+    def guess(self, wants: Sequences[Want]) -> None:
+        """One forward for all of them; the guesses are known afterwards. Where it fails nothing has changed."""
+        parts = [_rows_of(want) for want in wants]
+        logits = self._forward(parts)
+        rows = [_Row(want, path) for want in wants for path in want.paths]
+        guesses: dict[int, _Guess] = {}
+        for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
+            chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
+            if chosen:
+                guesses.update(zip(chosen, draw([rows[index] for index in chosen], logits[chosen]), strict=True))
+        for part in parts:
+            part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
+        for index, row in enumerate(rows):
+            row.want.known.add(row.path, *guesses[index])
+
+    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[_Guess]:
+        most = max(row.want.known.width for row in rows)
+        tokens, shares = likeliest_tokens(logits, _row_sampling(rows), most, self._vocab_map)
+        pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
+        return [(list(zip(*pair, strict=True)), None) for pair in pairs]
+
+    def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> list[_Guess]:
+        drawn, ids, probs = draft_with_probs(logits, _row_sampling(rows), _NUM_PROBS, self._vocab_map)
+        shares = torch.where(ids == drawn[:, None], probs, 0.0).sum(dim=1)
+        return [
+            ([(token, share)], (ids[index].to(torch.int32).cpu().numpy(), probs[index].float().cpu().numpy()))
+            for index, (token, share) in enumerate(zip(drawn.tolist(), shares.tolist(), strict=True))
+        ]
+
+    def _forward(self, parts: list[SequenceRows]) -> torch.Tensor:
+        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part that gets so far and
+        behind the new nodes of the others."""
+        return self._runner.run(parts, [_num_wanted(part) for part in parts])
+
+
+def _num_wanted(part: SequenceRows) -> int:
+    if not part.count:
+        return part.num_rows
+    return 1 if part.count == part.sequence.num_pending else 0
+
+
+def _rows_of(want: Want) -> SequenceRows:
+    if want.paths == [()]:
+        return SequenceRows(want.sequence, want.sequence.num_pending, no_tokens(), no_tokens())
+    tokens, parents = want.known.arrays(want.paths)
+    return SequenceRows(want.sequence, 0, tokens, parents, len(want.known.nodes))
+
+
+def _row_sampling(rows: list[_Row]) -> RowSampling:
+    positions = np.asarray([row.want.sequence.length + len(row.path) for row in rows])
+    paths = [np.asarray(row.path, dtype=np.int32) for row in rows]
+    return rows_for([row.want.sequence.sampling for row in rows], np.arange(len(rows)), positions, paths)

@@ -1,0 +1,308 @@
+"""Lookahead decoding on the draft model: the drafter behind the name `ouroboros`.
+
+A forward computes, behind the draft so far, the phrases that the pool has for its last token and the lookahead window,
+all as one tree. The model's own draws are followed through it as far as they go: several tokens a forward instead of
+one. The draft is then continued, without a forward, by the newest phrases behind its last token, for the target to
+choose from (Ouroboros, Zhao et al. 2024, arXiv:2402.13720). The pool learns from the window, from what the target
+has committed, and from what it had in mind at the drafts that it refused.
+
+Draws are those of the draft engine, `argmax(process(q) + G)`, so that this works at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from actors.draft_model.growing_tree import GrowingTree
+from actors.engine.batch import SequenceRows, pack
+from actors.engine.model_runner import ModelRunner
+from actors.engine.sequence import Sequence
+from actors.errors import ModelError
+from actors.lookahead.limits import broken_limit
+from actors.lookahead.phrase_pool import Phrase, PhrasePool
+from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
+from actors.lookahead.token_trie import ROOT, TokenTrie
+from actors.lookahead.window import LookaheadWindow
+from actors.messages import TreeMessage
+from actors.sampling.sampler import likeliest_tokens, rows_for
+
+MAX_SUFFIXES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadOptions:
+    """How `ouroboros` drafts. Raises ModelError for values beyond the limits."""
+
+    window_size: int = 5  # columns of the window, W
+    lookahead_level: int = 5  # N; phrases have N - 1 tokens
+    # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
+    guess_set_size: int = 5
+    num_suffixes: int = 3  # phrases that continue a draft, K
+    keep_phrases: bool = True  # from one request of a namespace to the next; False: each begins with an empty pool
+    pool_phrases: int = 1 << 16  # in all, of half a kilobyte each
+
+    def __post_init__(self) -> None:
+        broken = broken_limit(self.window_size, self.lookahead_level, self.guess_set_size, self.pool_phrases)
+        if broken is None and not 0 <= self.num_suffixes <= MAX_SUFFIXES:
+            broken = "num_suffixes", self.num_suffixes, f"it must be from 0 to {MAX_SUFFIXES}"
+        if broken is not None:
+            name, value, limit = broken
+            raise ModelError(f"lookahead {name} is {value}; {limit}")
+
+    @property
+    def num_guesses(self) -> int:
+        """Phrases tried in a forward."""
+        return self.window_size if self.guess_set_size == -1 else self.guess_set_size
+
+    @property
+    def phrase_length(self) -> int:
+        return self.lookahead_level - 1
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes that a forward computes beside those of the draft."""
+        window = LookaheadWindow.most_nodes(self.window_size, self.lookahead_level)
+        return window + self.num_guesses * self.phrase_length
+
+
+@dataclass(slots=True)
+class _State:
+    """What outlives a draft of a sequence."""
+
+    scope: Hashable  # of the pool
+    window: LookaheadWindow
+    suffix_shares: list[float]  # of its namespace
+    chain: list[int] = field(default_factory=list)  # the last draft that was sent, and the suffixes behind it
+    suffixes: TokenTrie = field(default_factory=TokenTrie)
+
+
+@dataclass(slots=True)
+class LookaheadDraft:
+    """One sequence being drafted for."""
+
+    sequence: Sequence
+    max_nodes: int  # of the tree that comes out; 0: none is wanted
+    num_wanted: int  # tokens that the model drafts, or a few more
+    chain: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # probability of each, behind those before it
+    num_computed: int = 0  # first tokens of the chain that have KV
+    given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one forward computes for a draft, and the walk through it."""
+
+    draft: LookaheadDraft
+    last_token: int  # the one that phrases and window hang below
+    trie: TokenTrie
+    node: int  # as far as the model's draws have been followed; at first that of the last token
+    rows: dict[int, int]  # rows of logits, by node
+    ends: list[int]  # nodes at which the window's columns end; none where it has no room
+    path: list[int] = field(default_factory=list)  # nodes followed
+    is_walking: bool = True
+
+
+class LookaheadDrafter:
+    """The pool of a draft worker and the windows of its sequences. The engine keeps the sequences themselves."""
+
+    def __init__(
+        self, runner: ModelRunner, options: LookaheadOptions, max_positions: int, vocab_map: torch.Tensor | None
+    ) -> None:
+        """max_positions: tokens the model was made for; vocab_map: as the draft engine's."""
+        self._runner = runner
+        self._options = options
+        self._max_positions = max_positions
+        self._vocab_map = vocab_map
+        self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
+        self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
+        self._num_scopes = 0
+        self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes that a forward computes beside those of the draft."""
+        return self._options.most_nodes
+
+    def learn(self, sequence: Sequence, num_new: int, corrections: Sequences[list[int]] = ()) -> None:
+        """Take note of a sequence's last `num_new` committed tokens, its prompt at first. corrections: texts of what
+        the target had in mind; what it has committed is newer than those."""
+        state = self._states.get(sequence)
+        if state is None:
+            state = self._states[sequence] = self._new_state(sequence)
+        for text in corrections:
+            self.pool.insert_runs(state.scope, text)
+        self.pool.learn(state.scope, sequence.tokens, num_new)
+        if state.chain and num_new:
+            self._judge(state, sequence.tokens[-num_new:].tolist())
+            state.chain = []
+
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace's phrases, and how often such came true. Those of a request alone end with it."""
+        self.pool.drop(namespace)
+        self._suffix_shares.drop(namespace)
+
+    def drop_all(self) -> None:
+        """The same of all namespaces."""
+        options = self._options
+        self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
+        self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
+
+    def _new_state(self, sequence: Sequence) -> _State:
+        begin, options = sequence.begin, self._options
+        scope: Hashable = begin.namespace
+        if not options.keep_phrases:
+            self._num_scopes += 1
+            scope = self._num_scopes
+        prompt = sequence.tokens[: max(1, begin.num_prompt_tokens)]
+        window = LookaheadWindow(options.window_size, options.lookahead_level, prompt, begin.sampling.seed)
+        return _State(scope, window, self._suffix_shares.of(begin.namespace))
+
+    def _judge(self, state: _State, committed: list[int]) -> None:
+        """How often a suffix's next token comes true where those before it have, by depth."""
+        if committed[: len(state.chain)] != state.chain:
+            return
+        node = ROOT
+        for depth, token in enumerate(committed[len(state.chain) :]):
+            children = state.suffixes.children(node)
+            for guess in children:
+                state.suffix_shares[depth] = share_after(state.suffix_shares[depth], guess == token)
+            if token not in children:
+                break
+            node = children[token]
+
+    def start(
+        self, sequence: Sequence, max_nodes: int, num_wanted: int, runs: list[list[int]] | None = None
+    ) -> LookaheadDraft:
+        """A draft with room for its forwards, or one that nothing is wanted of where there is none. runs: texts that
+        the last token may begin; they take the places that the pool leaves, and are not kept."""
+        most = min(num_wanted, max_nodes) + self._options.most_nodes
+        if not max_nodes or not sequence.reserve(sequence.length + most):
+            return LookaheadDraft(sequence, 0, 0)
+        draft = LookaheadDraft(sequence, max_nodes, min(num_wanted, max_nodes))
+        for run in runs or ():
+            for place, token in enumerate(run[:-1], 1):
+                phrases = draft.given.setdefault(token, [])
+                phrase = tuple(run[place : place + self._options.phrase_length])
+                if phrase not in phrases:
+                    phrases.append(phrase)
+        return draft
+
+    def _phrases(self, draft: LookaheadDraft, token: int, count: int) -> list[Phrase]:
+        """Up to `count` behind a token: those of the pool, the newest first, then those that were given."""
+        found = self.pool.newest(self._states[draft.sequence].scope, token, count)
+        if len(found) < count:
+            found += [phrase for phrase in draft.given.get(token, ()) if phrase not in found]
+        return found[:count]
+
+    def grow(self, drafts: list[LookaheadDraft]) -> None:
+        """Draft all chains, one forward for all of them at a time. Only the last tokens of a text may be pending."""
+        while steps := [step for draft in drafts if (step := self._next_step(draft)) is not None]:
+            logits = self._forward(steps)
+            while walking := [step for step in steps if step.is_walking]:
+                self._walk(walking, logits)
+            for step in steps:
+                self._advance_window(step, logits)
+
+    def _next_step(self, draft: LookaheadDraft) -> _Step | None:
+        # Tokens that positions are left for behind the chain.
+        room = self._max_positions - draft.sequence.length - len(draft.chain)
+        if len(draft.chain) >= draft.num_wanted or room < 0:
+            return None
+        state = self._states[draft.sequence]
+        trie = TokenTrie()
+        end = trie.add(ROOT, draft.chain)[-1] if draft.chain else ROOT
+        last_token = draft.chain[-1] if draft.chain else int(draft.sequence.tokens[-1])
+        wanted = {end}
+        for phrase in self._phrases(draft, last_token, self._options.num_guesses):
+            wanted.update(trie.add(end, phrase[:room]))
+        ends = state.window.add_to(trie, end) if state.window.depth <= room else []
+        return _Step(draft, last_token, trie, end, dict.fromkeys(sorted({*wanted, *ends}), 0), ends)
+
+    def _forward(self, steps: list[_Step]) -> torch.Tensor:
+        """Compute the steps' trees and whatever is pending; logits, [rows, outputs], of the nodes in each `rows`."""
+        parts: list[SequenceRows] = []
+        logit_rows: list[int] = []
+        first_row = 0
+        for step in steps:
+            draft, (tokens, parents) = step.draft, step.trie.arrays()
+            part = SequenceRows(draft.sequence, draft.sequence.num_pending, tokens, parents, draft.num_computed)
+            first_node = first_row + part.count - part.first_node
+            for node in step.rows:
+                step.rows[node] = len(logit_rows)
+                logit_rows.append(first_node + node)  # ROOT, which is -1, is the last token before the nodes
+            parts.append(part)
+            first_row += part.num_rows
+        logits = self._runner.forward(pack(parts), np.asarray(logit_rows, dtype=np.int64))
+        for part, step in zip(parts, steps, strict=True):
+            part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
+            step.draft.num_computed = len(step.draft.chain)
+        return logits
+
+    def _walk(self, steps: list[_Step], logits: torch.Tensor) -> None:
+        """Draw the next token of each draft, and follow it where it has been computed."""
+        positions = np.asarray([step.draft.sequence.length + len(step.draft.chain) for step in steps])
+        paths = [np.asarray(step.draft.chain, dtype=np.int32) for step in steps]
+        sampling = rows_for([step.draft.sequence.sampling for step in steps], np.arange(len(steps)), positions, paths)
+        rows = [step.rows[step.node] for step in steps]
+        tokens, shares = likeliest_tokens(logits[rows], sampling, 1, self._vocab_map)
+        for step, token, share in zip(steps, tokens[:, 0].tolist(), shares[:, 0].tolist(), strict=True):
+            draft = step.draft
+            step.is_walking = False
+            if not share > 0.0:  # every token is masked, or nothing the model says is a number
+                draft.num_wanted = len(draft.chain)
+                continue
+            draft.chain.append(token)
+            draft.shares.append(share)
+            node = step.trie.children(step.node).get(token)
+            if node in step.rows and len(draft.chain) < draft.max_nodes:
+                step.node = node
+                step.path.append(node)
+                step.is_walking = True
+            else:
+                self._keep(step)
+
+    def _keep(self, step: _Step) -> None:
+        """Move the KV of the nodes that were followed to the chain's own slots, if the chain goes on."""
+        draft, sequence = step.draft, step.draft.sequence
+        is_last = len(draft.chain) >= draft.num_wanted or sequence.length + len(draft.chain) > self._max_positions
+        if not step.path or is_last:
+            return  # at the end the sequence has the whole tree, and finds in it what the target accepts
+        slots = sequence.slots(sequence.length + len(step.trie))[sequence.length :]
+        first = draft.num_computed
+        draft.num_computed += len(step.path)
+        self._runner.kv.move(slots[step.path], slots[first : draft.num_computed])
+
+    def _advance_window(self, step: _Step, logits: torch.Tensor) -> None:
+        if not step.ends:
+            return
+        state = self._states[step.draft.sequence]
+        columns = logits[[step.rows[node] for node in step.ends]].argmax(dim=-1)
+        behind = columns if self._vocab_map is None else self._vocab_map[columns]
+        for token, phrase in state.window.advance(step.last_token, behind.tolist()):
+            self.pool.insert(state.scope, token, phrase)
+
+    def finished(self, draft: LookaheadDraft) -> TreeMessage:
+        """The chain and the suffixes behind it: the likeliest max_nodes nodes."""
+        state = self._states[draft.sequence]
+        chain = draft.chain[: draft.max_nodes]
+        tree = GrowingTree(draft.max_nodes, draft.max_nodes, 1)
+        for index, (token, share) in enumerate(zip(chain, draft.shares, strict=False)):
+            tree.add(index - 1, token, share)
+        suffixes = TokenTrie()
+        if chain:
+            for phrase in self._phrases(draft, chain[-1], self._options.num_suffixes):
+                suffixes.add(ROOT, phrase)
+        depths: list[int] = []
+        for token, parent in zip(suffixes.tokens, suffixes.parents, strict=True):
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+            tree.add(len(chain) + parent, token, state.suffix_shares[depths[-1]])
+        state.chain, state.suffixes = chain, suffixes
+        best = tree.finished()
+        return TreeMessage(best.token_ids, best.parents, best.confidence)

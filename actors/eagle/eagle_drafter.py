@@ -1,0 +1,281 @@
+"""Drafts of an EAGLE head from the hidden states that the target has just computed.
+
+After each round the head runs over the positions whose features are new, then grows a tree: the `top_k` likeliest
+children of each of a level's `top_k` likeliest nodes, `depth` levels far, of which the likeliest nodes are kept
+(EAGLE-2, Li et al. 2024, arXiv:2406.16858). Only what has become certain leaves keys and values behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from actors.eagle.eagle_head import EagleHead
+from actors.eagle.feature_tap import FeatureTap
+from actors.engine.attention import ATTENTION_NAME, PaddedPlan
+from actors.engine.batch import PackedBatch, SequenceSpan
+from actors.engine.kv_cache import KvCache
+from actors.engine.model_runner import row_tier
+from actors.engine.packed_linear import pack_linears
+from actors.errors import ModelError
+from actors.messages import TreeMessage
+
+DEFAULT_DEPTH, DEFAULT_TOP_K = 7, 10  # of the published code
+MAX_DEPTH, MAX_TOP_K = 32, 64
+_SCRATCH_SLOTS = 4096  # keys and values of trees that grow at a time
+
+
+@dataclass(frozen=True, slots=True)
+class EagleOptions:
+    """How far a tree may grow."""
+
+    depth: int = DEFAULT_DEPTH  # levels that are expanded
+    top_k: int = DEFAULT_TOP_K  # children of a node, and expanded nodes of a level
+
+    def __post_init__(self) -> None:
+        for name, value, limit in (("depth", self.depth, MAX_DEPTH), ("top_k", self.top_k, MAX_TOP_K)):
+            if not 1 <= value <= limit:
+                raise ModelError(f"eagle_{name} is {value}; it must be from 1 to {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Positions of one sequence whose features are new, with the token that comes after each of them."""
+
+    begin: int  # the first of them
+    token_ids: np.ndarray  # int64 [n]: tokens at begin + 1 .. begin + n
+    feature_rows: np.ndarray  # int64 [n]: rows of the target's forward
+    slots: np.ndarray  # int64 [begin + n]: the sequence's slots
+    max_nodes: int  # of the tree behind the last token; 0: none
+
+
+@dataclass(slots=True)
+class _Tree:
+    """All nodes remembered for one sequence, in order of depth; scores are log-probabilities of their paths."""
+
+    max_nodes: int
+    context: np.ndarray  # int64: slots of the committed positions that have keys and values
+    position: int  # of the root's row
+    first_slot: int  # of its scratch
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    parents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    scores: np.ndarray = field(default_factory=lambda: np.empty(0, np.float64))
+    frontier: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # nodes to expand next
+    # Of the nodes expanded so far, in the order of their scratch slots:
+    sight: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.bool_))  # [e, e]: ancestors and self
+    place: dict[int, int] = field(default_factory=dict)  # node -> its index among them
+
+    def add(self, parents: np.ndarray, tokens: np.ndarray, scores: np.ndarray, top_k: int) -> None:
+        """Remember children, [n] each, and choose which of them to expand: the best `top_k`, but none that is behind
+        so many better nodes that neither it nor its children can be among those kept."""
+        first = len(self.tokens)
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.parents = np.concatenate([self.parents, parents])
+        self.scores = np.concatenate([self.scores, scores])
+        best = first + np.argsort(-scores, kind="stable")[:top_k]
+        if len(self.scores) >= self.max_nodes:
+            bar = np.partition(self.scores, -self.max_nodes)[-self.max_nodes]
+            best = best[self.scores[best] >= bar]
+        self.frontier = best
+
+    def expand(self) -> np.ndarray:
+        """Scratch places for the frontier; returns what its nodes see of all places so far, bool [frontier, places]."""
+        before = len(self.sight)
+        count = before + len(self.frontier)
+        sight = np.zeros((count, count), np.bool_)
+        sight[:before, :before] = self.sight
+        for index, node in enumerate(self.frontier.tolist(), before):
+            parent = int(self.parents[node])
+            if parent >= 0:
+                sight[index] = sight[self.place[parent]]
+            sight[index, index] = True
+            self.place[node] = index
+        self.sight = sight
+        return sight[before:]
+
+    def best(self) -> TreeMessage:
+        """The `max_nodes` likeliest nodes, likeliest first. Scores only fall along a path and equal ones keep their
+        order, so that every parent comes before its children and every beginning of the list is a tree."""
+        order = np.argsort(-self.scores, kind="stable")[: self.max_nodes]
+        new_index = np.full(len(self.scores) + 1, -1, np.int32)  # the last one is that of the root, parent -1
+        new_index[order] = np.arange(len(order), dtype=np.int32)
+        return TreeMessage(
+            self.tokens[order].astype(np.int32),
+            new_index[self.parents[order]],
+            np.exp(self.scores[order]).astype(np.float32),
+        )
+
+
+class EagleDrafter:
+    """A head with keys and values of its own, in the same slots as the target's.
+
+    Rows that the target computed without the head leave a gap there, which later rows do not see: a gap costs
+    acceptance, nothing else. Where a prefix is shared, the last position of a block may have seen another next token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        head: EagleHead,
+        num_slots: int,
+        device: torch.device,
+        options: EagleOptions,
+    ) -> None:
+        """model: the target, its linear layers packed already."""
+        self.options = options
+        self.tap = FeatureTap(model, head.feature_layers)
+        embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
+        own = head.embed_tokens
+        self._embedding: nn.Module = embedding if own is None or _is_same(own, embedding) else own
+        self._output_layer = output_layer
+        head.embed_tokens = None
+        head.config._attn_implementation = ATTENTION_NAME
+        pack_linears(head)
+        self._head = head
+        self._device = device
+        self._scratch_per_tree = options.depth * options.top_k
+        scratch = max(_SCRATCH_SLOTS, self._scratch_per_tree)
+        self._trees_at_a_time = scratch // self._scratch_per_tree
+        self._first_scratch = num_slots
+        self._kv = KvCache(num_slots + scratch, device)
+        self._is_known = np.zeros(num_slots, np.bool_)  # slots whose position the head has seen
+
+    def computed(self, slots: np.ndarray) -> None:
+        """The target has written these slots (int64): what the head had there was of other tokens."""
+        self._is_known[slots] = False
+
+    def draft(self, rows: Sequences[HeadRows], features: torch.Tensor) -> list[TreeMessage]:
+        """Run over all rows, then grow the trees that are wanted. features [rows of the target's forward, size].
+
+        Returns a tree for each of `rows` with max_nodes > 0, in order.
+        """
+        hidden, contexts = self._catch_up(rows, features)
+        growing = [(index, part) for index, part in enumerate(rows) if part.max_nodes > 0]
+        ends = np.cumsum([len(part.token_ids) for part in rows]) - 1
+        trees: list[TreeMessage] = []
+        for first in range(0, len(growing), self._trees_at_a_time):
+            group = growing[first : first + self._trees_at_a_time]
+            started = [
+                _Tree(
+                    part.max_nodes,
+                    contexts[index],
+                    part.begin + len(part.token_ids) - 1,
+                    self._first_scratch + number * self._scratch_per_tree,
+                )
+                for number, (index, part) in enumerate(group)
+            ]
+            self._grow(started, hidden[self._index(ends[[index for index, _ in group]])])
+            trees += [tree.best() for tree in started]
+        return trees
+
+    def _catch_up(self, rows: Sequences[HeadRows], features: torch.Tensor) -> tuple[torch.Tensor, list[np.ndarray]]:
+        """Hidden states of all rows, and the slots that the head has keys and values in by sequence."""
+        spans, contexts, positions, slots = [], [], [], []
+        first_row = 0
+        for part in rows:
+            count = len(part.token_ids)
+            own = part.slots[part.begin :]
+            earlier = np.flatnonzero(self._is_known[part.slots[: part.begin]])
+            own_positions = np.arange(part.begin, part.begin + count)
+            context = np.concatenate([part.slots[earlier], own])
+            spans.append(
+                SequenceSpan(first_row, count, context, own_positions, np.append(earlier, own_positions), None)
+            )
+            contexts.append(context)
+            positions.append(own_positions)
+            slots.append(own)
+            first_row += count
+        batch = PackedBatch(
+            np.concatenate([part.token_ids for part in rows]),
+            np.concatenate(positions),
+            np.concatenate(slots),
+            tuple(spans),
+        )
+        feature_rows = np.concatenate([part.feature_rows for part in rows])
+        hidden = self._forward(batch, features, feature_rows)
+        self._is_known[batch.slots] = True
+        return hidden, contexts
+
+    def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor) -> None:
+        """hidden [trees, h]: of each root."""
+        top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees))
+        scores, tokens = self._children(hidden, len(trees), top_k)
+        for row, tree in enumerate(trees):
+            tree.add(np.full(tokens.shape[1], -1), tokens[row], scores[row], top_k)
+        # Rows of `hidden` that hold the features of the frontiers: what predicted a node stands for its parent.
+        feature_rows = [np.full(len(tree.frontier), row) for row, tree in enumerate(trees)]
+        for level in range(1, self.options.depth + 1):
+            active = [index for index, tree in enumerate(trees) if len(tree.frontier)]
+            if not active:
+                return
+            growing = [trees[index] for index in active]
+            batch = self._pack_frontiers(growing, level)
+            hidden = self._forward(batch, hidden, np.concatenate([feature_rows[index] for index in active]))
+            scores, tokens = self._children(hidden, batch.num_rows, top_k)
+            first_row = 0
+            for index, tree in zip(active, growing, strict=True):
+                expanded = tree.frontier
+                own = slice(first_row, first_row + len(expanded))
+                first_child = len(tree.tokens)
+                width = tokens.shape[1]
+                tree.add(
+                    np.repeat(expanded, width),
+                    tokens[own].reshape(-1),
+                    (tree.scores[expanded][:, None] + scores[own]).reshape(-1),
+                    top_k,
+                )
+                feature_rows[index] = first_row + (tree.frontier - first_child) // width
+                first_row = own.stop
+
+    def _pack_frontiers(self, trees: Sequences[_Tree], level: int) -> PackedBatch:
+        spans, token_ids, positions, slots = [], [], [], []
+        first_row = 0
+        for tree in trees:
+            sight = tree.expand()
+            count, places = sight.shape
+            scratch = np.arange(tree.first_slot, tree.first_slot + places)
+            context = np.concatenate([tree.context, scratch])
+            own_positions = np.full(count, tree.position + level)
+            # Only a sliding window would ask for the positions of slots, and the head has none.
+            spans.append(SequenceSpan(first_row, count, context, own_positions, np.zeros(len(context)), sight))
+            token_ids.append(tree.tokens[tree.frontier])
+            positions.append(own_positions)
+            slots.append(scratch[-count:])
+            first_row += count
+        return PackedBatch(np.concatenate(token_ids), np.concatenate(positions), np.concatenate(slots), tuple(spans))
+
+    def _forward(self, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray) -> torch.Tensor:
+        """Hidden states of the batch's rows and, behind them, of rows that fill it up, [rows, h]."""
+        num_rows = row_tier(batch.num_rows)
+        padding = (0, num_rows - batch.num_rows)
+        plan = PaddedPlan(batch, self._kv, self._device, num_rows)
+        embeddings = self._embedding(self._index(np.pad(batch.token_ids, padding))[None])
+        chosen = features[self._index(np.pad(feature_rows, padding))][None]
+        positions = self._index(np.pad(batch.positions, padding))[None]
+        hidden: torch.Tensor = self._head(embeddings, chosen, positions, paged_plan=plan)[0]
+        return hidden
+
+    def _children(self, hidden: torch.Tensor, num_rows: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities float64 and token ids int64 of the likeliest next tokens of the first rows, [num_rows, k],
+        likeliest first."""
+        padding = row_tier(num_rows) - len(hidden)
+        if padding > 0:
+            hidden = torch.cat([hidden, hidden[:1].expand(padding, -1)])
+        logits = self._head.logits(hidden[: row_tier(num_rows)], self._output_layer)[:num_rows].float()
+        top = logits.topk(min(top_k, logits.shape[1]), dim=-1)
+        scores = (top.values - logits.logsumexp(dim=-1, keepdim=True)).clamp_(max=0.0)
+        tokens = top.indices if self._head.draft_ids is None else self._head.draft_ids[top.indices]
+        return scores.double().cpu().numpy(), tokens.cpu().numpy()
+
+    def _index(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _is_same(own: nn.Embedding, other: nn.Module) -> bool:
+    weight = getattr(other, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.shape == own.weight.shape and torch.equal(weight, own.weight)

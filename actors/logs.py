@@ -1,0 +1,120 @@
+"""What Paceline's processes log to stderr: text, or a JSON object a line, with the id of the request it is about.
+
+No prompt, answer or key is ever logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import uuid
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, model_validator
+
+from actors.printable import printable
+from cache_service.options import Options
+
+PACKAGES = ("cluster", "actors", "cache_service")
+OTHERS = ("opentelemetry",)  # that warn of what we have them do: a collector that is away
+REQUEST_ID_HEADER = "x-request-id"
+
+request_id: ContextVar[str] = ContextVar("paceline_request_id", default="")  # of the call that is being answered
+
+_POSSIBLE_ID = re.compile(r"[!-~]{1,128}")
+_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "request_id"}
+
+
+class ObservabilityConfig(Options):
+    """What is told of requests and rounds beside the metrics, which are always there."""
+
+    log_format: Literal["text", "json"] = "text"  # to stderr
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # info: a line for each request and its parts
+    # Spans of requests go there, as OTLP over HTTP: http://collector:4318. None: no tracing. Headers that the collector
+    # wants are taken from $OTEL_EXPORTER_OTLP_HEADERS.
+    otlp_endpoint: str | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose callers have not decided it
+    round_spans: Annotated[int, Field(ge=0, le=256)] = 16  # rounds of a request with spans of their own; the first
+
+    @model_validator(mode="after")
+    def _address(self) -> ObservabilityConfig:
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.otlp_endpoint):
+            raise ValueError("otlp_endpoint must be a URL like http://collector:4318")
+        return self
+
+
+def request_id_of(given: str | None) -> str:
+    """The id that a client has given its call, or a new one where it has given none, or none fit for a log."""
+    return given if given is not None and _POSSIBLE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def configure_logging(config: ObservabilityConfig, component: str) -> None:
+    """Have Paceline's own loggers in this process write to stderr. component: gateway, router, target or draft.
+
+    Called again, it replaces what was said before. Loggers of others than those stay as they are.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_with_request_id)
+    handler.setFormatter(JsonFormatter(component) if config.log_format == "json" else TextFormatter(component))
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    for name in PACKAGES + OTHERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(max(level, logging.WARNING) if name in OTHERS else level)
+
+
+class TextFormatter(logging.Formatter):
+    """A line each; what follows a line break is indented, so that no message can look like another record."""
+
+    def __init__(self, component: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {component} %(name)s [%(request_id)s] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n    ")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time_of(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, component, request_id, message, what `extra` names, and the traceback."""
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "component": self._component,
+            "request_id": getattr(record, "request_id", ""),
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _OF_EVERY_RECORD:
+                fields.setdefault(name, value)
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        try:
+            return msgspec.json.encode(fields, enc_hook=repr).decode()
+        except (TypeError, ValueError, OverflowError, RecursionError):  # numbers of over 64 bits, texts that are none
+            return json.dumps({name: printable(str(value)) for name, value in fields.items()})
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _with_request_id(record: logging.LogRecord) -> bool:
+    """A record says itself whose it is, or is that of the call in whose course it was made."""
+    if not hasattr(record, "request_id"):
+        record.request_id = request_id.get()
+    return True

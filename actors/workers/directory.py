@@ -1,0 +1,256 @@
+"""Who is there: the worker addresses of a cluster, the key by which its routers prove themselves, and which of them has
+which target group.
+
+A plain `Directory` inside one named Ray actor. Nothing in it is worth saving: the key pair is an argument of the
+actor, so Ray hands the same one to every restart, and workers refill the registry with their next heartbeat. Should
+a directory be made anew with another key, the answer to that heartbeat tells the workers' links. Established links
+need no directory, so routers keep them while it is away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import ray
+from ray.actor import ActorProxy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.links.address import LinkAddress
+from actors.links.keys import LinkKeys
+from actors.workers.draft_demand import DraftDemand
+from actors.workers.draft_demand import combined as combined_drafts
+from actors.workers.target_demand import TargetDemand
+from actors.workers.target_demand import combined as combined_targets
+
+NAMESPACE = "paceline"
+TTL_S = 4.0  # four missed heartbeats
+
+Role = Literal["target", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    """One worker as the directory knows it. A restarted worker keeps its `worker_id` and has another `incarnation`."""
+
+    role: Role
+    worker_id: str
+    address: LinkAddress
+    incarnation: int
+    link_drops: tuple[tuple[str, int], ...] = ()  # messages its link server has dropped so far, by reason
+    is_leaving: bool = False  # it still answers, but is to be asked for nothing more
+    model: str = ""  # fingerprint of a target's
+
+
+@dataclass(slots=True)
+class _Record:
+    entry: WorkerEntry
+    heard_at: float
+    previous_incarnation: int | None  # of the worker that this one replaced
+
+
+@dataclass(slots=True)
+class _Claim:
+    worker_id: str
+    renewed_at: float
+
+
+class Directory:
+    """The registry itself. Entries and claims that are not renewed within `ttl_s` seconds vanish."""
+
+    def __init__(
+        self,
+        client_keys: LinkKeys,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+        is_restarted: bool = False,
+    ) -> None:
+        """is_restarted: workers and routers may know each other from the directory before."""
+        self._client_keys = client_keys
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._is_restarted = is_restarted
+        self._filled_at = clock() + ttl_s  # by then whoever is there has said so
+        self._records: dict[str, _Record] = {}
+        self._claims: dict[str, _Claim] = {}  # of routers
+        # Of routers, and when they said so.
+        self._demands: dict[str, tuple[DraftDemand, TargetDemand | None, float]] = {}
+
+    def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
+        """Enter or renew a worker; returns the public keys of clients that its links must admit.
+
+        A worker that was replaced under its id cannot take the place back, should it turn out to live on.
+        """
+        self._expire()
+        record = self._records.get(entry.worker_id)
+        if record is None:
+            self._records[entry.worker_id] = _Record(entry, self._clock(), None)
+        elif record.entry.incarnation == entry.incarnation:
+            record.entry, record.heard_at = entry, self._clock()
+        elif record.previous_incarnation != entry.incarnation:
+            self._records[entry.worker_id] = _Record(entry, self._clock(), record.entry.incarnation)
+        return (self._client_keys.public,)
+
+    def remove(self, worker_id: str, incarnation: int) -> None:
+        """Take a worker out that leaves in order; unknown ones and those already replaced are fine."""
+        record = self._records.get(worker_id)
+        if record is not None and record.entry.incarnation == incarnation:
+            del self._records[worker_id]
+
+    def workers(self, role: Role | None = None) -> list[WorkerEntry]:
+        """The live workers, of one role or all, ordered by id."""
+        self._expire()
+        entries = (record.entry for _, record in sorted(self._records.items()))
+        return [entry for entry in entries if role is None or entry.role == role]
+
+    def client_keys(self) -> LinkKeys:
+        """The key pair that every router of the cluster uses."""
+        return self._client_keys
+
+    def claim_target(self, router_id: str, held: str | None, model: str = "") -> str | None:
+        """The target group of that model that the router is to have: no two have the same one. None: there is none.
+
+        Its own as long as that is there and does not leave; else `held`, which it still has from before, if nobody
+        else has claimed that meanwhile; else a free one. Where the directory was restarted, `held` is taken on trust
+        until everybody has had the time to come back, and who holds nothing waits as long.
+        """
+        self._expire()
+        now = self._clock()
+        claimed = {claim.worker_id for other, claim in self._claims.items() if other != router_id}
+        if now < self._filled_at and held is not None and held not in claimed and not self._is_leaving(held):
+            wanted: str | None = held
+        elif now < self._filled_at and self._is_restarted:
+            wanted = None
+        else:
+            own = self._claims.get(router_id)
+            free = [
+                entry.worker_id
+                for entry in self.workers("target")
+                if entry.model == model and not entry.is_leaving and entry.worker_id not in claimed
+            ]
+            preferred = [worker_id for worker_id in (own.worker_id if own else None, held) if worker_id in free]
+            wanted = next(iter([*preferred, *free]), None)
+        if wanted is None:
+            self._claims.pop(router_id, None)
+        else:
+            self._claims[router_id] = _Claim(wanted, now)
+        return wanted
+
+    def release_target(self, router_id: str) -> None:
+        """The router's claim ends: another one may have the group at once."""
+        self._claims.pop(router_id, None)
+
+    def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
+        """What a router says of the draft workers and, if it has one, of its target group; it holds for `ttl_s`
+        seconds."""
+        self._demands[router_id] = drafts, targets, self._clock()
+
+    def draft_demand(self) -> DraftDemand:
+        """Of all routers that have spoken lately."""
+        self._expire()
+        return combined_drafts(drafts for drafts, _, _ in self._demands.values())
+
+    def target_demand(self) -> TargetDemand:
+        """Of all routers that have spoken lately and have a target group."""
+        self._expire()
+        return combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
+
+    def _is_leaving(self, worker_id: str) -> bool:
+        record = self._records.get(worker_id)
+        return record is not None and record.entry.is_leaving
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self._ttl_s
+        for worker_id in [worker_id for worker_id, record in self._records.items() if record.heard_at < oldest]:
+            del self._records[worker_id]
+        for router_id in [router_id for router_id, claim in self._claims.items() if claim.renewed_at < oldest]:
+            del self._claims[router_id]
+        for router_id in [router_id for router_id, (_, _, told_at) in self._demands.items() if told_at < oldest]:
+            del self._demands[router_id]
+
+
+class DirectoryActor:
+    """The actor around a `Directory`."""
+
+    def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
+        is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        self._directory = Directory(client_keys, ttl_s, is_restarted=is_restarted)
+
+    @ray.method
+    def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
+        return self._directory.heartbeat(entry)
+
+    @ray.method
+    def remove(self, worker_id: str, incarnation: int) -> None:
+        self._directory.remove(worker_id, incarnation)
+
+    @ray.method
+    def workers(self, role: Role | None = None) -> list[WorkerEntry]:
+        return self._directory.workers(role)
+
+    @ray.method
+    def client_keys(self) -> LinkKeys:
+        return self._directory.client_keys()
+
+    @ray.method
+    def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
+        """All that a router of that model asks again and again: the live workers, and the target group that it is to
+        have."""
+        return self._directory.workers(), self._directory.claim_target(router_id, held, model)
+
+    @ray.method
+    def release_target(self, router_id: str) -> None:
+        self._directory.release_target(router_id)
+
+    @ray.method
+    def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
+        self._directory.tell_demand(router_id, drafts, targets)
+
+    @ray.method
+    def draft_demand(self) -> DraftDemand:
+        return self._directory.draft_demand()
+
+    @ray.method
+    def target_demand(self) -> TargetDemand:
+        return self._directory.target_demand()
+
+
+DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]
+
+_RemoteDirectory = ray.remote(DirectoryActor)
+
+
+def get_or_create_directory(
+    name: str, lifetime: Literal["detached"] | None = None, ttl_s: float = TTL_S
+) -> DirectoryHandle:
+    """The directory of that name; it is made if it does not exist. Safe to call from several processes at once.
+
+    `lifetime` None: it ends with the process that made it.
+    """
+    options = _RemoteDirectory.options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime=lifetime,
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_pending_calls=64,  # of one caller; beyond, its calls fail at once
+        # Not on a node that comes and goes with the load.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(_head_node_id(), soft=True),
+    )
+    handle: DirectoryHandle = options.remote(LinkKeys.generate(), ttl_s)  # unused if it exists: its own keys count
+    return handle
+
+
+def _head_node_id() -> str:
+    """Of Ray's head, or of this node where Ray does not say which one that is."""
+    heads = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
+    return next(iter(heads), ray.get_runtime_context().get_node_id())
+
+
+def find_directory(name: str) -> DirectoryHandle:
+    """The existing directory of that name. Raises ValueError if there is none."""
+    handle: DirectoryHandle = ray.get_actor(name, namespace=NAMESPACE)
+    return handle

@@ -1,0 +1,105 @@
+"""A draft worker as a plain object: a draft model behind a link, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from actors.build import build_draft_engine
+from actors.draft_model.draft_engine import DraftEngine
+from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
+from actors.models.quantization import Quantization
+from actors.models.source import ModelSource
+from actors.workers.worker_loop import WorkerLoop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    source: ModelSource
+    dtype: str
+    device: str
+    threads: int
+    kv_cache_tokens: int | None
+    block_size: int
+    quantization: Quantization = "none"
+    lookahead: LookaheadOptions | None = None  # None: its defaults
+    ahead: int = 0  # outcomes of each draft that the worker drafts for while the target verifies it
+    target: ModelSource | None = None  # for its tokenizer, should the draft model have another; None: it has not
+
+
+class DraftWorker:
+    """Made with the model loaded and the link open; nobody is admitted until `server.allow` is told whom."""
+
+    def __init__(self, settings: DraftSettings, incarnation: int, host: str) -> None:
+        torch.set_num_threads(settings.threads)
+        engine = build_draft_engine(
+            settings.source,
+            settings.dtype,
+            settings.device,
+            kv_cache_tokens=settings.kv_cache_tokens,
+            block_size=settings.block_size,
+            quantization=settings.quantization,
+            lookahead=settings.lookahead,
+            target=settings.target,
+            ahead=settings.ahead,
+        )
+        _warm_up(engine)
+        pool = engine.pool
+        self.server = LinkServer(LinkKeys.generate(), [], host)
+        info = WorkerInfo("draft", incarnation, 0, pool.num_blocks * pool.block_size, pool.block_size, pool.num_blocks)
+        work_ahead = engine.work_ahead if settings.ahead and isinstance(engine, DraftEngine) else None
+        self._loop = WorkerLoop(engine, self.server, info, work_ahead=work_ahead)  # type: ignore[arg-type]
+        self._thread = threading.Thread(target=self._run, name="draft worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the worker no longer serves, or None while it does."""
+        return None if self._thread.is_alive() else "the serving thread has ended"
+
+    @property
+    def num_batches(self) -> int:
+        return self._loop.num_batches
+
+    @property
+    def turn_s(self) -> float:
+        """As of `WorkerLoop`: how long nothing has come of it."""
+        return self._loop.turn_s
+
+    @property
+    def is_busy(self) -> bool:
+        return self._loop.busy_s > 0.0
+
+    @property
+    def busy_total_s(self) -> float:
+        """Time spent in drafting, since the beginning."""
+        return self._loop.busy_total_s
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self._thread.join(timeout=10.0)
+        self.server.close()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception:
+            logger.exception("the draft worker ended")
+
+
+def _warm_up(engine: DraftEngine | RetokenizedDraftEngine) -> None:
+    """One sampled guess: the first one allocates the cache and compiles kernels, longer than a round waits."""
+    tokens = np.ones(2, dtype=np.int32)
+    begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")
+    engine.draft(DraftBatch(0, [DraftItem(SequenceDelta(1, 0, tokens), 1, begin)]))
+    engine.draft(DraftBatch(0, [], [1]))

@@ -1,0 +1,60 @@
+"""A worker's entry in the directory, kept alive from a background thread."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from actors.links.heartbeat import Heartbeat
+from actors.links.server import LinkServer
+from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
+
+
+class Registration:
+    """Enters a worker at once and renews the entry every `interval_s` until `leave`.
+
+    A directory that is away, restarting or replaced under its name is waited for without end. Every heartbeat tells
+    it what `server` has dropped, and its answer tells `server` whom to admit.
+    """
+
+    def __init__(
+        self,
+        directory_name: str,
+        entry: WorkerEntry,
+        server: LinkServer,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._directory_name = directory_name
+        self._entry = entry
+        self._server = server
+        self._timeout_s = max(interval_s, 1.0)
+        self._directory: DirectoryHandle | None = None
+        self._heartbeat = Heartbeat(self._renew, interval_s, f"registration of {entry.worker_id}")
+
+    def announce_leaving(self) -> None:
+        """Have routers ask this worker for nothing more, as soon as they look again; it goes on answering meanwhile."""
+        self._entry = replace(self._entry, is_leaving=True)
+        with contextlib.suppress(RayError, ValueError):
+            self._renew()
+
+    def leave(self) -> None:
+        """Stop renewing and take the entry out, so that routers need not wait for it to expire."""
+        self._heartbeat.stop()
+        if self._directory is not None:
+            with contextlib.suppress(RayError):
+                removed = self._directory.remove.remote(self._entry.worker_id, self._entry.incarnation)
+                ray.get(removed, timeout=self._timeout_s)
+
+    def _renew(self) -> None:
+        if self._directory is None:
+            self._directory = find_directory(self._directory_name)
+        entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
+        try:
+            keys = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
+        except ActorDiedError:
+            self._directory = None  # gone for good; there may be another one of that name
+            raise
+        self._server.allow(keys)

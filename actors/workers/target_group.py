@@ -1,0 +1,244 @@
+"""The target group on Ray: one actor a rank, and the Serve deployment that owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.util import get_current_placement_group, get_node_ip_address
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.errors import Unavailable
+from actors.logs import ObservabilityConfig, configure_logging
+from actors.workers.autoscaling_options import AutoscalingConfig
+from actors.workers.demand_reader import DemandReader
+from actors.workers.directory import WorkerEntry
+from actors.workers.registration import Registration
+from actors.workers.serve_settings import serve_autoscaling
+from actors.workers.target_policy import TargetPolicy
+from actors.workers.target_worker import TargetSettings, TargetWorker
+
+logger = logging.getLogger(__name__)
+
+_QUIET_S = 0.75  # without a batch, after which its router has seen that the group leaves
+_LONGEST_LEAVE_S = 4.0
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankHealth:
+    failure: str | None
+    num_batches: int  # progress; only rank 0 counts
+    busy_s: float  # how long the present batch has taken so far; 0 between batches, and on other ranks
+    process_id: int
+    turn_s: float = 0.0  # the same of the present turn of its loop, in a batch or not
+
+
+def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
+    """Raises Unavailable when a rank no longer serves, or has been at one batch, or anything else that its loop does,
+    for longer than the limit."""
+    for rank, health in enumerate(ranks):
+        if health.failure is not None:
+            raise Unavailable(f"target rank {rank}: {health.failure}")
+        if health.busy_s > batch_limit_s:
+            raise Unavailable(
+                f"target rank {rank}: a batch has been running for {health.busy_s:.1f} s, "
+                f"the limit is {batch_limit_s:g} s"
+            )
+        if health.turn_s > batch_limit_s:
+            raise Unavailable(
+                f"target rank {rank}: its loop has stood still for {health.turn_s:.1f} s, outside of a batch; "
+                f"the limit is {batch_limit_s:g} s"
+            )
+
+
+class TargetRank:
+    """Actor shell of one rank. Rank 0 enters itself in the directory once the whole group serves."""
+
+    def __init__(
+        self, settings: TargetSettings, rank: int, incarnation: int, observability: ObservabilityConfig | None = None
+    ) -> None:
+        if observability is not None:
+            configure_logging(observability, f"target rank {rank}")
+        self._worker = TargetWorker(settings, rank, incarnation)
+        self._incarnation = incarnation
+        self._registration: Registration | None = None
+
+    @ray.method
+    def open_meeting(self) -> tuple[str, int]:
+        """Where the ranks find each other: host and port on rank 0's node."""
+        return self._worker.open_meeting(get_node_ip_address())
+
+    @ray.method
+    def load(self, meeting: tuple[str, int] | None) -> None:
+        self._worker.load(meeting)
+
+    @ray.method
+    def start(self, directory_name: str, worker_id: str, model: str) -> None:
+        self._worker.start(get_node_ip_address())
+        if self._worker.server is not None:
+            entry = WorkerEntry("target", worker_id, self._worker.server.address, self._incarnation, model=model)
+            self._registration = Registration(directory_name, entry, self._worker.server)
+
+    @ray.method
+    def health(self) -> RankHealth:
+        worker = self._worker
+        return RankHealth(worker.failure, worker.num_batches, worker.busy_s, os.getpid(), worker.turn_s)
+
+    @ray.method
+    def announce_leaving(self) -> None:
+        if self._registration is not None:
+            self._registration.announce_leaving()
+
+    @ray.method
+    def stop(self) -> None:
+        if self._registration is not None:
+            self._registration.leave()
+        self._worker.stop()
+
+
+class TargetGroup:
+    """Serve deployment whose replicas are the groups: starts the ranks, fails its health check when one of them is
+    gone, says nothing for `health_timeout_s` or has a batch that takes longer than `batch_limit_s`, so that Serve
+    starts the whole group anew. It carries no requests. One that is told to stop first lets the routers know, and goes
+    on answering until its own has left it."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: TargetSettings,
+        model: str,
+        directory_name: str,
+        *,
+        start_timeout_s: float,
+        batch_limit_s: float,
+        health_timeout_s: float,
+        observability: ObservabilityConfig | None = None,
+    ) -> None:
+        if observability is not None:
+            configure_logging(observability, "target")
+        self._demand = DemandReader(directory_name, lambda directory: directory.target_demand.remote())
+        self._batch_limit_s = batch_limit_s
+        self._health_timeout_s = health_timeout_s
+        self._is_healthy = True
+        incarnation = secrets.randbits(62)
+        worker_id = f"target-{incarnation:x}"
+        group = get_current_placement_group()
+        gpus = 1 if settings.device.startswith("cuda") else 0
+        remote_rank = ray.remote(TargetRank)
+        self._ranks = []
+        for rank in range(settings.tensor_parallel):
+            options: dict[str, object] = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "max_concurrency": 4}
+            if group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
+            self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation, observability))
+        try:
+            async with asyncio.timeout(start_timeout_s):
+                meeting = await self._ranks[0].open_meeting.remote() if settings.tensor_parallel > 1 else None
+                await asyncio.gather(*(rank.load.remote(meeting) for rank in self._ranks))
+                # Rank 0 last: it is in the directory only when the others listen.
+                await asyncio.gather(*(rank.start.remote(directory_name, worker_id, model) for rank in self._ranks[1:]))
+                await self._ranks[0].start.remote(directory_name, worker_id, model)
+        except TimeoutError:
+            raise Unavailable(f"the target group did not start within {start_timeout_s:g} s") from None
+
+    async def health(self) -> list[RankHealth]:
+        """Of every rank. Raises Unavailable when one does not answer in time, and Ray's error when one is gone."""
+        return list(await asyncio.gather(*map(self._health_of, range(len(self._ranks)))))
+
+    async def check_health(self) -> None:
+        try:
+            check_ranks(await self.health(), self._batch_limit_s)
+        except Exception:
+            self._is_healthy = False
+            raise
+        self._is_healthy = True
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Signals of `TargetPolicy`: what routers say of all groups together. None while the directory does not say:
+        then there shall be as many groups as there are."""
+        demand = await self._demand.read()
+        if demand is None:
+            return {}
+        return {"queue_s": demand.queue_s, "used_share": demand.used_share}
+
+    async def _health_of(self, rank: int) -> RankHealth:
+        try:
+            async with asyncio.timeout(self._health_timeout_s):
+                return await self._ranks[rank].health.remote()
+        except TimeoutError:
+            raise Unavailable(f"target rank {rank}: no answer within {self._health_timeout_s:g} s") from None
+
+    async def __del__(self) -> None:
+        if not self._is_healthy:
+            return  # rank 0 may wait for one that hangs: Ray kills what is left
+        try:
+            async with asyncio.timeout(_LONGEST_LEAVE_S + _STOP_S):
+                await self._ranks[0].announce_leaving.remote()
+                await self._wait_until_quiet()
+                await self._ranks[0].stop.remote()
+        except Exception as error:
+            logger.info("the target group was gone before it was stopped: %r", error)
+
+    async def _wait_until_quiet(self) -> None:
+        """Until its router has asked for nothing for a while."""
+        until = time.monotonic() + _LONGEST_LEAVE_S
+        quiet_since, num_batches = time.monotonic(), -1
+        while time.monotonic() < min(until, quiet_since + _QUIET_S):
+            health = await self._health_of(0)
+            if health.num_batches != num_batches or health.busy_s:
+                quiet_since, num_batches = time.monotonic(), health.num_batches
+            await asyncio.sleep(0.05)
+
+
+def target_group_application(
+    settings: TargetSettings,
+    model: str,
+    directory_name: str,
+    groups: int = 1,
+    max_groups: int = 1,
+    scaling: AutoscalingConfig | None = None,
+    *,
+    start_timeout_s: float,
+    batch_limit_s: float,
+    health_timeout_s: float,
+    observability: ObservabilityConfig | None = None,
+) -> serve.Application:
+    """`groups` target groups of the model with that fingerprint as a Serve application, or as many up to `max_groups`
+    as `TargetPolicy` finds needed. One is started anew when a batch takes longer than `batch_limit_s`, or a rank does
+    not say within `health_timeout_s` how it is, three times in a row.
+
+    Its placement group has a bundle for the shell and one a rank. When it is removed, Ray kills the ranks, those that
+    hang too.
+    """
+    size: dict[str, object] = {"num_replicas": groups}
+    if max_groups > groups:
+        scaling = scaling or AutoscalingConfig()
+        limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
+        size = {"autoscaling_config": serve_autoscaling(groups, max_groups, scaling, TargetPolicy, limits)}
+    bundle = {"GPU": 1.0, "CPU": 1.0} if settings.device.startswith("cuda") else {"CPU": 1.0}
+    deployment = serve.deployment(TargetGroup).options(
+        name="TargetGroup",
+        **size,
+        ray_actor_options={"num_cpus": 0.1},
+        placement_group_bundles=[{"CPU": 0.1}, *([bundle] * settings.tensor_parallel)],
+        placement_group_strategy="PACK",
+        health_check_period_s=1.0,
+        health_check_timeout_s=health_timeout_s + 5.0,  # of the shell itself
+        graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
+        graceful_shutdown_timeout_s=_LONGEST_LEAVE_S + _STOP_S + 1.0,
+    )
+    return deployment.bind(
+        settings,
+        model,
+        directory_name,
+        start_timeout_s=start_timeout_s,
+        batch_limit_s=batch_limit_s,
+        health_timeout_s=health_timeout_s,
+        observability=observability,
+    )

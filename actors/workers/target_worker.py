@@ -1,0 +1,175 @@
+"""One rank of a target group, as a plain object: loads the model, then serves batches from a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from actors.build import build_target_engine
+from actors.eagle.eagle_drafter import EagleOptions
+from actors.engine.options import Exactness
+from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.engine.target_engine import TargetEngine
+from actors.engine.warm_up import warm_up
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import WorkerInfo
+from actors.models.loader import choose_device, length_limits
+from actors.models.loader import load_config as load_model_config
+from actors.models.quantization import Quantization
+from actors.models.source import ModelSource
+from actors.workers.worker_loop import Engine, WorkerLoop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """What a rank needs to know; the same on all ranks."""
+
+    source: ModelSource
+    dtype: str
+    device: str
+    tensor_parallel: int
+    threads: int
+    kv_cache_tokens: int | None
+    kv_cache_fraction: float
+    block_size: int
+    prefix_cache: bool
+    exact: Exactness
+    max_model_len: int | None
+    quantization: Quantization = "none"
+    eagle_head: str | None = None  # directory; with tensor_parallel 1
+    eagle_options: EagleOptions | None = None
+
+
+class TargetWorker:
+    """Rank `rank` of a target group. `load` on all ranks at once, then `start`."""
+
+    def __init__(self, settings: TargetSettings, rank: int, incarnation: int) -> None:
+        self.server: LinkServer | None = None  # rank 0 only
+        self._settings = settings
+        self._rank = rank
+        self._incarnation = incarnation
+        self._engine: TargetEngine | None = None
+        self._loop: WorkerLoop | None = None
+        self._leading: LeadingRank | None = None
+        self._thread: threading.Thread | None = None
+        self._meeting: torch.distributed.TCPStore | None = None  # rank 0 of several
+        self._error: str | None = None
+        self._step_times: list[tuple[int, float]] = []
+
+    def open_meeting(self, host: str) -> tuple[str, int]:
+        """On rank 0, before `load`: host and port where the ranks will find each other."""
+        self._meeting = open_meeting(host)
+        return host, self._meeting.port
+
+    def load(self, meeting: tuple[str, int] | None) -> None:
+        """Load the model, with the other ranks if there are any (meeting: as `open_meeting` said), and warm it up."""
+        settings = self._settings
+        torch.set_num_threads(settings.threads)
+        if settings.tensor_parallel > 1:
+            assert meeting is not None, "ranks need a place to meet"
+            store = self._meeting or find_meeting(*meeting)
+            join_group(store, self._rank, settings.tensor_parallel, choose_device(settings.device))
+        self._engine = build_target_engine(
+            settings.source,
+            settings.dtype,
+            settings.device,
+            kv_cache_tokens=settings.kv_cache_tokens,
+            kv_cache_fraction=settings.kv_cache_fraction,
+            block_size=settings.block_size,
+            prefix_cache=settings.prefix_cache,
+            exact=settings.exact,
+            tensor_parallel=settings.tensor_parallel,
+            rank=self._rank,
+            quantization=settings.quantization,
+            eagle_head=settings.eagle_head,
+            eagle_options=settings.eagle_options,
+        )
+        self._step_times = warm_up(self._engine)
+
+    def start(self, host: str) -> None:
+        """Begin to serve. Rank 0 listens on `host`; nobody is admitted until `server.allow` is told whom."""
+        assert self._engine is not None, "load first"
+        if self._rank > 0:
+            self._thread = threading.Thread(target=self._follow, name=f"target rank {self._rank}", daemon=True)
+        else:
+            self.server = LinkServer(LinkKeys.generate(), [], host)
+            engine: Engine = self._engine  # type: ignore[assignment]
+            keep_alive = None
+            if self._settings.tensor_parallel > 1:
+                self._leading = LeadingRank(self._engine)
+                engine, keep_alive = self._leading, self._leading.keep_alive  # type: ignore[assignment]
+            self._loop = WorkerLoop(engine, self.server, self._info(), keep_alive)
+            self._thread = threading.Thread(target=self._lead, name="target rank 0", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the rank no longer serves, or None while it does."""
+        if self._error is None and self._thread is not None and not self._thread.is_alive():
+            return "the serving thread has ended"
+        return self._error
+
+    @property
+    def num_batches(self) -> int:
+        return self._loop.num_batches if self._loop is not None else 0
+
+    @property
+    def busy_s(self) -> float:
+        """How long the present batch has taken so far; a group that hangs shows at rank 0, which waits for the rest."""
+        return self._loop.busy_s if self._loop is not None else 0.0
+
+    @property
+    def turn_s(self) -> float:
+        """How long the loop has been at its present turn, of which a batch is a part; 0 on other ranks."""
+        return self._loop.turn_s if self._loop is not None else 0.0
+
+    def stop(self) -> None:
+        """End the loop and close the link. Rank 0 lets the others go."""
+        if self._loop is not None:
+            self._loop.stop()
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+        if self.server is not None:
+            self.server.close()
+
+    def _info(self) -> WorkerInfo:
+        assert self._engine is not None
+        settings, options = self._settings, self._engine.options
+        longest = settings.max_model_len or length_limits(load_model_config(settings.source))[0]
+        return WorkerInfo(
+            "target",
+            self._incarnation,
+            self._engine.vocab_size,
+            min(longest, options.num_blocks * options.block_size),
+            options.block_size,
+            options.num_blocks,
+            self._step_times,
+            self._engine.has_head,
+            self._engine.row_steps,
+        )
+
+    def _lead(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.run()
+            if self._leading is not None:
+                self._leading.stop()
+                leave_group()
+        except Exception as error:
+            logger.exception("target rank 0 ended")
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _follow(self) -> None:
+        assert self._engine is not None
+        try:
+            follow(self._engine)
+            leave_group()
+        except Exception as error:
+            logger.exception("target rank %d ended", self._rank)
+            self._error = f"{type(error).__name__}: {error}"

@@ -1,0 +1,362 @@
+"""What an administrator does with the namespaces of the shared cache: one method for each action, all of them audited
+but those that only look at counts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cache_service.admin.audit_log import AuditLog
+from cache_service.admin.importer import Importer, ImportResult
+from cache_service.admin.namespace_contents import Contents, Progress, read_contents, silent
+from cache_service.admin.purge import Purge, PurgeResult
+from cache_service.admin.verification import Verification, Verifier
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreRefused
+from cache_service.formats.documents import Piece
+from cache_service.formats.earnings import Earnings
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.formats.purged_times import TimeRange
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.index.index_files import IndexFiles, index_name
+from cache_service.log.compactor import Compactor, CompactorSettings
+from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.tenant_share import leave_tenants
+from cache_service.promotion.promotion_gate import PromotionGate, PromotionTerms, nothing_blocked
+from cache_service.store.admin_store import AdminStore, known_keys
+from cache_service.store.connection import Connection
+from cache_service.store.server_disk import forget_deleted
+from cache_service.store.store import KEEP_S, Store
+
+_WITHDRAWALS = 5  # tries, where a batch is written at the same time
+
+IMPORT_KEEP_S = 365 * 24 * 3600
+"""What was imported lives so long without being written to: it does not come back by itself, as traffic does."""
+
+# No content: of writers, compactors, purges, routers and the promotion gate.
+_BOOKKEEPING = frozenset({"epoch", "lease", "fence", "purges", "earnings", "left"})
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSummary:
+    """What can be told of a namespace without reading its data."""
+
+    fingerprint: str
+    namespace: str
+    keys: int  # in Redis
+    memory_bytes: int  # that they take in the server
+    expires_in_s: int | None  # without being written to; None: it never does
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStats:
+    """What a namespace holds, and what it has earned."""
+
+    fingerprint: str
+    namespace: str
+    memory_bytes: int  # in the server
+    expires_in_s: int | None
+    epoch: str | None
+    manifest_version: int
+    generations: int
+    segments: int
+    segment_bytes: int
+    log_entries: int
+    documents: int
+    phrases: int  # pieces of documents, each as long as what is known of it goes on
+    tokens: int
+    first_s: int | None  # Unix time at which the oldest phrase was last added to
+    last_s: int | None
+    unread: int  # as `Contents` counts
+    earnings: Earnings
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """What was folded. is_busy: somebody else compacts the namespace, so nothing was done here."""
+
+    fingerprint: str
+    namespace: str
+    is_busy: bool
+    folds: int
+    folded_entries: int
+    trimmed_entries: int
+    dropped_generations: int
+    damaged_entries: int
+    lost_segments: int
+
+
+class CacheAdministration:
+    """Over one Redis. Thread-safe; actions on one namespace take turns by its lease.
+
+    Methods raise StoreError, AuditError, and NamespaceError: NamespaceUnknown for a namespace that is not there.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        ring: KeyRing | None = None,
+        audit: AuditLog | None = None,
+        limits: FoldLimits | None = None,
+        actor: str = "",
+        index_directory: Path | None = None,
+        owns_server: bool = False,
+    ) -> None:
+        """limits: the budgets of the cluster's namespaces, which imports and compactions keep too.
+        actor: who acts, for the audit log. index_directory: where routers of this machine leave their indexes, which
+        purges remove as well; None: nowhere. owns_server: it is the cluster's own, see `clean_disk`."""
+        self._connection = connection
+        self._ring = ring
+        self._audit = audit
+        self._limits = limits or FoldLimits()
+        self._actor = actor
+        self._index_directory = index_directory
+        self._owns_server = owns_server
+
+    def acting_for(self, actor: str) -> CacheAdministration:
+        """The same for somebody else."""
+        return CacheAdministration(
+            self._connection, self._ring, self._audit, self._limits, actor, self._index_directory, self._owns_server
+        )
+
+    def find(self, namespace: str, fingerprint: str | None = None) -> list[StoreKeys]:
+        """All namespaces of this name, of one fingerprint or of any. Raises NamespaceUnknown if there is none."""
+        found = {
+            keys
+            for keys, kind in known_keys(self._connection)
+            if keys.namespace == namespace and fingerprint in (None, keys.fingerprint) and _has_content([kind])
+        }
+        if not found:
+            of = f" of model {fingerprint!r}" if fingerprint is not None else ""
+            raise NamespaceUnknown(f"there is no namespace {namespace!r}{of} in the cache")
+        return sorted(found, key=lambda keys: keys.fingerprint)
+
+    def namespaces(self, fingerprint: str | None = None) -> list[NamespaceSummary]:
+        """All namespaces, of one fingerprint or of any, in order of fingerprint and name."""
+        kinds: dict[StoreKeys, list[str]] = {}
+        for keys, kind in known_keys(self._connection):
+            if fingerprint in (None, keys.fingerprint):
+                kinds.setdefault(keys, []).append(kind)
+        summaries = []
+        for keys in sorted(kinds, key=lambda keys: (keys.fingerprint, keys.namespace)):
+            if _has_content(kinds[keys]):
+                summaries.append(self._summary(keys, kinds[keys]))
+        return summaries
+
+    def stats(self, keys: StoreKeys, progress: Progress = silent) -> NamespaceStats:
+        """Reads all of the namespace. Its earnings are those that routers have written."""
+        store, admin, codec = self._opened(keys)
+        summary = self._summary(keys, self._require(admin))
+        stored = store.read_manifest()
+        generations = segments = segment_bytes = 0
+        try:
+            if stored.frame is not None:
+                manifest = decode_manifest(codec, stored.frame)
+                generations, segments = len(manifest.generations), len(manifest.segments)
+                segment_bytes = sum(generation.num_bytes for generation in manifest.generations)
+        except FormatError:
+            pass  # counted below, as its readers count it
+        contents = read_contents(store, codec, progress)
+        pieces = contents.pieces
+        times = [piece.time_s for piece in pieces]
+        return NamespaceStats(
+            fingerprint=keys.fingerprint,
+            namespace=keys.namespace,
+            memory_bytes=summary.memory_bytes,
+            expires_in_s=summary.expires_in_s,
+            epoch=stored.epoch,
+            manifest_version=stored.version,
+            generations=generations,
+            segments=segments,
+            segment_bytes=segment_bytes,
+            log_entries=admin.log_length(),
+            documents=len({piece.document_id for piece in pieces}),
+            phrases=len(pieces),
+            tokens=sum(len(piece.token_ids) for piece in pieces),
+            first_s=min(times, default=None),
+            last_s=max(times, default=None),
+            unread=contents.unread,
+            earnings=admin.read_earnings(),
+        )
+
+    def import_documents(
+        self, keys: StoreKeys, documents: Iterable[Piece], keep_s: int = IMPORT_KEEP_S
+    ) -> ImportResult:
+        """Add pieces of documents, but for those that are there already. When `documents` raises, or the process is
+        interrupted, what came before stays, and the same import goes on from there.
+
+        keep_s: that the namespace lives without being written to.
+        """
+        with self._action("import", keys) as figures:
+            store, admin, codec = self._opened(keys)
+            compactor = Compactor(store, codec, CompactorSettings(self._limits, keep_s=keep_s))
+            importer = Importer(store, admin, codec, compactor, keep_s)
+            try:
+                return importer.run(documents)
+            finally:
+                figures |= asdict(importer.result)
+
+    def export(self, keys: StoreKeys, progress: Progress = silent) -> Contents:
+        """All of it that can be read. Raises NamespaceUnread where that is nothing, though there is something."""
+        with self._action("export", keys) as figures:
+            store, admin, codec = self._opened(keys)
+            self._require(admin)
+            contents = read_contents(store, codec, progress)
+            num_tokens = sum(len(piece.token_ids) for piece in contents.pieces)
+            figures |= {"phrases": len(contents.pieces), "tokens": num_tokens, "unread": contents.unread}
+            if contents.unread and not contents.pieces:
+                raise NamespaceUnread(
+                    f"nothing in namespace {keys.namespace} can be read, none of {contents.unread} objects: is it "
+                    "encrypted, and its key not here?"
+                )
+            return contents
+
+    def purge(self, keys: StoreKeys, times: TimeRange | None = None) -> PurgeResult:
+        """Remove what was learnt in some time, or all of it: from Redis, from followers at their next look, and from
+        what those that have ended left on this machine."""
+        times = times or TimeRange()
+        told = {} if times.is_all else {"since_s": times.since_s, "until_s": times.until_s}
+        with self._action("purge", keys, **told) as figures:
+            store, admin, codec = self._opened(keys)
+            purge = Purge(store, admin, codec, _keep_s(admin))
+            try:
+                result = purge.everything() if times.is_all else purge.learnt_in(times)
+                if times.is_all:
+                    with suppress(StoreRefused):  # who may not see lists of tenants; what is in them expires
+                        leave_tenants(self._connection, keys)
+            finally:
+                self._remove_indexes(keys)
+            figures |= {"keys": result.keys, "tokens": result.tokens}
+            return result
+
+    def clean_disk(self) -> bool:
+        """Have the files of the cluster's own server written anew, so that nothing purged is left in them; those of
+        another one are its operator's. False: as `forget_deleted` has it."""
+        return not self._owns_server or forget_deleted(self._connection)
+
+    def withdraw(
+        self,
+        organisations: Collection[str],
+        terms: PromotionTerms,
+        fingerprint: str | None = None,
+        *,
+        erases: bool = False,
+    ) -> list[StoreKeys]:
+        """What these have said so far supports nothing in the public pools, of one fingerprint or of any: what is
+        public through it alone goes at once. Those among the terms' members begin anew, the others stay out; members
+        that had opted out before may come in again. erases: nor do hashes stay of what they have said.
+
+        Returns the pools there are. Raises NamespaceBusy for one that others write all the time.
+        """
+        try:
+            pools = self.find(PUBLIC, fingerprint)
+        except NamespaceUnknown:
+            return []
+        for keys in pools:
+            with self._action("withdraw", keys, organisations=len(organisations)) as figures:
+                store, _, codec = self._opened(keys)
+                gate = PromotionGate(store, codec, terms.secret, nothing_blocked, terms.policy)
+                gate.admit(terms.members)
+                for organisation in organisations:
+                    gate.opt_out(organisation)
+                    if organisation in terms.members:
+                        gate.opt_in(organisation)
+                figures["revoked"] = _revoke(gate) if organisations else 0
+                if erases:
+                    gate.erase(organisations)
+        return pools
+
+    def compact(self, keys: StoreKeys) -> CompactResult:
+        """Fold all of the log, if nobody else does."""
+        with self._action("compact", keys) as figures:
+            store, admin, codec = self._opened(keys)
+            self._require(admin)
+            compactor = Compactor(store, codec, CompactorSettings(self._limits, keep_s=_keep_s(admin)))
+            counters, owner = compactor.counters, secrets.token_hex(16)
+            is_busy = store.acquire_lease(owner, 1000) is None
+            if not is_busy:
+                store.release_lease(owner)
+                while compactor.fold():
+                    pass  # a fold takes a bounded part of the log
+                compactor.release()
+            figures |= {"folds": counters.folds, "is_busy": is_busy}
+            return CompactResult(
+                fingerprint=keys.fingerprint,
+                namespace=keys.namespace,
+                is_busy=is_busy,
+                folds=counters.folds,
+                folded_entries=counters.folded_entries,
+                trimmed_entries=counters.trimmed_entries,
+                dropped_generations=counters.dropped_generations,
+                damaged_entries=counters.corrupt_entries,
+                lost_segments=counters.lost_segments,
+            )
+
+    def verify(self, keys: StoreKeys) -> Verification:
+        """Check every stored object."""
+        with self._action("verify", keys) as figures:
+            store, admin, codec = self._opened(keys)
+            self._require(admin)
+            result = Verifier(store, admin, codec).run()
+            figures |= {"objects": result.objects, "problems": len(result.problems)}
+            return result
+
+    def _remove_indexes(self, keys: StoreKeys) -> None:
+        """Those who use one keep it until they look, and build what is left anew."""
+        if self._index_directory is not None and self._index_directory.is_dir():
+            IndexFiles(self._index_directory).keep(index_name(keys), None)
+
+    def _opened(self, keys: StoreKeys) -> tuple[Store, AdminStore, FrameCodec]:
+        return Store(self._connection, keys), AdminStore(self._connection, keys), FrameCodec(keys, self._ring)
+
+    def _require(self, admin: AdminStore) -> list[str]:
+        """Kinds of the keys that are there."""
+        kinds = admin.kinds()
+        if not _has_content(kinds):
+            keys = admin.keys
+            raise NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
+        return kinds
+
+    def _summary(self, keys: StoreKeys, kinds: list[str]) -> NamespaceSummary:
+        admin = AdminStore(self._connection, keys)
+        lives = [admin.ttl_s(kind) for kind in ("epoch", "log", "manifest")]
+        there = [seconds for seconds in lives if seconds is not None and seconds >= 0]
+        return NamespaceSummary(
+            fingerprint=keys.fingerprint,
+            namespace=keys.namespace,
+            keys=len(kinds),
+            memory_bytes=sum(admin.memory_bytes(kind) for kind in kinds),
+            expires_in_s=max(there) if there and None not in lives else None,
+        )
+
+    def _action(self, action: str, keys: StoreKeys, **fields: int) -> AbstractContextManager[dict[str, Any]]:
+        if self._audit is None:
+            return nullcontext({})
+        told = {"fingerprint": keys.fingerprint, "namespace": keys.namespace, **fields}
+        return self._audit.action(self._actor, action, **told)
+
+
+def _revoke(gate: PromotionGate) -> int:
+    """How many phrases have gone."""
+    before = gate.public()
+    for _ in range(_WITHDRAWALS):
+        if gate.revoke(seizes=True) is not None or not gate.public():
+            return len(before - gate.public())
+    raise NamespaceBusy("somebody else writes the public pool all the time; try again")
+
+
+def _has_content(kinds: list[str]) -> bool:
+    """Whether any of the keys holds what was learnt; of other areas than the log's, too, as in "soft:log"."""
+    return any(kind.rpartition(":")[2] not in _BOOKKEEPING for kind in kinds)
+
+
+def _keep_s(admin: AdminStore) -> int:
+    """That what is written anew lives: as long as the namespace would have."""
+    left_s = admin.ttl_s("epoch")
+    return left_s if left_s is not None and left_s > 0 else KEEP_S

@@ -1,0 +1,165 @@
+"""Brings documents into a namespace: as entries of its log, so that followers draft from them at once, and folded as it
+goes, so that no import is too long for the log.
+
+What is there already is left out, so an import that is repeated adds nothing, and one that was interrupted goes on
+where it ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from cache_service.admin.namespace_contents import Contents, read_contents
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnread
+from cache_service.formats.documents import DOCUMENT_ID_BYTES, Int32Array, Piece, split_pieces
+from cache_service.formats.entry_codec import MAX_ENTRY_PIECES, decode_entry, encode_entry
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.stream_id import START, parse_id
+from cache_service.log.compactor import Compactor
+from cache_service.store.admin_store import AdminStore
+from cache_service.store.store import Store
+
+MAX_DOCUMENT_TOKENS = 2**20
+"""A longer document is imported as several: so long a match is of no use, and memory stays bounded."""
+
+_ENTRY_TOKENS = 4096
+_FLUSH_TOKENS = 64 * _ENTRY_TOKENS
+_FLUSH_PIECES = 16_384
+_FOLD_TOKENS = 2**20
+_MAX_LOG_ENTRIES = 16_384
+_MAX_WAITING_ENTRIES = 8192  # in the log before the import waits for somebody to fold what it has written
+_PATIENCE_S = 120.0
+
+
+@dataclass(slots=True)
+class ImportResult:
+    """What an import has done."""
+
+    documents: int = 0  # that were added
+    tokens: int = 0
+    known_documents: int = 0  # that were there already, or came twice
+    known_tokens: int = 0
+    stored_bytes: int = 0  # of the entries, as they lie in Redis
+    dropped_generations: int = 0  # that the budgets of the namespace had no room for any more
+
+
+def content_id(token_ids: Int32Array) -> bytes:
+    """The document id of a document without a name: of its tokens."""
+    tokens = np.ascontiguousarray(token_ids, "<i4").tobytes()
+    return hashlib.blake2b(tokens, digest_size=DOCUMENT_ID_BYTES, person=b"paceline import").digest()
+
+
+class Importer:
+    """Imports into one namespace."""
+
+    def __init__(
+        self,
+        store: Store,
+        admin: AdminStore,
+        codec: FrameCodec,
+        compactor: Compactor,
+        keep_s: int,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """compactor: of the same namespace, with the budgets of its cluster."""
+        self.result = ImportResult()
+        self._store = store
+        self._admin = admin
+        self._codec = codec
+        self._compactor = compactor
+        self._keep_s = keep_s
+        self._sleep = sleep
+        self._known: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        self._waiting: list[Piece] = []
+        self._waiting_tokens = 0
+        self._unfolded_tokens = 0
+        self._last_id = START
+
+    def run(self, documents: Iterable[Piece]) -> ImportResult:
+        """Import pieces of documents; what has been imported stays when `documents` raises. Raises StoreError,
+        NamespaceBusy if another compactor holds the namespace and does not fold, and NamespaceUnread where it
+        is in a later format or key than this side knows: the cluster might not be able to read what is written."""
+        self._require_known_key()
+        self._note(read_contents(self._store, self._codec))
+        try:
+            for piece in documents:
+                self._add(piece)
+        finally:
+            self._flush()
+            self._fold()
+            self._compactor.release()
+        return self.result
+
+    def _require_known_key(self) -> None:
+        frame = self._store.read_manifest().frame
+        try:
+            if frame is not None:
+                decode_manifest(self._codec, frame)
+            for _, entry in islice(self._store.log_after(START, 1), 1):
+                decode_entry(self._codec, entry)
+        except FormatError as error:
+            if error.reason == "newer":
+                raise NamespaceUnread(f"namespace {self._store.keys.namespace} cannot be read here: {error}") from None
+
+    def _note(self, contents: Contents) -> None:
+        for piece in contents.pieces:
+            self._known.setdefault((piece.document_id, piece.kind), []).append((piece.offset, piece.end))
+
+    def _add(self, piece: Piece) -> None:
+        extents = self._known.setdefault((piece.document_id, piece.kind), [])
+        if any(begin <= piece.offset and piece.end <= end for begin, end in extents):
+            self.result.known_documents += 1
+            self.result.known_tokens += len(piece.token_ids)
+            return
+        extents.append((piece.offset, piece.end))
+        self._waiting.append(piece)
+        self._waiting_tokens += len(piece.token_ids)
+        self.result.documents += 1
+        self.result.tokens += len(piece.token_ids)
+        if self._waiting_tokens >= _FLUSH_TOKENS or len(self._waiting) >= _FLUSH_PIECES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """In one transaction, so that a document is there whole or not at all."""
+        if not self._waiting:
+            return
+        batches = split_pieces(self._waiting, _ENTRY_TOKENS, MAX_ENTRY_PIECES)
+        frames = [encode_entry(self._codec, batch) for batch in batches]
+        self._wait_for_room(len(frames))
+        self._last_id = self._store.append(frames, _MAX_LOG_ENTRIES, self._keep_s)[-1]
+        self.result.stored_bytes += sum(map(len, frames))
+        self._unfolded_tokens += self._waiting_tokens
+        self._waiting, self._waiting_tokens = [], 0
+        if self._unfolded_tokens >= _FOLD_TOKENS:
+            self._fold()
+
+    def _fold(self) -> None:
+        dropped = self._compactor.counters.dropped_generations
+        while self._compactor.fold():
+            pass  # a fold takes a bounded part of the log
+        self.result.dropped_generations += self._compactor.counters.dropped_generations - dropped
+        self._unfolded_tokens = 0
+
+    def _wait_for_room(self, num_entries: int) -> None:
+        """The log drops its oldest entries when it is full: they must have been folded before."""
+        waited_s = 0.0
+        while self._admin.log_length() + num_entries > _MAX_WAITING_ENTRIES and not self._is_folded():
+            self._fold()
+            if waited_s >= _PATIENCE_S:
+                raise NamespaceBusy(
+                    f"namespace {self._store.keys.namespace} has {self._admin.log_length()} entries in its log, and "
+                    f"another compactor holds it without folding them; try again"
+                )
+            self._sleep(0.1)
+            waited_s += 0.1
+
+    def _is_folded(self) -> bool:
+        """Whether all that was written is in segments; the log may go on holding it for a while."""
+        return parse_id(self._last_id) <= parse_id(self._admin.folded_id())

@@ -1,0 +1,270 @@
+"""Purges: what was learnt in a namespace, or in it at some time, is gone from Redis, and followers forget it.
+
+A purge takes the lease from whoever compacts, so that from then on Redis refuses that one's segments and manifest. It
+notes the times that are purged, so that publishers drop what they still hold of them. Then the epoch changes, in one
+step with manifest and log: at their next look followers forget everything and read what is left. Last go the segments
+that nobody finds any more, those of earlier folds included.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreError, StoreRefused
+from cache_service.formats.documents import Piece, assemble, split_pieces
+from cache_service.formats.entry_codec import decode_entry
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.manifest import (
+    Generation,
+    Manifest,
+    SegmentEntry,
+    decode_manifest,
+    encode_manifest,
+    entry_of,
+)
+from cache_service.formats.purged_times import KEEP_S as PURGES_KEEP_S
+from cache_service.formats.purged_times import LAST_S, TimeRange
+from cache_service.formats.segment import MAX_SEGMENT_PIECES, decode_segment, encode_segment
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.formats.stream_id import START
+from cache_service.store.admin_store import AdminStore
+from cache_service.store.store import KEEP_S, Store
+
+_LEASE_MS = 60_000
+_READ_ENTRIES = 1024
+_SEGMENT_TOKENS = 2**20
+_ATTEMPTS = 5
+_CLOCK_MARGIN_S = 1  # publishers go by the server's clock, as this does, give or take an answer's way
+
+# What may have begun after a purge: the log of a new epoch. `purges` goes by itself. And in the public pool it stays
+# noted who has left it: that was not learnt, and they have not come back.
+_STAYS = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "gate:left"})
+
+# Of a purge that had to delete before it could be noted: it ends with the epoch all the same.
+_LAST = frozenset({"epoch", "purges", "gate:left"})
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeResult:
+    """What a purge has removed."""
+
+    fingerprint: str
+    namespace: str
+    tokens: int | None  # None: of a whole namespace, which is not read for it
+    keys: int  # in Redis
+
+
+class Purge:
+    """One purge of one namespace. Repeating one that was interrupted completes it."""
+
+    def __init__(
+        self,
+        store: Store,
+        admin: AdminStore,
+        codec: FrameCodec,
+        keep_s: int = KEEP_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """clock: Unix time, where Redis does not let its own be asked."""
+        self._store = store
+        self._admin = admin
+        self._codec = codec
+        self._keep_s = keep_s
+        self._clock = clock
+        self._owner = secrets.token_hex(16)
+
+    @property
+    def _keys(self) -> StoreKeys:
+        return self._store.keys
+
+    def everything(self) -> PurgeResult:
+        """Raises StoreError, NamespaceUnknown if there was nothing, NamespaceBusy if another purge took over."""
+        try:
+            num_keys = self._everything()
+        except StoreRefused:
+            # A server that is full has no room to note a purge, but it deletes. Or something of another type has been
+            # put in the place of a lease, a fence or a manifest.
+            num_keys = self._admin.delete([kind for kind in self._admin.kinds() if kind not in _LAST])
+            if num_keys == 0:
+                raise
+            num_keys += self._everything()
+        if num_keys == 0:
+            raise self._unknown()
+        return PurgeResult(self._keys.fingerprint, self._keys.namespace, None, num_keys)
+
+    def _everything(self) -> int:
+        """How many keys there were."""
+        with self._lease() as token:
+            self._admin.note_purge(TimeRange(until_s=self._now_s()), PURGES_KEEP_S)
+            num_keys = self._admin.drop_all(token)
+            if num_keys is None:
+                raise self._busy()
+            # Only now, because it may take its time: routers forget what they know already.
+            num_keys += self._delete([kind for kind in self._admin.kinds() if kind not in _STAYS])
+            self._admin.end_lease(self._owner)
+            return num_keys
+
+    def learnt_in(self, times: TimeRange) -> PurgeResult:
+        """What was learnt in some time: each stretch of a document by its newest part, and all tables and counts that
+        are made of everything.
+
+        Raises StoreError, NamespaceUnknown if there is no such namespace, NamespaceUnread where times cannot be told,
+        NamespaceBusy if another purge took over.
+        """
+        if self._store.read_manifest().epoch is None:
+            raise self._unknown()
+        until_s = min(times.until_s, self._now_s())
+        with self._lease() as token:
+            if times.since_s <= until_s:
+                self._admin.note_purge(TimeRange(times.since_s, until_s), PURGES_KEEP_S)
+            for _ in range(_ATTEMPTS):
+                num_tokens, kept = self._replace(token, times)
+                if kept is not None:
+                    stale = [kind for kind in self._admin.kinds() if kind not in _STAYS | kept]
+                    return PurgeResult(self._keys.fingerprint, self._keys.namespace, num_tokens, self._delete(stale))
+        raise self._busy()
+
+    @contextmanager
+    def _lease(self) -> Iterator[int]:
+        """Held in the block: its fencing token."""
+        token = self._seize()
+        try:
+            yield token
+        finally:
+            with suppress(StoreError):  # it runs out by itself
+                self._store.release_lease(self._owner)
+
+    def _seize(self) -> int:
+        return self._admin.seize_lease(self._owner, _LEASE_MS, self._keep_s)
+
+    def _now_s(self) -> int:
+        try:
+            now_s = self._store.server_time_ms() // 1000
+        except StoreRefused:
+            now_s = int(self._clock())
+        return min(LAST_S, now_s + _CLOCK_MARGIN_S)
+
+    def _delete(self, kinds: list[str]) -> int:
+        num_deleted = 0
+        for begin in range(0, len(kinds), 1000):
+            self._seize()  # renewed, so that nobody folds before this has ended
+            num_deleted += self._admin.delete(kinds[begin : begin + 1000])
+        return num_deleted
+
+    def _busy(self) -> NamespaceBusy:
+        return NamespaceBusy(f"somebody else works on namespace {self._keys.namespace}; try again")
+
+    def _unknown(self) -> NamespaceUnknown:
+        keys = self._keys
+        return NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
+
+    # --- in some time
+
+    def _replace(self, token: int, times: TimeRange) -> tuple[int, frozenset[str] | None]:
+        """Tokens that were removed, and the kinds of segments that stay; None: the namespace has changed meanwhile."""
+        epoch = self._store.begin_epoch(self._keep_s)
+        stored = self._store.read_manifest()
+        old = self._manifest(stored.frame if stored.epoch == epoch else None, epoch, stored.version)
+        last_id, unfolded = self._read_log(old, times)
+        num_removed = unfolded.num_removed
+        generations = []
+        for generation in old.generations:
+            segments: list[SegmentEntry] = []
+            for entry in generation.segments:
+                left, num_lost = self._purged_segment(entry, times, token, epoch)
+                segments += left
+                num_removed += num_lost
+            generations.append(Generation(generation.number, generation.started_s, tuple(segments)))
+        opened = generations[-1]
+        added = self._write(unfolded.pieces, token, epoch)
+        generations[-1] = Generation(opened.number, opened.started_s, (*opened.segments, *added))
+        new = Manifest(
+            epoch=secrets.token_hex(16),
+            version=stored.version + 1,
+            fencing_token=token,
+            generations=tuple(generations),
+            folded_id=START,
+            folded_generation=opened.number,
+        )
+        frame = encode_manifest(self._codec, new)
+        verdict = self._admin.replace_all(frame, token, epoch, stored.version, new.epoch, last_id, self._keep_s)
+        if verdict == "fenced":
+            raise self._busy()
+        if verdict != "ok":
+            return 0, None
+        digests = [entry.digest for _, entry in new.segments]
+        self._store.keep_segments(digests, self._keep_s)
+        return num_removed, frozenset(f"segment:{digest}" for digest in digests)
+
+    def _manifest(self, frame: bytes | None, epoch: str, version: int) -> Manifest:
+        now_s = int(self._clock())
+        empty = Manifest(epoch, version, 0, (Generation(version + 1 if version else 0, now_s),))
+        if frame is None:
+            return empty
+        try:
+            manifest = decode_manifest(self._codec, frame)
+        except FormatError as error:
+            if error.reason == "newer":
+                raise self._unread("manifest", error) from None
+            return empty
+        return manifest if manifest.epoch == epoch and manifest.version == version else empty
+
+    def _read_log(self, old: Manifest, times: TimeRange) -> tuple[str, _Kept]:
+        """The last id of the log, and what stays of the entries that have not been folded."""
+        last_id, pieces = old.folded_id, []
+        for last_id, frame in self._store.log_after(old.folded_id, _READ_ENTRIES):  # noqa: B007 (the last one counts)
+            try:
+                pieces += decode_entry(self._codec, frame)
+            except FormatError as error:
+                if error.reason == "newer":
+                    raise self._unread("log", error) from None
+        return last_id, _Kept.of(pieces, times)
+
+    def _purged_segment(
+        self, entry: SegmentEntry, times: TimeRange, token: int, epoch: str
+    ) -> tuple[list[SegmentEntry], int]:
+        """What takes a segment's place, and how many tokens are removed."""
+        if not times.meets(entry.first_s, entry.last_s):
+            return [entry], 0
+        if times.holds(entry.first_s, entry.last_s):
+            return [], entry.num_tokens
+        frame = self._store.read_segment(entry.digest, entry.num_bytes)
+        try:
+            kept = _Kept.of(decode_segment(self._codec, entry.digest, frame) if frame is not None else [], times)
+        except FormatError as error:
+            if error.reason == "newer":
+                raise self._unread(f"segment {entry.digest[:12]}", error) from None
+            return [], entry.num_tokens
+        return self._write(kept.pieces, token, epoch), kept.num_removed
+
+    def _write(self, pieces: list[Piece], token: int, epoch: str) -> list[SegmentEntry]:
+        written = []
+        for batch in split_pieces(assemble(pieces), _SEGMENT_TOKENS, MAX_SEGMENT_PIECES):
+            segment = encode_segment(self._codec, batch)
+            if not self._store.write_segment(segment.digest, segment.frame, self._keep_s, token, epoch):
+                raise self._busy()
+            written.append(entry_of(segment))
+        return written
+
+    def _unread(self, what: str, error: FormatError) -> NamespaceUnread:
+        return NamespaceUnread(
+            f"the times in the {what} of namespace {self._keys.namespace} cannot be read: {error}; purge all of it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Pieces that stay, and how many tokens do not."""
+
+    pieces: list[Piece]
+    num_removed: int
+
+    @classmethod
+    def of(cls, pieces: list[Piece], times: TimeRange) -> _Kept:
+        kept = [piece for piece in pieces if not times.covers(piece.time_s)]
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+        return cls(kept, num_tokens - sum(len(piece.token_ids) for piece in kept))

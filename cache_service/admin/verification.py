@@ -1,0 +1,250 @@
+"""Checks every object that a namespace keeps in Redis, as its readers would, and more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cache_service.counts.soft_codec import MAX_PART_BYTES, decode_delta, decode_part, order_of
+from cache_service.counts.soft_manifest import SoftManifest, SoftPart, decode_soft_manifest
+from cache_service.errors import FormatError
+from cache_service.formats.entry_codec import decode_entry
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.manifest import Manifest, SegmentEntry, decode_manifest
+from cache_service.formats.segment import MAX_SEGMENT_BYTES, decode_segment
+from cache_service.formats.stream_id import START
+from cache_service.promotion.candidate_codec import decode_candidate
+from cache_service.store.admin_store import AdminStore
+from cache_service.store.store import Store, StoredManifest
+
+_READ_ENTRIES = 256
+_SEGMENT = "segment:"
+_GATE = "gate"
+_PHRASES, _LEFT = f"{_GATE}:phrases", f"{_GATE}:left"
+_EPOCH = re.compile(r"[0-9a-f]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that readers leave out, or that should not be there."""
+
+    kind: str  # of the key, as in "log" or "segment:3fa0..."
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found. No problems: every object is whole, and belongs where it is."""
+
+    fingerprint: str
+    namespace: str
+    # That were checked: entries and segments of tokens and of soft counts, their manifests, and what the gate keeps.
+    objects: int
+    tokens: int  # in them, those that lie in more than one included
+    unused_segments: int  # of earlier folds: whole or not, nobody reads them, and they expire
+    other_keys: tuple[str, ...]  # kinds that are not checked here
+    problems: tuple[Problem, ...]
+
+
+class _Format(Protocol):
+    """How the objects of an area are read. Those that take a frame raise FormatError."""
+
+    @property
+    def max_segment_bytes(self) -> int: ...
+
+    def manifest(self, frame: bytes) -> Manifest | SoftManifest: ...
+
+    def named(self, manifest: Any) -> Sequence[SegmentEntry | SoftPart]:
+        """Its segments."""
+
+    def entry(self, frame: bytes) -> int:
+        """Of the log: how many tokens it has."""
+
+    def segment(self, digest: str, frame: bytes, named: Any) -> int:
+        """How many tokens it has. named: what the manifest says of it; None: it does not name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    codec: FrameCodec
+    max_segment_bytes: int = MAX_SEGMENT_BYTES
+
+    def manifest(self, frame: bytes) -> Manifest:
+        return decode_manifest(self.codec, frame)
+
+    def named(self, manifest: Manifest) -> Sequence[SegmentEntry]:
+        return [entry for _, entry in manifest.segments]
+
+    def entry(self, frame: bytes) -> int:
+        return sum(len(piece.token_ids) for piece in decode_entry(self.codec, frame))
+
+    def segment(self, digest: str, frame: bytes, named: SegmentEntry | None) -> int:
+        pieces = decode_segment(self.codec, digest, frame)
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+        times = [piece.time_s for piece in pieces]
+        found = (num_tokens, min(times, default=0), max(times, default=0))
+        if named is not None and found != (named.num_tokens, named.first_s, named.last_s):
+            limit = f"the manifest says {named.num_tokens}"
+            raise FormatError("garbage", f"it has {num_tokens} tokens or other times; {limit}")
+        return num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _SoftCounts:
+    codec: FrameCodec
+    order: int
+    max_segment_bytes: int = MAX_PART_BYTES
+
+    def manifest(self, frame: bytes) -> SoftManifest:
+        return decode_soft_manifest(self.codec, frame)
+
+    def named(self, manifest: SoftManifest) -> Sequence[SoftPart]:
+        return manifest.parts
+
+    def entry(self, frame: bytes) -> int:
+        decode_delta(self.codec, self.order, frame)
+        return 0
+
+    def segment(self, digest: str, frame: bytes, named: SoftPart | None) -> int:
+        num_contexts = len(decode_part(self.codec, self.order, digest, frame).keys)
+        if named is not None and num_contexts != named.num_contexts:
+            raise FormatError("garbage", f"it has {num_contexts} contexts; the manifest says {named.num_contexts}")
+        return 0
+
+
+class Verifier:
+    """One check of one namespace. It changes nothing; a fold meanwhile is no problem."""
+
+    def __init__(self, store: Store, admin: AdminStore, codec: FrameCodec) -> None:
+        self._store = store
+        self._admin = admin
+        self._codec = codec
+        self._objects = 0
+        self._tokens = 0
+        self._unused_segments = 0
+        self._problems: list[Problem] = []
+
+    def run(self) -> Verification:
+        """Raises StoreError."""
+        # First: what a fold writes meanwhile is then not taken for something that nobody names.
+        kinds = self._admin.kinds()
+        epoch = self._store.read_manifest().epoch
+        if epoch is not None and not _EPOCH.fullmatch(epoch):
+            self._problem("epoch", f"it is {epoch[:70]!r}; it must be hexadecimal")
+        self._check_area("", _Tokens(self._codec), kinds)
+        areas = {area: order for kind in kinds if (order := order_of(area := kind.partition(":")[0])) is not None}
+        for area, order in sorted(areas.items()):
+            self._check_area(area, _SoftCounts(self._codec, order), kinds)
+        self._check_gate(kinds)
+        others = []
+        for kind in kinds:
+            area, _, rest = kind.partition(":")
+            if kind == _LEFT:
+                continue  # who has left the public pool stays noted for ever
+            known = _KNOWN_OF_THE_GATE if area == _GATE else _KNOWN
+            if (rest if area in areas or area == _GATE else kind).partition(":")[0] not in known:
+                others.append(kind)
+            elif self._admin.ttl_s(kind) is None:
+                self._problem(kind, "it never expires")
+        return Verification(
+            self._store.keys.fingerprint,
+            self._store.keys.namespace,
+            self._objects,
+            self._tokens,
+            self._unused_segments,
+            tuple(others),
+            tuple(self._problems),
+        )
+
+    def _problem(self, kind: str, detail: str) -> None:
+        self._problems.append(Problem(kind, detail))
+
+    def _check_gate(self, kinds: Sequence[str]) -> None:
+        """What the promotion gate keeps of phrases, and who has left it."""
+        if _PHRASES in kinds:
+            for phrase_id, frame in self._admin.hash_fields(_PHRASES):
+                self._objects += 1
+                try:
+                    decode_candidate(self._codec, frame)
+                except FormatError as error:
+                    self._problem(_PHRASES, f"phrase {phrase_id.hex()}: {error}")
+        if _LEFT in kinds:
+            for tenant, value in self._admin.hash_fields(_LEFT):
+                self._objects += 1
+                if not re.fullmatch(rb"never|[0-9]{1,12}", value):
+                    self._problem(_LEFT, f"tenant {tenant.hex()}: it is {value[:70]!r}; it must be a time, or never")
+
+    def _check_area(self, area: str, form: _Format, kinds: Sequence[str]) -> None:
+        """area: "": of the tokens; kinds: of all keys."""
+        store, admin = (self._store.beside(area), self._admin.beside(area)) if area else (self._store, self._admin)
+        prefix = f"{area}:" if area else ""
+        stored = store.read_manifest()
+        manifest = None
+        if stored.frame is not None:
+            manifest = self._manifest(stored, stored.frame, form, f"{prefix}manifest")
+        elif stored.version:
+            self._problem(f"{prefix}manifest", "it has no body, or one that is far too large")
+        for entry_id, frame in store.log_after(START, _READ_ENTRIES):
+            self._objects += 1
+            try:
+                self._tokens += form.entry(frame)
+            except FormatError as error:
+                self._problem(f"{prefix}log", f"entry {entry_id}: {error}")
+        named = [] if manifest is None else form.named(manifest)
+        for entry in named:
+            kind = f"{prefix}{_SEGMENT}{entry.digest}"
+            frame = admin.read_segment_whole(entry.digest, entry.num_bytes)
+            if frame:
+                self._segment(kind, entry.digest, frame, form, entry)
+            elif store.read_manifest().version == stored.version:  # else it may have been retired, and expired
+                self._problem(kind, "it is missing")
+        self._check_unused(admin, form, kinds, prefix + _SEGMENT, {entry.digest for entry in named})
+
+    def _manifest(
+        self, stored: StoredManifest, frame: bytes, form: _Format, kind: str
+    ) -> Manifest | SoftManifest | None:
+        self._objects += 1
+        try:
+            manifest = form.manifest(frame)
+        except FormatError as error:
+            self._problem(kind, str(error))
+            return None
+        if manifest.epoch != stored.epoch:
+            self._problem(kind, f"it is of epoch {manifest.epoch[:70]!r}; the namespace has {stored.epoch!r}")
+            return None
+        if manifest.version != stored.version:
+            self._problem(kind, f"its body has version {manifest.version}; its field says {stored.version}")
+        return manifest
+
+    def _segment(
+        self, kind: str, digest: str, frame: bytes, form: _Format, named: SegmentEntry | SoftPart | None
+    ) -> None:
+        self._objects += 1
+        if named is not None and len(frame) != named.num_bytes:
+            size = f"more than {named.num_bytes}" if len(frame) > named.num_bytes else str(len(frame))
+            self._problem(kind, f"it has {size} bytes; the manifest says {named.num_bytes}")
+            return
+        try:
+            self._tokens += form.segment(digest, frame, named)
+        except FormatError as error:
+            self._problem(kind, str(error))
+
+    def _check_unused(
+        self, admin: AdminStore, form: _Format, kinds: Sequence[str], prefix: str, used: set[str]
+    ) -> None:
+        """Segments of earlier folds, which no manifest names any more."""
+        for kind in kinds:
+            digest = kind.removeprefix(prefix)
+            if not kind.startswith(prefix) or digest in used:
+                continue
+            self._unused_segments += 1
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                self._problem(kind, "its name is no SHA-256")
+            elif frame := admin.read_segment_whole(digest, form.max_segment_bytes):  # else it has expired
+                self._segment(kind, digest, frame, form, None)
+
+
+_KNOWN = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "earnings", "segment"})
+_KNOWN_OF_THE_GATE = frozenset({"phrases", "supporters", "offers", "lease"})

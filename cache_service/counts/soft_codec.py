@@ -1,0 +1,119 @@
+"""Soft n-gram counts in the shared cache: what one replica learnt, as an entry of a stream, and merged parts.
+
+    a delta's body: version u8 | origin 16 bytes | epoch: length u8, ASCII | entries as `soft_ngram` writes them
+    a part's body:  version u8 | entries
+
+A delta names the data set it was learnt for: after a purge it says nothing, even where it lies in a stream again. And
+it names its origin, so that nobody adds to a table what came out of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache_service.counts.soft_ngram import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    MAX_ORDER,
+    Entries,
+    decode_entries,
+    encode_entries,
+)
+from cache_service.errors import FormatError, FormatFault
+from cache_service.formats.frame import Content, FrameCodec
+from cache_service.formats.segment import digest_of
+
+ORIGIN_BYTES = 16
+MAX_DELTA_CONTEXTS = 2**14
+MAX_PART_CONTEXTS = 2**17
+MAX_PART_BYTES = HEADER_BYTES + ENTRY_BYTES * MAX_PART_CONTEXTS + 2**20
+
+_VERSION = 1
+_MAX_EPOCH = 64
+_MAX_DELTA_BODY = 1 + ORIGIN_BYTES + 1 + _MAX_EPOCH + HEADER_BYTES + ENTRY_BYTES * MAX_DELTA_CONTEXTS
+_MAX_PART_BODY = 1 + HEADER_BYTES + ENTRY_BYTES * MAX_PART_CONTEXTS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """What somebody learnt in a while."""
+
+    origin: bytes  # ORIGIN_BYTES of them: whose table it came out of
+    epoch: str
+    entries: Entries  # at most MAX_DELTA_CONTEXTS
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part as it is stored."""
+
+    digest: str  # SHA-256 of `frame`, 64 hex digits
+    frame: bytes
+    num_contexts: int
+
+
+def area_of(order: int) -> str:
+    """Where a namespace keeps tables of this order: those of different orders do not add up."""
+    return f"soft-{order}"
+
+
+def order_of(area: str) -> int | None:
+    """Of the tables in an area; None: there are none in it."""
+    return next((order for order in range(1, MAX_ORDER + 1) if area == area_of(order)), None)
+
+
+def encode_delta(codec: FrameCodec, order: int, delta: Delta) -> bytes:
+    """One entry of the stream. Raises FormatError "oversize" for more than MAX_DELTA_CONTEXTS."""
+    count = len(delta.entries.keys)
+    if count > MAX_DELTA_CONTEXTS:
+        raise FormatError("oversize", f"a delta has {count} contexts; the limit is {MAX_DELTA_CONTEXTS}")
+    epoch = delta.epoch.encode("ascii")
+    if len(delta.origin) != ORIGIN_BYTES or len(epoch) > _MAX_EPOCH:
+        raise FormatError("garbage", f"a delta has an origin of {len(delta.origin)}, an epoch of {len(epoch)} bytes")
+    head = bytes([_VERSION]) + delta.origin + bytes([len(epoch)]) + epoch
+    return codec.pack(Content.SOFT_DELTA, head + encode_entries(order, delta.entries))
+
+
+def decode_delta(codec: FrameCodec, order: int, frame: bytes) -> Delta:
+    """Raises FormatError for anything that `encode_delta` has not made for this order."""
+    body = _versioned(codec.unpack(Content.SOFT_DELTA, frame, _MAX_DELTA_BODY))
+    place = ORIGIN_BYTES + 1
+    if len(body) < place or len(body) < place + body[ORIGIN_BYTES]:
+        raise FormatError("garbage", f"a delta has {len(body)} bytes; origin and epoch take more")
+    end = place + body[ORIGIN_BYTES]
+    try:
+        epoch = body[place:end].decode("ascii")
+    except UnicodeDecodeError:
+        raise FormatError("garbage", "the epoch of a delta is not ASCII") from None
+    return Delta(body[:ORIGIN_BYTES], epoch, _entries(body[end:], order, "a delta"))
+
+
+def encode_part(codec: FrameCodec, order: int, entries: Entries) -> StoredPart:
+    """A part of 1 to MAX_PART_CONTEXTS contexts. Equal entries give equal parts. Raises FormatError "oversize"."""
+    count = len(entries.keys)
+    if not 1 <= count <= MAX_PART_CONTEXTS:
+        raise FormatError("oversize", f"a part has {count} contexts; it must have 1 to {MAX_PART_CONTEXTS}")
+    frame = codec.pack(Content.SOFT_PART, bytes([_VERSION]) + encode_entries(order, entries))
+    return StoredPart(digest_of(frame), frame, count)
+
+
+def decode_part(codec: FrameCodec, order: int, digest: str, frame: bytes) -> Entries:
+    """The contexts of the part that `digest` names. Raises FormatError, also for another part's bytes."""
+    if digest_of(frame) != digest:
+        raise FormatError("garbage", f"part {digest[:12]} has other bytes than its name says")
+    return _entries(_versioned(codec.unpack(Content.SOFT_PART, frame, _MAX_PART_BODY)), order, "a part")
+
+
+def _versioned(body: bytes) -> bytes:
+    version = body[0] if body else 0
+    if version != _VERSION:
+        reason: FormatFault = "newer" if version > _VERSION else "garbage"
+        raise FormatError(reason, f"soft counts have format version {version}; this side reads {_VERSION}")
+    return body[1:]
+
+
+def _entries(data: bytes, order: int, name: str) -> Entries:
+    try:
+        return decode_entries(data, order, name)
+    except ValueError as error:
+        raise FormatError("garbage", str(error)) from None

@@ -1,0 +1,448 @@
+"""Replicas learn from each other: soft n-gram counts go out to the shared cache and come in from it.
+
+The thread that drafts calls `tick` between its rounds, the only place where tables are touched. Two background threads
+talk to Redis: one writes what was learnt and reads what others have learnt, one adds it up for later starts. Nothing
+here raises into a round or waits for the network; what is lost costs drafts, never an answer.
+
+A table is filled from one start of reading on. Where that start ends (another data set, a log that was trimmed past
+the reader, a table that had to make room), what it told is dropped and a new one begins under a new origin, so nothing
+is added twice (but for a write whose answer was lost) and nothing of a purged data set stays or comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache_service.counts.soft_codec import MAX_DELTA_CONTEXTS, ORIGIN_BYTES, Delta, encode_delta
+from cache_service.counts.soft_compactor import SoftCompactor, SoftCompactorSettings
+from cache_service.counts.soft_ngram import MAX_ORDER, Entries, SoftNgramTable
+from cache_service.counts.soft_reader import SoftReader
+from cache_service.errors import FormatError, StoreError, StoreRefused
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.setting_bounds import require_bounds
+from cache_service.store.circuit_breaker import CircuitBreaker
+from cache_service.store.fair_share import first_to_give_way
+from cache_service.store.store import KEEP_S, Store
+from cache_service.store.turns import Turns
+
+log = logging.getLogger(__name__)
+
+DELTA_BYTES = 1 << 20
+"""A good size for what tables keep to be exported: 16,384 contexts, one entry of the stream."""
+
+MAX_NAMESPACES = 4096  # the most that settings may allow
+
+_MERGED_AT_ONCE = 256  # contexts, before the clock is looked at again: about 0.1 ms
+
+
+class SoftTables(Protocol):
+    """Whose tables they are: the `soft_ngram` drafter. Touched in `tick` alone."""
+
+    @property
+    def order(self) -> int: ...
+
+    def table_of(self, namespace: str) -> SoftNgramTable | None:
+        """The namespace's table if there is one."""
+
+    def merge_entries(self, namespace: str, entries: Entries) -> None:
+        """Add contexts to the namespace's table, which is made if there is none."""
+
+    def drop(self, namespace: str) -> None:
+        """Forget the namespace's table and what of it has not been taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoftExchangeSettings:
+    """Bounds of the exchange. Raises SettingError."""
+
+    order: int = 3  # of the tables
+    tick_s: float = 0.001  # that a tick may take for what comes in
+    export_every_s: float = 2.0  # and at most one table in a tick
+    max_namespaces: int = 64  # of the owner with most, the least recently asked for gives way
+    max_incoming_contexts: int = 2**17  # read and not yet added; no more is read then
+    max_log_entries: int = 128  # that the stream of a namespace keeps
+    keep_s: int = KEEP_S  # that it lives after the last entry
+    poll_s: float = 0.5  # after something new; doubles up to idle_poll_s while there is nothing
+    idle_poll_s: float = 2.0
+    retry_s: float = 0.2  # after a fault; doubles up to max_retry_s
+    max_retry_s: float = 5.0
+    folds: bool = True  # whether this process may add up what is in the log
+    compactor: SoftCompactorSettings = field(default_factory=SoftCompactorSettings)
+
+    def __post_init__(self) -> None:
+        require_bounds(
+            self,
+            order=(1, MAX_ORDER),
+            tick_s=(0.00001, 1),
+            export_every_s=(0.0, 3600),
+            max_namespaces=(1, MAX_NAMESPACES),
+            max_incoming_contexts=(1, 2**26),
+            max_log_entries=(1, 65_536),
+            keep_s=(1, 2**31),
+            poll_s=(0.001, 60),
+            idle_poll_s=(0.001, 60),
+            retry_s=(0.001, 60),
+            max_retry_s=(0.001, 60),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SoftExchangeStats:
+    """Sums since the start, but for the first three."""
+
+    namespaces: int  # that are followed
+    waiting_contexts: int  # read and not yet added
+    warm_ratio: float  # share of the parts that have been read, the least of all namespaces
+    merged_contexts: int
+    exported_contexts: int
+    written_bytes: int
+    refused_contexts: int  # that Redis did not take
+    corrupt: int  # entries, parts and manifests that could not be used
+    resets: int  # tables that were dropped because their data set ended
+    failures: int  # tries that found Redis unavailable or refusing
+    faults: int  # of the exchange itself: each one is a bug
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """One start of reading a namespace, and what is to be written meanwhile."""
+
+    namespace: str
+    reader: SoftReader
+    listener: _Listener
+    codec: FrameCodec  # for writing; both in the thread that reads
+    breaker: CircuitBreaker
+    idle_s: float
+    outgoing: SoftNgramTable | None = None  # taken, on its way
+    unwritten: Entries | None = None  # of it
+    table: weakref.ref[SoftNgramTable] | None = None  # that is filled
+    exported: float = -1e9
+    awaits_drop: bool = False  # the table is still that of the start before
+
+
+@dataclass(slots=True)
+class _Incoming:
+    feed: _Feed
+    entries: Entries
+    done: int = 0  # rows that have been added
+
+    @property
+    def num_left(self) -> int:
+        return len(self.entries.keys) - self.done
+
+
+@dataclass(slots=True)
+class _Listener:
+    """Brings what a reader tells to the exchange."""
+
+    exchange: SoftExchange
+    namespace: str
+    feed: _Feed | None = None
+
+    def counts(self, entries: Entries) -> None:
+        feed = self.feed  # another thread may end it meanwhile
+        if feed is not None:
+            self.exchange._enqueue(feed, entries)
+
+    def reset(self) -> None:
+        feed = self.feed
+        if feed is not None:
+            self.exchange._begin_again(feed)
+
+
+class SoftExchange:
+    """Exchanges the counts of any number of namespaces. No method raises for a fault of the store."""
+
+    def __init__(
+        self,
+        open_namespace: Callable[[str], tuple[Store, FrameCodec]],
+        settings: SoftExchangeSettings | None = None,
+        make_turns: Callable[[str], Turns] = Turns,
+    ) -> None:
+        """open_namespace: the store and a new codec of a namespace; it must not wait for the network. make_turns: a
+        named background thread."""
+        self._open_namespace = open_namespace
+        self._settings = settings or SoftExchangeSettings()
+        self._lock = threading.Lock()
+        self._feeds: dict[str, _Feed] = {}  # least recently asked for first
+        self._incoming: deque[_Incoming] = deque()
+        self._waiting = 0  # contexts in it
+        self._to_drop: set[str] = set()  # tables that are to be forgotten in the next tick
+        self._compactors: dict[str, SoftCompactor] = {}
+        self._merged = self._exported = self._written_bytes = self._refused = 0
+        self._corrupt = self._resets = self._failures = self._faults = 0
+        self._turns = make_turns("cache-soft")
+        self._folding = make_turns("cache-soft-compactor") if self._settings.folds else None
+
+    def follow(self, namespace: str) -> None:
+        """Exchange a namespace's counts from now on; call it for every request. Cheap, and never raises."""
+        if namespace == PUBLIC:  # it has none: the promotion gate alone writes to it
+            return
+        with self._lock:
+            known = self._feeds.pop(namespace, None)
+            if known is not None:
+                self._feeds[namespace] = known
+                return
+        try:
+            self._start(namespace)
+        except Exception:
+            self._fault()
+        while True:
+            with self._lock:
+                names = list(self._feeds)
+            if len(names) <= self._settings.max_namespaces:
+                return
+            self.forget(first_to_give_way(names))  # its table too: who does not follow does not hear of a purge
+
+    def forget(self, namespace: str) -> None:
+        """Exchange it no longer, and drop what is known of it in the next tick."""
+        self._stop(namespace)
+        with self._lock:
+            self._to_drop.add(namespace)
+
+    def begin_again(self, namespace: str) -> None:
+        """Drop what is known of a namespace in the next tick, and read it anew if it is exchanged. Never raises."""
+        with self._lock:
+            feed = self._feeds.get(namespace)
+        try:
+            if feed is not None:
+                self._begin_again(feed)
+        except Exception:
+            self._fault()
+
+    def tick(self, tables: SoftTables, now: float) -> None:
+        """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt; beside
+        a table that grows, a part of a millisecond more, and where its memory is touched first up to two. Call it
+        between rounds, in the thread that owns the tables, and now and then while there are none. now: seconds of a
+        clock that does not go back. Never raises."""
+        try:
+            if tables.order != self._settings.order:
+                raise ValueError(f"tables have order {tables.order}; the exchange has {self._settings.order}")
+            self._drop_tables(tables)
+            self._take_in(tables)
+            self._give_out(tables, now)
+        except Exception:
+            self._fault()
+
+    @property
+    def stats(self) -> SoftExchangeStats:
+        with self._lock:
+            feeds = list(self._feeds.values())
+        corrupt = sum(_corrupt(feed) for feed in feeds)
+        return SoftExchangeStats(
+            namespaces=len(feeds),
+            waiting_contexts=self._waiting,
+            warm_ratio=min((feed.reader.warm_ratio for feed in feeds), default=1.0),
+            merged_contexts=self._merged,
+            exported_contexts=self._exported,
+            written_bytes=self._written_bytes,
+            refused_contexts=self._refused,
+            corrupt=self._corrupt + corrupt,
+            resets=self._resets,
+            failures=self._failures,
+            faults=self._faults,
+        )
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """End the threads; False if one still waits for Redis after `timeout_s`. What is not written is lost."""
+        deadline = time.monotonic() + timeout_s
+        closed = [self._turns.close(timeout_s)]
+        if self._folding is not None:
+            closed.append(self._folding.close(max(0.0, deadline - time.monotonic())))
+        return all(closed)
+
+    # --- in the thread that owns the tables
+
+    def _drop_tables(self, tables: SoftTables) -> None:
+        if not self._to_drop:
+            return
+        with self._lock:
+            names, self._to_drop = self._to_drop, set()
+            for name in names:
+                tables.drop(name)
+                feed = self._feeds.get(name)
+                if feed is not None:
+                    feed.awaits_drop = False
+
+    def _take_in(self, tables: SoftTables) -> None:
+        deadline = time.perf_counter() + self._settings.tick_s
+        while self._incoming:
+            with self._lock:
+                if not self._incoming or self._incoming[0].feed.awaits_drop:
+                    return
+                item = self._incoming.popleft()
+                self._waiting -= item.num_left
+            if self._has_table(item.feed, tables):
+                part = item.entries.rows(slice(item.done, item.done + _MERGED_AT_ONCE))
+                tables.merge_entries(item.feed.namespace, part)
+                self._fills(item.feed, tables.table_of(item.feed.namespace))
+                item.done += len(part.keys)
+                self._merged += len(part.keys)
+                with self._lock:
+                    if item.num_left and self._feeds.get(item.feed.namespace) is item.feed:
+                        self._incoming.appendleft(item)
+                        self._waiting += item.num_left
+            if time.perf_counter() >= deadline:
+                return
+
+    def _give_out(self, tables: SoftTables, now: float) -> None:
+        with self._lock:
+            due = [feed for feed in self._feeds.values() if now - feed.exported >= self._settings.export_every_s]
+        for feed in due:
+            feed.exported = now
+            if feed.awaits_drop or not self._has_table(feed, tables):
+                continue
+            table = tables.table_of(feed.namespace)
+            if table is None or feed.outgoing is not None:
+                continue  # what is not taken goes on gathering in the table
+            delta = table.take_delta()
+            if delta is not None:
+                self._fills(feed, table)
+                self._exported += len(delta)
+                feed.outgoing = delta
+                return
+
+    def _fills(self, feed: _Feed, table: SoftNgramTable | None) -> None:
+        if feed.table is None and table is not None:
+            feed.table = weakref.ref(table)
+
+    def _has_table(self, feed: _Feed, tables: SoftTables) -> bool:
+        """Whether the table that this start has filled is still there, or none was. If not, it had to make room for
+        others: the namespace is read anew where it is in use again, and no longer where it is not."""
+        if feed.table is None:
+            return True
+        table = tables.table_of(feed.namespace)
+        if table is None:
+            self._stop(feed.namespace)
+        elif feed.table() is not table:
+            self._begin_again(feed)
+        else:
+            return True
+        return False
+
+    # --- in the thread that talks to Redis
+
+    def _turn(self, feed: _Feed) -> float:
+        settings = self._settings
+        read = feed.reader.counters.contexts
+        try:
+            self._write(feed)
+            has_more = self._waiting < settings.max_incoming_contexts and feed.reader.step()
+        except StoreError as error:
+            self._failures += 1
+            now = time.monotonic()
+            if not feed.breaker.is_open:
+                log.warning("soft counts of %s cannot be exchanged for now: %s", feed.namespace, error)
+            feed.breaker.failed(now)
+            return feed.breaker.wait_s(now)
+        feed.breaker.succeeded()
+        if has_more:
+            return 0.0
+        is_idle = feed.reader.counters.contexts == read and feed.outgoing is None
+        feed.idle_s = min(2 * feed.idle_s, settings.idle_poll_s) if is_idle else settings.poll_s
+        return feed.idle_s
+
+    def _write(self, feed: _Feed) -> None:
+        """Bring what was taken to the log, as far as it belongs to the data set that is being read."""
+        taken, epoch = feed.outgoing, feed.reader.epoch
+        if taken is None or epoch is None:
+            return
+        if feed.unwritten is None:
+            feed.unwritten = taken.entries()
+        while len(feed.unwritten.keys):
+            part = feed.unwritten.rows(slice(MAX_DELTA_CONTEXTS))
+            try:
+                frame = encode_delta(feed.codec, self._settings.order, Delta(feed.reader.origin, epoch, part))
+                appended = feed.reader.store.append_in_epoch(
+                    epoch, frame, self._settings.max_log_entries, self._settings.keep_s
+                )
+            except (StoreRefused, FormatError) as error:
+                log.debug("soft counts of %s are dropped: %s", feed.namespace, error)
+                self._refused += len(feed.unwritten.keys)
+                break
+            if appended is None:
+                return  # another data set: the reader finds out
+            self._written_bytes += len(frame)
+            feed.unwritten = feed.unwritten.rows(slice(MAX_DELTA_CONTEXTS, None))
+        feed.unwritten = feed.outgoing = None
+
+    def _enqueue(self, feed: _Feed, entries: Entries) -> None:
+        with self._lock:
+            if self._feeds.get(feed.namespace) is feed:
+                self._incoming.append(_Incoming(feed, entries))
+                self._waiting += len(entries.keys)
+
+    # --- in any thread
+
+    def _fault(self) -> None:
+        self._faults += 1
+        if self._faults == 1:
+            log.exception("soft counts cannot be exchanged")
+
+    def _start(self, namespace: str) -> None:
+        settings = self._settings
+        store, reading = self._open_namespace(namespace)
+        _, writing = self._open_namespace(namespace)
+        listener = _Listener(self, namespace)
+        origin = secrets.token_bytes(ORIGIN_BYTES)
+        reader = SoftReader(store, reading, settings.order, listener, origin, settings.keep_s)
+        breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
+        feed = _Feed(namespace, reader, listener, writing, breaker, settings.poll_s)
+        listener.feed = feed
+        with self._lock:
+            feed.awaits_drop = namespace in self._to_drop
+            self._feeds[namespace] = feed
+        self._turns.add(namespace, lambda: self._turn(feed))
+        if self._folding is not None and namespace not in self._compactors:
+            store, codec = self._open_namespace(namespace)
+            compactor = SoftCompactor(store, codec, settings.order, settings.compactor)
+            self._compactors[namespace] = compactor
+            self._folding.add(namespace, lambda: self._fold(compactor))
+
+    def _fold(self, compactor: SoftCompactor) -> float:
+        try:
+            return 0.0 if compactor.fold() else self._settings.compactor.fold_every_s
+        except (StoreError, FormatError) as error:
+            log.debug("soft counts cannot be added up for now: %s", error)
+            compactor.counters.failures += 1
+            return self._settings.compactor.fold_every_s
+
+    def _begin_again(self, feed: _Feed) -> None:
+        """Forget what this start has told, and begin a new one in its place."""
+        with self._lock:
+            if self._feeds.get(feed.namespace) is not feed:
+                return
+        self._resets += 1
+        self._stop(feed.namespace, keeps_folding=True)
+        with self._lock:  # not before: or what is on its way from this start would come after
+            self._to_drop.add(feed.namespace)
+        self._start(feed.namespace)
+
+    def _stop(self, namespace: str, *, keeps_folding: bool = False) -> None:
+        with self._lock:
+            feed = self._feeds.pop(namespace, None)
+            if feed is None:
+                return
+            self._corrupt += _corrupt(feed)
+            ended = [item for item in self._incoming if item.feed is feed]
+            self._incoming = deque(item for item in self._incoming if item.feed is not feed)
+            self._waiting -= sum(item.num_left for item in ended)
+        self._turns.remove(namespace)
+        feed.listener.feed = None  # which knows it: tables must not wait for the garbage collector
+        if self._folding is not None and not keeps_folding:
+            self._folding.remove(namespace)
+            self._compactors.pop(namespace, None)
+
+
+def _corrupt(feed: _Feed) -> int:
+    counters = feed.reader.counters
+    return counters.corrupt_entries + counters.lost_parts + counters.corrupt_manifests

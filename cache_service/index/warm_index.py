@@ -1,0 +1,313 @@
+"""What a process knows of the shared cache: an index for each namespace it reads, local, followed in the background.
+
+An index is an edition with a base and a tail: see `index_edition`. When much of the tail has been folded into segments,
+or a generation has expired, the namespace is read anew from the newest manifest beside the old edition, and takes its
+place when it is complete: nothing ever waits for it, and nothing that has expired survives it. When the data are other
+data than before (a purge, a loss, a gap), the old one goes at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from cache_service.automata.automata_index import Automata
+from cache_service.automata.joined_text import warm_up as warm_up_joining
+from cache_service.automata.static_automaton import MAX_TOKEN_ID
+from cache_service.automata.static_automaton import warm_up as warm_up_base
+from cache_service.automata.suffix_automaton import warm_up_documents
+from cache_service.errors import SettingError
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.namespaces import owner_of
+from cache_service.index.index_edition import Edition, EditionCounts, EditionSettings
+from cache_service.index.index_files import IndexFiles, default_directory
+from cache_service.log.follower import Follower, FollowerSettings
+from cache_service.log.log_reader import ReaderCounters
+from cache_service.setting_bounds import require_bounds
+from cache_service.store.fair_share import first_to_give_way
+from cache_service.store.store import Store
+from cache_service.store.turns import Turns
+
+log = logging.getLogger(__name__)
+
+_TEND_S = 0.25
+_TEND_BUSY_S = 0.05  # while an index is to be replaced
+_TOUCH_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmIndexSettings:
+    """Bounds of what a process knows. Raises SettingError."""
+
+    directory: Path | None = field(default_factory=default_directory)
+    """Where the processes of a node share their indexes, decrypted: its owner's alone, best in memory; None: nowhere"""
+    vocab_size: int = MAX_TOKEN_ID + 1  # tokens that are not below it are left out
+    index_tokens: int = 16 * 2**20  # of all namespaces together; then one of the owner with most gives way
+    namespace_tokens: int = 4 * 2**20  # of the newest segments of one namespace
+    base_tokens: int = 2**16  # fewer are no base: they go into the tail
+    max_namespaces: int = 64
+    stay_s: float = 5.0  # after its last use, that a namespace gives way to no other
+    wanted_s: float = 30.0  # after its last use, that a namespace is read as often as may be
+    share_wait_s: float = 60.0  # for another process to build what this one needs as well
+    unused_file_s: float = 600.0  # that a file stays which no process uses
+    follower: FollowerSettings = field(default_factory=FollowerSettings)
+
+    def __post_init__(self) -> None:
+        require_bounds(
+            self,
+            vocab_size=(1, MAX_TOKEN_ID + 1),
+            index_tokens=(1, 2**40),
+            namespace_tokens=(1, 2**29),
+            base_tokens=(1, 2**29),
+            max_namespaces=(1, 65_536),
+            stay_s=(0, 3600),
+            wanted_s=(0, 86_400),
+            share_wait_s=(0, 3600),
+            unused_file_s=(2 * _TOUCH_S, 2**31),
+        )
+
+    @property
+    def edition(self) -> EditionSettings:
+        """Of each index."""
+        tail_tokens = max(2 * self.base_tokens, self.namespace_tokens // 2)
+        return EditionSettings(self.vocab_size, self.base_tokens, tail_tokens, self.share_wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmIndexStats:
+    """At one moment; counts are since the start."""
+
+    namespaces: int
+    tokens: int  # in bases and tails
+    memory_bytes: int  # of this process alone
+    mapped_bytes: int  # of files that are shared
+    warm_ratio: float  # share of the namespaces' segments that drafts are made from, 0 to 1; 1 without namespaces
+    lag_s: float  # since the namespace was last read for which that is longest, of those that are wanted
+    entries: int  # of logs
+    segments: int
+    damaged: int  # entries, segments and manifests that could not be read
+    missing_segments: int
+    resets: int
+    builds: int  # bases built here
+    maps: int  # bases that another process, or an earlier one, had built
+    build_faults: int
+    overflows: int  # tails that had to begin anew
+    evictions: int  # namespaces that gave way
+    refusals: int  # namespaces that were not followed: no room, or no possible name
+
+
+class WarmIndex:
+    """Follows namespaces and keeps an index of each. Thread-safe; no method raises for a fault of the store.
+
+    open_namespace: the store and codec of a namespace, without asking the store anything.
+    """
+
+    def __init__(
+        self,
+        open_namespace: Callable[[str], tuple[Store, FrameCodec]],
+        settings: WarmIndexSettings | None = None,
+    ) -> None:
+        self._settings = settings or WarmIndexSettings()
+        reader = replace(self._settings.follower.reader, warm_tokens=self._settings.namespace_tokens)
+        self._open_namespace = open_namespace
+        self._files = IndexFiles(self._settings.directory)
+        self._counts = EditionCounts()
+        self._evictions = self._refusals = 0
+        self._past = ReaderCounters()  # of readers that have ended
+        self._lock = threading.Lock()  # of what is followed
+        self._followed: dict[str, _Followed] = {}
+        self._is_closed = False
+        self._touched = time.monotonic()
+        self._follower = Follower(open_namespace, replace(self._settings.follower, reader=reader))
+        self._builder = Turns("cache-index-builder")
+        self._builder.add("warm up", self._warm_up)
+        self._builder.add("tend", self._tend)
+
+    def follow(self, namespace: str) -> None:
+        """Begin to learn what a namespace holds. Cheap, and nothing if it is followed already.
+
+        Where there are too many, the least recently used one of the owner with most gives way, if it has not been used
+        for `stay_s`, or the new one is somebody else's.
+        """
+        followed = self._followed.get(namespace)
+        if followed is not None:
+            followed.used = time.monotonic()
+            return
+        with self._lock:
+            if self._is_closed or namespace in self._followed:
+                return
+            if len(self._followed) >= self._settings.max_namespaces and not self._evict_one_for(namespace):
+                self._refusals += 1
+                return
+            try:
+                followed = _Followed(time.monotonic())
+                followed.live = self._begin(namespace, followed)
+            except SettingError as error:
+                log.warning("namespace %r cannot be followed: %s", namespace[:200], error)
+                self._refusals += 1
+                return
+            self._followed[namespace] = followed
+
+    def automata(self, namespace: str) -> Automata | None:
+        """What there is to draft from at this moment; None: the namespace is not followed. Take it anew every round."""
+        followed = self._followed.get(namespace)
+        if followed is None:
+            return None
+        followed.used = time.monotonic()
+        return followed.live.automata
+
+    def forget(self, namespace: str) -> None:
+        """Follow it no longer, and leave nothing of it behind on this node."""
+        with self._lock:
+            followed = self._followed.pop(namespace, None)
+            if followed is not None:
+                self._end(followed)
+                self._files.keep(followed.live.name, None)
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """End the threads and let go of all indexes; the files stay for those who come. False if a thread is still at
+        work after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._is_closed = True
+            for followed in self._followed.values():
+                self._end(followed)
+            self._followed.clear()
+        ended = self._follower.close(timeout_s)
+        return self._builder.close(max(0.0, deadline - time.monotonic())) and ended
+
+    def stats(self) -> WarmIndexStats:
+        now = time.monotonic()
+        with self._lock:
+            all_followed = list(self._followed.values())
+            readers = [replace(self._past), *(followed.live.counters for followed in all_followed)]
+        editions = [followed.live for followed in all_followed]
+        wanted = [followed for followed in all_followed if now - followed.used < self._settings.wanted_s]
+        counts = self._counts
+        return WarmIndexStats(
+            namespaces=len(editions),
+            tokens=sum(edition.num_tokens for edition in editions),
+            memory_bytes=sum(edition.memory_bytes for edition in editions),
+            mapped_bytes=sum(edition.mapped_bytes for edition in editions),
+            warm_ratio=sum(edition.warm_ratio for edition in editions) / len(editions) if editions else 1.0,
+            lag_s=max((followed.live.lag_s for followed in wanted), default=0.0),
+            entries=sum(reader.entries for reader in readers),
+            segments=sum(reader.segments for reader in readers),
+            damaged=sum(r.corrupt_entries + r.corrupt_segments + r.corrupt_manifests for r in readers),
+            missing_segments=sum(reader.missing_segments + reader.skipped_segments for reader in readers),
+            resets=sum(reader.resets for reader in readers),
+            builds=counts.builds,
+            maps=counts.maps,
+            build_faults=counts.build_faults,
+            overflows=counts.overflows,
+            evictions=self._evictions,
+            refusals=self._refusals,
+        )
+
+    def _begin(self, namespace: str, followed: _Followed) -> Edition:
+        """Read a namespace from its newest manifest on. Raises SettingError."""
+        store, _ = self._open_namespace(namespace)
+        edition = Edition(store.keys, self._settings.edition, self._files, self._builder, self._counts)
+        wanted_s = self._settings.wanted_s
+        edition.reader = self._follower.follow(
+            namespace, edition, edition.key, lambda: time.monotonic() - followed.used < wanted_s
+        )
+        return edition
+
+    def _end(self, followed: _Followed) -> None:
+        """Call it with the lock held."""
+        for edition in (followed.live, followed.successor):
+            if edition is not None:
+                self._end_edition(edition)
+
+    def _end_edition(self, edition: Edition) -> None:
+        self._follower.unfollow(edition.key)
+        edition.close()
+        _add_to(self._past, edition.counters)
+        edition.reader = None  # which knows it: what is large must not wait for the garbage collector
+
+    def _evict_one_for(self, newcomer: str) -> bool:
+        """Make room for another namespace, if one may go. Call it with the lock held."""
+        names = [*self._by_last_use(), newcomer]
+        loser = first_to_give_way(names)
+        owners = [owner_of(name) for name in names]
+        # Whoever holds more than the newcomer's owner must not lock it out by asking all the time.
+        has_more = owners.count(owner_of(loser)) > owners.count(owner_of(newcomer))
+        if not has_more and time.monotonic() - self._followed[loser].used < self._settings.stay_s:
+            return False
+        self._evict(loser)
+        return True
+
+    def _evict_an_idle_one(self) -> None:
+        """Make room for the tokens of the others, if one is not used just now. Call it with the lock held."""
+        used = {name: followed.used for name, followed in self._followed.items()}  # other threads go on using them
+        names = sorted(used, key=used.__getitem__)
+        since = time.monotonic() - self._settings.stay_s
+        num_spared = sum(last > since for last in used.values())
+        if num_spared < len(names):
+            # Not of the owner with most alone: where it is busy with all of its own, the budget holds all the same.
+            self._evict(first_to_give_way(names, lambda name: self._followed[name].live.num_tokens, num_spared))
+
+    def _evict(self, namespace: str) -> None:
+        """Call it with the lock held."""
+        self._end(self._followed.pop(namespace))
+        self._evictions += 1
+
+    def _by_last_use(self) -> list[str]:
+        return sorted(self._followed, key=lambda namespace: self._followed[namespace].used)
+
+    def _warm_up(self) -> float:
+        warm_up_documents()
+        warm_up_joining()
+        warm_up_base()
+        self._builder.remove("warm up")
+        return _TOUCH_S
+
+    def _tend(self) -> float:
+        """Replace indexes that should be, and keep within the budget. Returns when to do so again."""
+        is_busy = False
+        with self._lock:
+            for namespace, followed in self._followed.items():
+                if followed.successor is not None:
+                    self._replace_if_ready(followed, followed.successor)
+                elif followed.live.wants_successor:
+                    followed.successor = self._begin(namespace, followed)
+                    followed.resets = followed.live.num_resets
+                is_busy = is_busy or followed.successor is not None
+            num_tokens = sum(followed.live.num_tokens for followed in self._followed.values())
+            if num_tokens > self._settings.index_tokens and len(self._followed) > 1:
+                self._evict_an_idle_one()
+            editions = [followed.live for followed in self._followed.values()]
+        if time.monotonic() - self._touched > _TOUCH_S:
+            self._touched = time.monotonic()
+            for edition in editions:
+                edition.touch()
+            self._files.sweep(self._settings.unused_file_s)
+        return _TEND_BUSY_S if is_busy else _TEND_S
+
+    def _replace_if_ready(self, followed: _Followed, successor: Edition) -> None:
+        if followed.live.num_resets != followed.resets:  # the data are others, which the successor may not have seen
+            followed.successor = None
+            self._end_edition(successor)
+        elif successor.is_complete:
+            old, followed.live, followed.successor = followed.live, successor, None
+            self._end_edition(old)
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A namespace that is followed."""
+
+    used: float  # when, last
+    live: Edition = field(init=False)
+    successor: Edition | None = None  # what will take its place
+    resets: int = 0  # of the live one when the successor began
+
+
+def _add_to(total: ReaderCounters, counters: ReaderCounters) -> None:
+    for counter in fields(counters):
+        setattr(total, counter.name, getattr(total, counter.name) + getattr(counters, counter.name))

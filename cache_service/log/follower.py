@@ -1,0 +1,109 @@
+"""Follows namespaces of the shared cache in one background thread, through outages, for as long as it is wanted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cache_service.errors import StoreError
+from cache_service.formats.frame import FrameCodec
+from cache_service.log.log_reader import Listener, LogReader, ReaderSettings, SegmentListener
+from cache_service.setting_bounds import require_bounds
+from cache_service.store.circuit_breaker import CircuitBreaker
+from cache_service.store.store import Store
+from cache_service.store.turns import Turns
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSettings:
+    """How often to look. Raises SettingError."""
+
+    reader: ReaderSettings = field(default_factory=ReaderSettings)
+    poll_s: float = 0.1  # after something new; doubles up to idle_poll_s while there is nothing
+    idle_poll_s: float = 0.5
+    unwanted_poll_s: float = 1.0  # takes its place where nobody has asked for a while
+    retry_s: float = 0.2  # after a fault; doubles up to max_retry_s
+    max_retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        require_bounds(
+            self,
+            poll_s=(0.001, 60),
+            idle_poll_s=(0.001, 60),
+            unwanted_poll_s=(0.001, 60),
+            retry_s=(0.001, 60),
+            max_retry_s=(0.001, 60),
+        )
+
+
+class Follower:
+    """Tells listeners what their namespaces hold. None of its methods raises for a fault of the store."""
+
+    def __init__(
+        self, open_namespace: Callable[[str], tuple[Store, FrameCodec]], settings: FollowerSettings | None = None
+    ) -> None:
+        self._open_namespace = open_namespace
+        self._settings = settings or FollowerSettings()
+        self._turns = Turns("cache-follower")
+
+    def follow(
+        self,
+        namespace: str,
+        listener: Listener | SegmentListener,
+        key: str | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> LogReader:
+        """Begin to read a namespace for one listener, in place of any before under the same key.
+
+        key: a name for this reading, where a namespace has several; None: the namespace. is_wanted: whether anybody
+        wants it fresh at present. The reader is for looking at: its counters and its warm_ratio.
+        """
+        store, codec = self._open_namespace(namespace)
+        reader = LogReader(store, codec, listener, self._settings.reader)
+        self._turns.add(key or namespace, _Turn(namespace, reader, self._settings, is_wanted))
+        return reader
+
+    def unfollow(self, key: str) -> None:
+        """Read it no longer. The listener may still be told what has just been read."""
+        self._turns.remove(key)
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """End the thread; False if it is still waiting for Redis after `timeout_s`."""
+        return self._turns.close(timeout_s)
+
+
+class _Turn:
+    """One step of a reader, and when the next is due."""
+
+    def __init__(
+        self, namespace: str, reader: LogReader, settings: FollowerSettings, is_wanted: Callable[[], bool]
+    ) -> None:
+        self._namespace = namespace
+        self._reader = reader
+        self._settings = settings
+        self._is_wanted = is_wanted
+        self._breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
+        self._idle_s = settings.poll_s
+
+    def __call__(self) -> float:
+        entries = self._reader.counters.entries
+        try:
+            has_more = self._reader.step()
+        except StoreError as error:
+            if not self._breaker.is_open:
+                log.warning("namespace %s cannot be followed for now: %s", self._namespace, error)
+            self._breaker.failed(time.monotonic())
+            return self._breaker.wait_s(time.monotonic())
+        if self._breaker.is_open:
+            log.info("namespace %s is followed again", self._namespace)
+        self._breaker.succeeded()
+        if has_more:
+            return 0.0
+        is_idle = self._reader.counters.entries == entries
+        most_s = self._settings.idle_poll_s if self._is_wanted() else self._settings.unwanted_poll_s
+        self._idle_s = min(2 * self._idle_s, most_s) if is_idle else self._settings.poll_s
+        return self._idle_s

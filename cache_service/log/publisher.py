@@ -1,0 +1,380 @@
+"""The write path of the shared cache: verified tokens go into a bounded queue, and a thread brings them to Redis.
+
+`publish` neither waits for the network nor raises, whatever state Redis is in. What cannot be written is dropped,
+oldest first, and counted.
+
+Pieces carry the server's time, not this machine's: a clock that is wrong here lets nothing escape a purge. What still
+waits when a data set ends goes into the next one only if a purge is noted and does not cover it, or if it is younger
+than a second: a note can be lost, but hardly as fast.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
+
+from cache_service.errors import NamespacePurged, SettingError, StoreError, StoreRefused
+from cache_service.formats.documents import (
+    DOCUMENT_ID_BYTES,
+    MAX_DOCUMENT_TOKENS,
+    Int32Array,
+    Piece,
+    RecordKind,
+    assemble,
+    split_pieces,
+)
+from cache_service.formats.entry_codec import MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS, encode_entry
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.formats.purged_times import PurgedTimes
+from cache_service.setting_bounds import require_bounds
+from cache_service.store.circuit_breaker import CircuitBreaker
+from cache_service.store.store import KEEP_S, Store
+
+log = logging.getLogger(__name__)
+
+_FRAMES_AT_ONCE = 64
+_MAX_NAMESPACES = 4096  # held open
+_NOTED_MS = 1000  # that the note of a purge stays, however short memory is
+_CLOCK_S = 30.0  # after which the server is asked again for its time
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """Bounds of the write path. Raises SettingError."""
+
+    max_queued_tokens: int = 1_000_000
+    max_queued_pieces: int = 100_000
+    entry_tokens: int = 1024  # at most, in an entry
+    flush_s: float = 0.25  # longest wait before what has been published is written
+    max_log_entries: int = 16_384  # that the stream of a namespace keeps
+    keep_s: int = KEEP_S  # that it lives after the last entry
+
+    def __post_init__(self) -> None:
+        require_bounds(
+            self,
+            max_queued_tokens=(1, 2**31),
+            max_queued_pieces=(1, 2**31),
+            entry_tokens=(1, MAX_ENTRY_TOKENS),
+            flush_s=(0.001, 60),
+            max_log_entries=(1, 2**31),
+            keep_s=(1, 2**31),
+        )
+
+
+@dataclass(slots=True)
+class PublisherCounters:
+    """Since the start; written by the publisher alone."""
+
+    published_tokens: int = 0  # taken by `publish`
+    written_tokens: int = 0
+    written_entries: int = 0
+    written_bytes: int = 0
+    overflow_tokens: int = 0  # dropped because the queue was full
+    refused_tokens: int = 0  # dropped because Redis refused them: full, read-only, not permitted
+    purged_tokens: int = 0  # dropped because what was learnt at their time has been purged
+    invalid_pieces: int = 0  # that no entry can hold
+    failures: int = 0  # tries that found Redis unavailable
+    breaker_opened: int = 0
+    faults: int = 0  # of the publisher itself: each one is a bug
+
+
+class _Waiting(NamedTuple):
+    """What `publish` was given, unchecked."""
+
+    namespace: str
+    document_id: bytes
+    offset: int
+    token_ids: tuple[int, ...] | Int32Array
+    kind: int
+    at_ms: int  # of this process's own clock
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A namespace that is written to."""
+
+    store: Store
+    codec: FrameCodec
+    ahead_s: float  # that the server's Unix time is ahead of this process's own clock
+    asked_s: float  # when the server was asked for its time
+    epoch: str  # of the data set that was written to last
+    purges: bytes = b""  # that Redis has told of
+    from_ms: int = 0  # what is older belonged to a data set that has ended
+
+    def time_s(self, at_ms: int) -> int:
+        return max(0, int(self.ahead_s + at_ms / 1000))
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tokens of one document that follow one another."""
+
+    namespace: str
+    document_id: bytes
+    kind: int
+    offset: int
+    tokens: array[int]
+    at_ms: int
+
+
+class Publisher:
+    """Publishes for any number of namespaces, in one background thread.
+
+    open_namespace: the store and codec of a namespace; called in that thread, seldom more than once for each.
+    """
+
+    def __init__(
+        self,
+        open_namespace: Callable[[str], tuple[Store, FrameCodec]],
+        settings: PublisherSettings | None = None,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self.counters = PublisherCounters()
+        self._settings = settings or PublisherSettings()
+        self._open_namespace = open_namespace
+        self._breaker = breaker or CircuitBreaker()
+        self._namespaces: dict[str, _Opened] = {}
+        self._lock = threading.Lock()
+        self._queue: deque[_Waiting] = deque()
+        self._queued_tokens = 0
+        self._taken_tokens = 0  # that the thread holds: tried in vain, or on their way
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cache-publisher", daemon=True)
+        self._thread.start()
+
+    def publish(
+        self,
+        namespace: str,
+        document_id: bytes,
+        offset: int,
+        token_ids: Sequence[int] | Int32Array,
+        kind: int = RecordKind.OUTPUT,
+    ) -> None:
+        """Share `token_ids` (shape [n], copied), at `offset` of a document. Returns at once and never raises.
+
+        What makes no sense is dropped and counted when it is written.
+        """
+        try:
+            copied = token_ids.copy() if isinstance(token_ids, np.ndarray) else tuple(token_ids)
+            num_tokens = len(copied)
+        except Exception:  # a caller's mistake must not end its round
+            self.counters.invalid_pieces += 1
+            return
+        with self._lock:
+            if self._closing.is_set() or num_tokens == 0:
+                return
+            self.counters.published_tokens += num_tokens
+            self._queue.append(_Waiting(namespace, document_id, offset, copied, kind, _now_ms()))
+            self._queued_tokens += num_tokens
+            while self._queue and self._is_full():
+                dropped = len(self._queue.popleft().token_ids)
+                self._queued_tokens -= dropped
+                self.counters.overflow_tokens += dropped
+            is_batch = self._queued_tokens >= self._settings.entry_tokens
+        if is_batch:
+            self._wake.set()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that wait to be written, those on their way included."""
+        return self._queued_tokens + self._taken_tokens
+
+    @property
+    def is_breaker_open(self) -> bool:
+        """Whether Redis is left alone for a while, because it could not be reached."""
+        return self._breaker.is_open
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Write what is queued and end the thread. False if something was left after `timeout_s`, or dropped now."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive() and self.queued_tokens == 0
+
+    def _is_full(self) -> bool:
+        settings = self._settings
+        return self.queued_tokens > settings.max_queued_tokens or len(self._queue) > settings.max_queued_pieces
+
+    def _run(self) -> None:
+        held: list[tuple[str, Piece]] = []
+        while True:
+            is_last = self._closing.is_set()
+            pause_s = self._breaker.wait_s(time.monotonic())
+            if not pause_s or is_last:
+                try:
+                    held = self._write(held or self._take())
+                except Exception:
+                    log.exception("the publisher of the shared cache lost what it was writing")
+                    self.counters.faults += 1
+                    held = []
+                self._taken_tokens = sum(len(piece.token_ids) for _, piece in held)
+                if not held and self._queued_tokens >= (1 if is_last else self._settings.entry_tokens):
+                    continue
+            if is_last:
+                return  # whatever is left has had its try
+            self._wait(pause_s or self._settings.flush_s, stuck=bool(held or pause_s))
+
+    def _wait(self, seconds: float, stuck: bool) -> None:
+        """Until the time is over or there is a batch; while Redis is away, only closing ends it early."""
+        if stuck:
+            self._closing.wait(seconds)
+        else:
+            self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _take(self) -> list[tuple[str, Piece]]:
+        """At most what `_FRAMES_AT_ONCE` entries hold."""
+        taken: list[_Waiting] = []
+        room = _FRAMES_AT_ONCE * self._settings.entry_tokens
+        with self._lock:
+            while self._queue and room > 0:
+                waiting = self._queue.popleft()
+                num_tokens = len(waiting.token_ids)
+                room -= num_tokens
+                self._queued_tokens -= num_tokens
+                self._taken_tokens += num_tokens
+                taken.append(waiting)
+        return self._join(taken)
+
+    def _join(self, taken: list[_Waiting]) -> list[tuple[str, Piece]]:
+        """Pieces of what was published, each as long as tokens of one document follow one another. Until they are
+        written, their times are milliseconds of this process's own clock."""
+        runs: list[_Run] = []
+        newest: dict[tuple[str, bytes, int], _Run] = {}
+        for waiting in taken:
+            try:
+                tokens = _checked_tokens(waiting)
+                key = (waiting.namespace, waiting.document_id, waiting.kind)
+                run = newest.get(key)
+            except Exception:  # whatever a caller has passed
+                self.counters.invalid_pieces += 1
+                continue
+            # Of one second: a purge in between must still be able to tell them apart.
+            is_next = run is not None and run.offset + len(run.tokens) == waiting.offset
+            if run is not None and is_next and waiting.at_ms - run.at_ms < 1000:
+                run.tokens += tokens
+            else:
+                newest[key] = run = _Run(*key, waiting.offset, tokens, waiting.at_ms)
+                runs.append(run)
+        return [
+            (run.namespace, Piece(run.document_id, run.offset, np.array(run.tokens, np.int32), run.kind, run.at_ms))
+            for run in runs
+        ]
+
+    def _write(self, taken: list[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
+        """Write all of it, one namespace after another; returns what should be tried again."""
+        by_namespace: dict[str, list[Piece]] = {}
+        for namespace, piece in taken:
+            by_namespace.setdefault(namespace, []).append(piece)
+        while by_namespace:
+            namespace, pieces = next(iter(by_namespace.items()))
+            try:
+                self._write_namespace(namespace, pieces)
+            except StoreRefused as error:
+                log.debug("tokens of namespace %s are dropped: %s", namespace, error)
+                self.counters.refused_tokens += sum(len(piece.token_ids) for piece in pieces)
+            except StoreError as error:
+                self.counters.failures += 1
+                self._breaker.failed(time.monotonic())
+                if self._breaker.num_opened > self.counters.breaker_opened:
+                    log.warning("the shared cache cannot be written, tokens are kept or dropped: %s", error)
+                self.counters.breaker_opened = self._breaker.num_opened
+                by_namespace[namespace] = by_namespace.pop(namespace)  # last: of a cluster, only a part may be away
+                return [(namespace, piece) for namespace, pieces in by_namespace.items() for piece in pieces]
+            except SettingError as error:
+                log.warning("tokens of a namespace are dropped: %s", error)
+                self.counters.invalid_pieces += len(pieces)
+            else:
+                if self._breaker.is_open:
+                    log.info("the shared cache can be written again")
+                self._breaker.succeeded()
+            del by_namespace[namespace]
+        return []
+
+    def _write_namespace(self, namespace: str, pieces: list[Piece]) -> None:
+        if namespace not in self._namespaces:
+            if len(self._namespaces) >= _MAX_NAMESPACES:
+                self._namespaces.clear()
+            self._namespaces[namespace] = self._open(namespace)
+        opened = self._namespaces[namespace]
+        if time.monotonic() - opened.asked_s > _CLOCK_S:
+            opened.ahead_s, opened.asked_s = _ahead_s(opened.store), time.monotonic()
+        try:
+            self._append(opened, [piece for piece in pieces if piece.time_s >= opened.from_ms])
+        except NamespacePurged as purged:
+            self._begin_again(opened, purged)
+            times = PurgedTimes.decode(opened.purges)
+            kept = [
+                piece
+                for piece in pieces
+                if piece.time_s >= opened.from_ms and not times.covers(opened.time_s(piece.time_s))
+            ]
+            self._append(opened, kept)
+            num_dropped = sum(len(piece.token_ids) for piece in pieces) - sum(len(piece.token_ids) for piece in kept)
+        else:
+            num_dropped = sum(len(piece.token_ids) for piece in pieces if piece.time_s < opened.from_ms)
+        self.counters.purged_tokens += num_dropped
+
+    def _open(self, namespace: str) -> _Opened:
+        store, codec = self._open_namespace(namespace)
+        return _Opened(store, codec, _ahead_s(store), time.monotonic(), store.begin_epoch(self._settings.keep_s))
+
+    def _begin_again(self, opened: _Opened, purged: NamespacePurged) -> None:
+        """Take note of what has happened to the data set."""
+        noted, known = PurgedTimes.decode(purged.purges).ranges, PurgedTimes.decode(opened.purges).ranges
+        if purged.epoch != opened.epoch:
+            now_ms = _now_ms()
+            opened.epoch = purged.epoch or opened.store.begin_epoch(self._settings.keep_s)
+            if set(noted) <= set(known):  # a purge that has been forgotten, or a loss: nobody knows of when
+                opened.from_ms = now_ms - _NOTED_MS
+        opened.purges = purged.purges
+
+    def _append(self, opened: _Opened, pieces: list[Piece]) -> None:
+        timed = [replace(piece, time_s=opened.time_s(piece.time_s)) for piece in pieces]
+        joined = assemble(timed)
+        batches = split_pieces(joined, self._settings.entry_tokens, MAX_ENTRY_PIECES)
+        frames = [encode_entry(opened.codec, batch) for batch in batches]
+        if not frames:
+            return
+        settings = self._settings
+        opened.store.append(frames, settings.max_log_entries, settings.keep_s, opened.purges, opened.epoch)
+        self.counters.written_entries += len(frames)
+        self.counters.written_bytes += sum(map(len, frames))
+        self.counters.written_tokens += sum(len(piece.token_ids) for piece in joined)
+
+
+def _ahead_s(store: Store) -> float:
+    try:
+        return store.server_time_ms() / 1000 - time.monotonic()
+    except StoreRefused:  # not permitted to ask
+        return time.time() - time.monotonic()
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+def _checked_tokens(waiting: _Waiting) -> array[int]:
+    """The tokens; raises for what no entry could hold."""
+    namespace, document_id, offset, token_ids, kind, _ = waiting
+    tokens = array("i", token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids)
+    if not isinstance(namespace, str) or not isinstance(document_id, bytes) or len(document_id) != DOCUMENT_ID_BYTES:
+        raise ValueError
+    if namespace == PUBLIC:  # the promotion gate alone writes to it
+        raise ValueError
+    if min(tokens) < 0 or not 0 <= index(kind) < 256:
+        raise ValueError
+    if not 0 <= index(offset) <= MAX_DOCUMENT_TOKENS - len(tokens):
+        raise ValueError
+    return tokens

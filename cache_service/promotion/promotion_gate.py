@@ -1,0 +1,352 @@
+"""The promotion gate: what enough distinct tenants have said becomes readable to all, a batch at a time.
+
+The public pool is a namespace with a manifest and no log: every batch is a whole new generation of it, one segment with
+all that is public now. So a phrase that lost its support is gone from it with the next batch, and readers take over a
+batch whole. Nothing but the gate writes it, under a lease with a fencing token as compactors do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cache_service.errors import FormatError, SettingError
+from cache_service.formats.documents import Piece, RecordKind
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.manifest import Generation, Manifest, SegmentEntry, decode_manifest, encode_manifest
+from cache_service.formats.segment import decode_segment, encode_segment
+from cache_service.promotion.candidate_codec import decode_candidate, encode_candidate
+from cache_service.promotion.phrases import Phrase, encode_phrase, phrases_of
+from cache_service.promotion.promotion_policy import (
+    NEVER,
+    Candidate,
+    PromotionPolicy,
+    batch_time,
+    noise_of,
+    support_of,
+    verdict,
+)
+from cache_service.promotion.promotion_store import MAX_OFFERS, PromotionStore
+from cache_service.store.store import KEEP_S, Store
+
+log = logging.getLogger(__name__)
+
+ID_BYTES = 16
+MIN_SECRET_BYTES = 16
+
+MAX_TEXT_TOKENS = 4096
+"""Of a text that are looked at: it has no more phrases than fit into them, and looking takes time."""
+
+_LEASE_MS = 60_000
+_WORK_S = 0.001  # with phrases, between two rests
+_RETIRE_S = 60  # that the segment of the batch before stays for its readers
+_CUT_TOKENS = 64  # before a cut: what goes on behind it may be sensitive
+
+Blocks = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+"""Which tokens of a text (int [n]) must not become public, bool [n]: a `SensitiveSpans`, or a rule of one's own."""
+
+
+def nothing_blocked(token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """For gates that only take out: what is in the pool has been looked at."""
+    return np.zeros(len(token_ids), np.bool_)
+
+
+@dataclass(slots=True)
+class PromotionCounters:
+    """Since the start."""
+
+    offered: int = 0
+    refused_offers: int = 0  # of tenants that opted out or offered too much
+    kept: int = 0  # phrases that got enough supporters through an offer of this process
+    batches: int = 0  # written
+    refused_batches: int = 0  # by a newer lease, data set or manifest
+    dropped: int = 0  # phrases that lost their support, or look sensitive
+    unreadable: int = 0  # phrases and batches of another format or key
+    foreign_writes: int = 0  # times that somebody had published into the pool past the gate
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a release has made public."""
+
+    time_s: int  # the fixed time that it belongs to
+    phrases: frozenset[Phrase]
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionTerms:
+    """What all gates of a cluster must agree on, wherever they are opened."""
+
+    secret: bytes = field(repr=False)
+    policy: PromotionPolicy
+    members: frozenset[str]  # organisations that may support phrases
+
+
+class PromotionGate:
+    """Counts who supports what, and decides what is public. Not thread-safe. All but the counters raise StoreError."""
+
+    def __init__(
+        self,
+        store: Store,
+        codec: FrameCodec,
+        secret: bytes,
+        blocks: Blocks,
+        policy: PromotionPolicy | None = None,
+        clock: Callable[[], float] | None = None,
+        rest_s: float = 0.0,
+    ) -> None:
+        """store, codec: of the public namespace; secret: the same in all processes, hashes tenants and phrases; blocks:
+        the filter of sensitive tokens; clock: None is that of Redis, which all processes share; rest_s: that a
+        release rests after every millisecond of looking at phrases, where other threads of the process have more urgent
+        work. Raises SettingError."""
+        if len(secret) < MIN_SECRET_BYTES:
+            raise SettingError("length of the secret", len(secret), f"it must be at least {MIN_SECRET_BYTES} bytes")
+        self.counters = PromotionCounters()
+        self.policy = policy or PromotionPolicy()
+        self._blocks = blocks
+        self._store = store
+        self._gate = PromotionStore(store)
+        self._codec = codec
+        self._secret = secret
+        self._clock = clock
+        self._rest_s = rest_s
+        self._owner = secrets.token_hex(16)
+        self._members: frozenset[bytes] | None = None  # None: whoever has not opted out
+        self.released_s = -1  # Unix time of the batch that this gate has dealt with last
+
+    def admit(self, organisations: Iterable[str]) -> bool:
+        """Only these support phrases from now on. Those that had opted out may again, with what they say from now on;
+        those that were admitted here before opt out. Returns whether somebody may have left the pool: see `revoke`."""
+        members, left = frozenset(map(self._organisation_id, organisations)), self._gate.left()
+        gone = frozenset() if self._members is None else self._members - members
+        for organisation_id in gone:
+            self._gate.opt_out(organisation_id)
+        for organisation_id in members:
+            if left.get(organisation_id) == NEVER:
+                self._gate.opt_in(organisation_id, self._now())
+        has_changed = self._members is None or bool(gone)
+        self._members = members
+        return has_changed
+
+    def offer(self, organisation: str, phrases: Iterable[Phrase], age_s: float = 0.0) -> None:
+        """`organisation` has said these `age_s` seconds ago: whoever is billed, so that one with many tenants counts
+        once. Phrases that are too long are left out, and so are those that look sensitive once enough others have said
+        them."""
+        kept = [phrase for phrase in phrases if self._has_right_size(phrase)]
+        tenant, now_s = self._organisation_id(organisation), self._now()
+        said_s = now_s - math.ceil(age_s)
+        for begin in range(0, len(kept), MAX_OFFERS):
+            some = {self._phrase_id(phrase): phrase for phrase in kept[begin : begin + MAX_OFFERS]}
+            answers = self._gate.support(tenant, list(some), said_s, self.policy)
+            self.counters.offered += len(some)
+            if answers == [-2]:
+                self.counters.refused_offers += len(some)
+                return
+            self.counters.refused_offers += answers.count(-1)
+            for answer, (phrase_id, phrase) in zip(answers, some.items(), strict=True):
+                if answer == 1 and not self._is_sensitive(phrase):
+                    frame = encode_candidate(self._codec, phrase, now_s)
+                    self.counters.kept += self._gate.keep_phrase(phrase_id, frame, self.policy)
+
+    def offer_text(self, organisation: str, token_ids: npt.NDArray[np.integer], age_s: float = 0.0) -> None:
+        """`organisation` has said this text (ints [n]) `age_s` seconds ago: its phrases, without what looks sensitive
+        where it stands. Of a long text its beginning."""
+        tokens = np.asarray(token_ids[:MAX_TEXT_TOKENS], np.int64)
+        blocked = self._blocks(tokens)
+        if len(tokens) < len(token_ids):
+            blocked[-_CUT_TOKENS:] = True
+        self.offer(organisation, phrases_of(tokens, blocked), age_s)
+
+    def opt_out(self, organisation: str) -> None:
+        """It supports nothing from now on. What is public through it goes with `revoke`, or else the next batch."""
+        self._gate.opt_out(self._organisation_id(organisation))
+
+    def opt_in(self, organisation: str) -> None:
+        """It may support phrases again, with what it says from now on."""
+        self._gate.opt_in(self._organisation_id(organisation), self._now())
+
+    def erase(self, organisations: Iterable[str]) -> None:
+        """Not even hashed does anything stay of what these have said so far, but for who has opted out."""
+        self._gate.erase([self._organisation_id(organisation) for organisation in organisations])
+
+    def release(self) -> Batch | None:
+        """Write the batch that is due. None: it has been, another gate is at it, or it was refused."""
+        due_s = batch_time(self._now(), self.policy)
+        if due_s <= self.released_s:
+            return None
+        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
+        return None if token is None else self._with_lease(token, due_s)
+
+    def revoke(self, *, seizes: bool = False) -> Batch | None:
+        """Take out of the pool at once what may no longer be in it; nothing comes in. None: there is no pool, another
+        gate is at it, or it was refused. seizes: other gates must stop."""
+        if seizes:
+            return self._with_lease(self._gate.seize_lease(self._owner, _LEASE_MS), None)
+        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
+        return None if token is None else self._with_lease(token, None)
+
+    def public(self) -> frozenset[Phrase]:
+        """What is public now."""
+        manifest = self._manifest()
+        return frozenset() if manifest is None else frozenset(self._segment(manifest).values())
+
+    # --- batches
+
+    def _with_lease(self, token: int, due_s: int | None) -> Batch | None:
+        try:
+            return self._release(token, due_s)
+        finally:
+            self._gate.release_lease(self._owner)
+
+    def _release(self, token: int, due_s: int | None) -> Batch | None:
+        """due_s: None takes out only, by the rules of the batch there is."""
+        epoch = self._store.begin_epoch()
+        self.counters.foreign_writes += self._gate.clear_log()
+        version = self._store.read_manifest().version
+        manifest = self._manifest()
+        before = {} if manifest is None else self._segment(manifest)
+        released_s = -1 if manifest is None else manifest.open_generation.started_s
+        if due_s is None:
+            if manifest is None:
+                return None
+            allowed = self._decide(released_s)
+            allowed = {phrase_id: phrase for phrase_id, phrase in allowed.items() if phrase_id in before}
+        elif due_s <= released_s:
+            self.released_s = released_s
+            return None
+        else:
+            allowed = self._decide(due_s, self._rest_s)
+        time_s = released_s if due_s is None else due_s
+        if allowed == before:
+            self._gate.keep(KEEP_S, [] if manifest is None else [entry.digest for _, entry in manifest.segments])
+        elif not self._write(token, epoch, version, time_s, allowed, manifest):
+            return None
+        if due_s is not None:
+            self.released_s = due_s
+        return Batch(time_s, frozenset(allowed.values()))
+
+    def _decide(self, batch_s: int, rest_s: float = 0.0) -> dict[bytes, Phrase]:
+        """All that may be public in the batch of that time. What has lost its support is dropped on the way."""
+        policy, now_s = self.policy, self._now()
+        since_s = self._gate.left()
+        allowed: dict[bytes, Phrase] = {}
+        dropped: list[bytes] = []
+        rested = time.perf_counter()
+        for some in self._gate.phrases():
+            if rest_s:
+                self._gate.acquire_lease(self._owner, _LEASE_MS)  # renewed; where it is lost, nothing can be written
+            for phrase_id, frame, seen_s in some:
+                if rest_s and time.perf_counter() - rested >= _WORK_S:
+                    time.sleep(rest_s)
+                    rested = time.perf_counter()
+                candidate = self._decode(phrase_id, frame, seen_s)
+                if candidate is None:
+                    continue
+                support = support_of(candidate, since_s, now_s, policy.window_s, self._members)
+                noise = noise_of(self._secret, phrase_id, policy.noise_epsilon)
+                found = verdict(candidate, support, noise, self._is_sensitive(candidate.phrase), policy, batch_s)
+                if found == "public":
+                    allowed[phrase_id] = candidate.phrase
+                elif found == "drop":
+                    dropped.append(phrase_id)
+        self._gate.drop_phrases(dropped)
+        self.counters.dropped += len(dropped)
+        return allowed
+
+    def _write(
+        self, token: int, epoch: str, replaces: int, time_s: int, allowed: dict[bytes, Phrase], old: Manifest | None
+    ) -> bool:
+        entries: tuple[SegmentEntry, ...] = ()
+        if allowed:
+            # In order of their ids and with the time of the batch: nothing tells when or after what a phrase was said.
+            pieces = [
+                Piece(phrase_id, 0, np.array(allowed[phrase_id], np.int32), RecordKind.OUTPUT, time_s)
+                for phrase_id in sorted(allowed)
+            ]
+            segment = encode_segment(self._codec, pieces)
+            if not self._store.write_segment(segment.digest, segment.frame, KEEP_S, token, epoch):
+                return self._refused("lease or data set are others by now")
+            entries = (SegmentEntry(segment.digest, segment.num_tokens, len(segment.frame), time_s, time_s),)
+        # A generation that no reader has seen: each takes it over whole, and forgets the one before.
+        version = replaces + 1
+        new = Manifest(epoch, version, token, (Generation(version, time_s, entries),), folded_generation=version)
+        frame = encode_manifest(self._codec, new)
+        result = self._store.write_manifest(frame, token, epoch, replaces, version, new.folded_id, KEEP_S)
+        if result != "ok":
+            return self._refused(result)
+        self.counters.batches += 1
+        live = {entry.digest for entry in entries}
+        retired = [entry.digest for _, entry in old.segments if entry.digest not in live] if old is not None else []
+        self._store.keep_segments(retired, _RETIRE_S)
+        return True
+
+    def _refused(self, reason: str) -> bool:
+        log.info("a batch of the public pool was refused: %s", reason)
+        self.counters.refused_batches += 1
+        return False
+
+    def _manifest(self) -> Manifest | None:
+        """That of the pool, if it can be read and belongs to this data set."""
+        stored = self._store.read_manifest()
+        if stored.frame is None:
+            return None
+        try:
+            manifest = decode_manifest(self._codec, stored.frame)
+        except FormatError as error:
+            log.warning("the manifest of the public pool cannot be used: %s", error)
+            self.counters.unreadable += 1
+            return None
+        return manifest if manifest.epoch == stored.epoch and manifest.version == stored.version else None
+
+    def _segment(self, manifest: Manifest) -> dict[bytes, Phrase]:
+        found: dict[bytes, Phrase] = {}
+        for _, entry in manifest.segments:
+            frame = self._store.read_segment(entry.digest, entry.num_bytes)
+            try:
+                pieces = decode_segment(self._codec, entry.digest, frame) if frame is not None else []
+            except FormatError as error:
+                log.warning("a batch of the public pool cannot be read: %s", error)
+                self.counters.unreadable += 1
+                continue
+            found.update((piece.document_id, tuple(piece.token_ids.tolist())) for piece in pieces)
+        return found
+
+    # --- phrases
+
+    def _has_right_size(self, phrase: Phrase) -> bool:
+        return 1 <= len(phrase) <= self.policy.max_tokens and min(phrase) >= 0 and max(phrase) < 2**31
+
+    def _is_sensitive(self, phrase: Phrase) -> bool:
+        return bool(self._blocks(np.array(phrase, np.int64)).any())
+
+    def _organisation_id(self, organisation: str) -> bytes:
+        return self._hash(b"tenant\0", organisation.encode())
+
+    def _phrase_id(self, phrase: Phrase) -> bytes:
+        return self._hash(b"phrase\0", encode_phrase(phrase))
+
+    def _hash(self, kind: bytes, what: bytes) -> bytes:
+        return hmac.digest(self._secret, kind + what, hashlib.sha256)[:ID_BYTES]
+
+    def _decode(self, phrase_id: bytes, frame: bytes, seen_s: dict[bytes, float]) -> Candidate | None:
+        try:
+            phrase, reached_s = decode_candidate(self._codec, frame)
+            if self._phrase_id(phrase) != phrase_id:
+                raise FormatError("garbage", "a phrase lies under the id of another one")
+        except FormatError as error:
+            log.debug("a phrase is left out: %s", error)
+            self.counters.unreadable += 1
+            return None
+        return Candidate(phrase_id, phrase, reached_s, seen_s)
+
+    def _now(self) -> int:
+        return self._gate.time_s() if self._clock is None else int(self._clock())

@@ -1,0 +1,166 @@
+"""What only administrators ask of Redis for one namespace: to see every key, to take the lease, to end the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis.exceptions as redis_errors
+
+from cache_service.errors import StoreUnavailable
+from cache_service.formats.earnings import Earnings
+from cache_service.formats.purged_times import PurgedTimes, TimeRange
+from cache_service.formats.store_keys import StoreKeys, parse_key
+from cache_service.formats.stream_id import START, parse_id
+from cache_service.store.answers import as_bytes, as_count, as_optional_text, faults_told, run_script
+from cache_service.store.connection import Connection
+from cache_service.store.scripts import DROP_ALL, END_LEASE, REPLACE_ALL, SEIZE_LEASE, Script
+from cache_service.store.store import KEEP_S, VERDICTS, Verdict
+
+_SCAN_COUNT = 1000
+_DELETED_AT_ONCE = 100
+_NOTE_TRIES = 16
+
+
+def known_keys(connection: Connection, keys: StoreKeys | None = None) -> Iterator[tuple[StoreKeys, str]]:
+    """Every key of the shared cache, or of one namespace, as (namespace, kind), each once. Looks through the whole
+    server. Raises StoreError."""
+    seen = set()
+    with faults_told():
+        for name in connection.client().scan_iter(match="sd:{*" if keys is None else keys.key("*"), count=_SCAN_COUNT):
+            if name in seen:
+                continue
+            seen.add(name)
+            parsed = parse_key(as_bytes(name))
+            if parsed is not None and keys in (None, parsed[0]):
+                yield parsed
+
+
+class AdminStore:
+    """One namespace in Redis. Every method raises StoreUnavailable or StoreRefused, nothing else."""
+
+    def __init__(self, connection: Connection, keys: StoreKeys) -> None:
+        self.keys = keys
+        self._connection = connection
+
+    def beside(self, area: str) -> AdminStore:
+        """Another area of the namespace."""
+        return AdminStore(self._connection, self.keys.beside(area))
+
+    def kinds(self) -> list[str]:
+        """Of the keys that the namespace has, in all areas: "log", "segment:...", "soft-3:log". Looks through the
+        whole server."""
+        return sorted(kind for _, kind in known_keys(self._connection, self.keys.beside("")))
+
+    def delete(self, kinds: Sequence[str]) -> int:
+        """Delete keys. Returns how many there were."""
+        num_deleted = 0
+        with faults_told():
+            for begin in range(0, len(kinds), _DELETED_AT_ONCE):
+                with self._connection.client().pipeline(transaction=False) as pipeline:
+                    for kind in kinds[begin : begin + _DELETED_AT_ONCE]:
+                        pipeline.delete(self.keys.key(kind))
+                    num_deleted += sum(map(as_count, pipeline.execute()))
+        return num_deleted
+
+    def memory_bytes(self, kind: str) -> int:
+        """What a key takes in the server's memory, by its own reckoning; 0: it is not there."""
+        with faults_told():
+            return as_count(self._connection.client().memory_usage(self.keys.key(kind), samples=0) or 0)
+
+    def ttl_s(self, kind: str) -> int | None:
+        """Seconds that a key lives, -1 if it is not there. None: for ever."""
+        with faults_told():
+            seconds = int(self._connection.client().ttl(self.keys.key(kind)))
+            return None if seconds == -1 else max(seconds, -1)
+
+    def log_length(self) -> int:
+        """Entries in the log; those that have been folded and not trimmed yet are among them."""
+        with faults_told():
+            return as_count(self._connection.client().xlen(self.keys.log))
+
+    def folded_id(self) -> str:
+        """The last entry of the log that is in segments."""
+        with faults_told():
+            found = as_optional_text(self._connection.client().hget(self.keys.manifest, "folded")) or START
+            parse_id(found)
+            return found
+
+    def hash_fields(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
+        """Fields of a hash and their values; one that is written meanwhile may come or not."""
+        with faults_told():
+            for field, value in self._connection.client().hscan_iter(self.keys.key(kind), count=_SCAN_COUNT):
+                yield as_bytes(field), as_bytes(value)
+
+    def read_segment_whole(self, digest: str, max_bytes: int) -> bytes:
+        """At most `max_bytes` and one more; b"" if it is not there."""
+        with faults_told():
+            return as_bytes(self._connection.client().getrange(self.keys.segment(digest), 0, max_bytes))
+
+    def seize_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int:
+        """The fencing token of a lease that is taken from whoever holds it: nobody else writes from now on."""
+        keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
+        with faults_told():
+            return as_count(self._call(SEIZE_LEASE, keys, [owner, lease_ms, keep_s]))
+
+    def end_lease(self, owner: str) -> bool:
+        """Give up a lease and the count of leases: after a purge not even that stays. False: the lease was lost."""
+        with faults_told():
+            return as_count(self._call(END_LEASE, [self.keys.lease, self.keys.fence], [owner])) > 0
+
+    def note_purge(self, purged: TimeRange, keep_s: int) -> PurgedTimes:
+        """Tell writers for `keep_s` seconds what is purged. Returns all that they are told. What is there and is no
+        note of purges is replaced."""
+        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+            for _ in range(_NOTE_TRIES):
+                pipeline.watch(self.keys.purges)
+                noted = self._noted_purges(pipeline).and_also(purged)
+                pipeline.multi()
+                pipeline.set(self.keys.purges, noted.encode(), ex=keep_s)
+                with suppress(redis_errors.WatchError):  # another purge at the same time
+                    pipeline.execute()
+                    return noted
+        raise StoreUnavailable(f"namespace {self.keys.namespace} is purged by others all the time; try again")
+
+    def _noted_purges(self, client: Any) -> PurgedTimes:
+        try:
+            return PurgedTimes.decode(as_bytes(client.get(self.keys.purges) or b""))
+        except (redis_errors.ResponseError, ValueError):  # the first: it is no string
+            return PurgedTimes()
+
+    def drop_all(self, token: int) -> int | None:
+        """End the epoch, with manifest and log: nobody finds segments any more, and readers forget what they know.
+
+        Returns how many of these keys there were; None: a newer lease has been granted.
+        """
+        keys = [self.keys.manifest, self.keys.fence, self.keys.epoch, self.keys.log]
+        with faults_told():
+            num_keys = int(self._call(DROP_ALL, keys, [token]))
+            return None if num_keys == -1 else as_count(num_keys)
+
+    def replace_all(
+        self, frame: bytes, token: int, epoch: str, replaces: int, new_epoch: str, last_id: str, keep_s: int = KEEP_S
+    ) -> Verdict:
+        """Begin `new_epoch` with the next manifest and what is in the log after `last_id`, unless there is a newer
+        lease, data set or manifest."""
+        keys = [self.keys.manifest, self.keys.fence, self.keys.epoch, self.keys.log]
+        arguments = [token, epoch, replaces, replaces + 1, last_id, frame, keep_s, new_epoch]
+        with faults_told():
+            return VERDICTS[self._call(REPLACE_ALL, keys, arguments)]
+
+    def add_earnings(self, earnings: Earnings, keep_s: int = KEEP_S) -> None:
+        """Add to what drafts out of the cache have earned for requests of the namespace."""
+        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+            for name, count in earnings.counts().items():
+                pipeline.hincrby(self.keys.earnings, name, count)
+            pipeline.expire(self.keys.earnings, keep_s)
+            pipeline.execute()
+
+    def read_earnings(self) -> Earnings:
+        with faults_told():
+            found = self._connection.client().hgetall(self.keys.earnings)
+            return Earnings(**{name: as_count(found.get(name.encode(), 0)) for name in Earnings().counts()})
+
+    def _call(self, script: Script, keys: list[str], arguments: Sequence[Any]) -> Any:
+        return run_script(self._connection.client(), script, keys, arguments)

@@ -1,0 +1,47 @@
+"""Keeps an embedded server running for as long as it is wanted."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from cache_service.errors import ServerError
+from cache_service.store.circuit_breaker import CircuitBreaker
+from cache_service.store.embedded_server import EmbeddedServer
+from cache_service.store.turns import Turns
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.25
+
+
+class ServerWatch:
+    """Starts a server again when it has ended, with the same data, port and password, in a thread of its own.
+
+    Close the watch before the server is stopped.
+    """
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self.num_restarts = 0
+        self._server = server
+        self._breaker = CircuitBreaker(max_failures=1)
+        self._turns = Turns("cache-server-watch")
+        self._turns.add("server", self._look)
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """End it; False if it is still starting a server after `timeout_s`."""
+        return self._turns.close(timeout_s)
+
+    def _look(self) -> float:
+        if self._server.is_running:
+            self._breaker.succeeded()
+            return _LOOK_EVERY_S
+        log.warning("the cache's server has ended; it is started again")
+        try:
+            self._server.restart()
+            self.num_restarts += 1
+        except ServerError as error:
+            log.warning("the cache's server cannot be started again for now: %s", error)
+        # Also where it could be: one that ends again and again is not to keep the machine busy.
+        self._breaker.failed(time.monotonic())
+        return max(_LOOK_EVERY_S, self._breaker.wait_s(time.monotonic()))

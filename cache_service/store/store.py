@@ -1,0 +1,257 @@
+"""All that Paceline asks of Redis for one namespace, each question in one typed call.
+
+Answers are checked for their shape: a server that answers something else counts as unavailable.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from redis.exceptions import WatchError
+
+from cache_service.errors import NamespacePurged, StoreUnavailable
+from cache_service.formats.frame import FRAME_OVERHEAD
+from cache_service.formats.key_ring import SEAL_BYTES
+from cache_service.formats.manifest_codec import MAX_MANIFEST_BYTES
+from cache_service.formats.purged_times import PurgedTimes
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.formats.stream_id import parse_id
+from cache_service.store.answers import as_bytes, as_count, as_optional_text, as_text, faults_told, run_script
+from cache_service.store.connection import Connection
+from cache_service.store.scripts import (
+    ACQUIRE_LEASE,
+    APPEND_IN_EPOCH,
+    KEEP,
+    RELEASE_LEASE,
+    SERVER_TIME,
+    TRIM_LOG,
+    WRITE_MANIFEST,
+    WRITE_SEGMENT,
+    Script,
+)
+
+_FIELD = b"e"
+_KEPT_AT_ONCE = 255
+_KEEP_ATTEMPTS = 8  # then others have kept it eight times over
+_MAX_MANIFEST_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
+
+KEEP_S = 7 * 24 * 3600
+"""How long a namespace lives after it was last written to, where nobody wants it to live longer. So none is there for
+ever, and memory that runs short is taken from those that nobody asks for; what is read or written often is the last to
+go."""
+
+Verdict = Literal["ok", "fenced", "epoch", "version"]
+VERDICTS: dict[bytes, Verdict] = {b"ok": "ok", b"fenced": "fenced", b"epoch": "epoch", b"version": "version"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What the log and its surroundings looked like at one moment."""
+
+    epoch: str | None  # None: nothing has ever been written to this data set
+    version: int  # of the manifest, 0 if there is none
+    entries: list[tuple[str, bytes]]  # (stream id, frame), in order
+
+    def after(self, entry_id: str) -> list[tuple[str, bytes]]:
+        """Those behind the entry that was asked for: it comes first, if it is there."""
+        return self.entries[1:] if self.entries and self.entries[0][0] == entry_id else self.entries
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest:
+    epoch: str | None
+    version: int
+    frame: bytes | None  # None: there is none, or it is far too large
+
+
+class Store:
+    """One namespace in Redis. Every method raises StoreUnavailable or StoreRefused, nothing else."""
+
+    def __init__(self, connection: Connection, keys: StoreKeys) -> None:
+        self.keys = keys
+        self._connection = connection
+
+    def beside(self, area: str) -> Store:
+        """Another area of the namespace."""
+        return Store(self._connection, self.keys.beside(area))
+
+    def append(
+        self,
+        frames: Sequence[bytes],
+        max_entries: int,
+        keep_s: int = KEEP_S,
+        purges: bytes | None = None,
+        epoch: str | None = None,
+    ) -> list[str]:
+        """Append entries to the log, all or none; begin an epoch if there is none. Returns their ids.
+
+        The log keeps about `max_entries`, the oldest go first, and all of it lives `keep_s` seconds from now, at least.
+        purges: the times of purges that the entries leave out, b"" at first; epoch: of the data set that they are for,
+        None: any. If there are other purges or another epoch by now, nothing is written, and NamespacePurged tells
+        them. purges None: the entries are newer than any purge.
+        """
+        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+            if purges is not None:
+                pipeline.watch(self.keys.purges)
+                found = as_bytes(pipeline.get(self.keys.purges) or b"")
+                # The epoch is not watched: everybody who appends prolongs its life. A purge is noted before it ends it.
+                current = as_optional_text(pipeline.get(self.keys.epoch))
+                if found != purges or epoch not in (None, current):
+                    raise NamespacePurged(PurgedTimes.decode(found).encode(), current)
+                pipeline.multi()
+            pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
+            for frame in frames:
+                pipeline.xadd(self.keys.log, {_FIELD: frame}, maxlen=max_entries, approximate=True)
+            pipeline.expire(self.keys.log, keep_s)  # at once: this process may end before it has done the rest
+            entry_ids = [as_text(answer) for answer in pipeline.execute()[1:-1]]
+        self._keep(keep_s)
+        return entry_ids
+
+    def append_in_epoch(self, epoch: str, frame: bytes, max_entries: int, keep_s: int = KEEP_S) -> str | None:
+        """Append an entry if the data set still is that of `epoch`. Returns its id; None: it is another one.
+
+        The log keeps about `max_entries`.
+        """
+        with faults_told():
+            answer = as_text(
+                self._call(APPEND_IN_EPOCH, [self.keys.log, self.keys.epoch], [epoch, frame, max_entries, keep_s])
+            )
+            if answer:
+                parse_id(answer)
+            return answer or None
+
+    def read_log(self, begin: str, max_entries: int) -> LogView:
+        """Entries from id `begin` on, that one included, with the epoch and manifest version of the same moment."""
+        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+            pipeline.get(self.keys.epoch)
+            pipeline.hget(self.keys.manifest, "version")
+            pipeline.xrange(self.keys.log, begin, "+", max_entries)
+            epoch, version, found = pipeline.execute()
+            entries = [_entry(entry) for entry in found]
+            ids = [parse_id(entry_id) for entry_id, _ in entries]
+            if ids != sorted(set(ids)) or (ids and ids[0] < parse_id(begin)):
+                raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
+            return LogView(as_optional_text(epoch), as_count(version or 0), entries)
+
+    def log_after(self, entry_id: str, at_once: int) -> Iterator[tuple[str, bytes]]:
+        """Entries behind this one, `at_once` a question, until an answer brings no more."""
+        while entries := self.read_log(entry_id, at_once + 1).after(entry_id):
+            yield from entries
+            entry_id = entries[-1][0]
+
+    def read_manifest(self) -> StoredManifest:
+        with faults_told():
+            client = self._connection.client()
+            size = as_count(client.hstrlen(self.keys.manifest, "body"))
+            with client.pipeline(transaction=True) as pipeline:
+                pipeline.get(self.keys.epoch)
+                pipeline.hget(self.keys.manifest, "version")
+                if 0 < size <= _MAX_MANIFEST_FRAME:
+                    pipeline.hget(self.keys.manifest, "body")
+                epoch, version, *body = pipeline.execute()
+            return StoredManifest(as_optional_text(epoch), as_count(version or 0), as_bytes(body[0]) if body else None)
+
+    def server_time_ms(self) -> int:
+        """Unix time in milliseconds by the clock that all processes share."""
+        with faults_told():
+            return as_count(self._call(SERVER_TIME, [self.keys.epoch], []))
+
+    def read_epoch(self) -> str | None:
+        """Of this data set; None: nothing has been written to it, or it has expired."""
+        with faults_told():
+            return as_optional_text(self._connection.client().get(self.keys.epoch))
+
+    def begin_epoch(self, keep_s: int = KEEP_S) -> str:
+        """The epoch of this data set; it is written if there is none."""
+        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+            pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
+            pipeline.get(self.keys.epoch)
+            return as_text(pipeline.execute()[1])
+
+    def read_segment(self, digest: str, num_bytes: int) -> bytes | None:
+        """At most one byte more than `num_bytes`; None if it is not there."""
+        with faults_told():
+            return as_bytes(self._connection.client().getrange(self.keys.segment(digest), 0, num_bytes)) or None
+
+    def write_segment(self, digest: str, frame: bytes, keep_s: int, token: int, epoch: str) -> bool:
+        """Write a segment under a lease. False: a newer lease was granted, or the data set is another by now."""
+        keys = [self.keys.segment(digest), self.keys.fence, self.keys.epoch]
+        with faults_told():
+            return as_count(self._call(WRITE_SEGMENT, keys, [token, epoch, keep_s, frame])) > 0
+
+    def keep_live_segments(self, digests: Sequence[str], keep_s: int) -> int:
+        """Let segments live for `keep_s` seconds from now, and as long as the namespace. Returns how many are there."""
+        num_found = 0
+        with faults_told():
+            for begin in range(0, len(digests), _KEPT_AT_ONCE):
+                names = [self.keys.segment(digest) for digest in digests[begin : begin + _KEPT_AT_ONCE]]
+                num_found += as_count(self._call(KEEP, [self.keys.epoch, *names], [keep_s]))
+        return num_found
+
+    def keep_segments(self, digests: Sequence[str], keep_s: int) -> int:
+        """Let segments live for `keep_s` seconds from now. Returns how many are there."""
+        with faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
+            for digest in digests:
+                pipeline.expire(self.keys.segment(digest), keep_s)
+            return sum(map(as_count, pipeline.execute()))
+
+    def acquire_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int | None:
+        """The fencing token of a lease for `lease_ms`, new or renewed; None if another owner holds it."""
+        with faults_told():
+            keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
+            return as_count(self._call(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
+
+    def release_lease(self, owner: str) -> None:
+        with faults_told():
+            self._call(RELEASE_LEASE, [self.keys.lease], [owner])
+
+    def write_manifest(
+        self,
+        frame: bytes,
+        token: int,
+        epoch: str,
+        replaces: int,
+        version: int,
+        folded_id: str,
+        keep_s: int = KEEP_S,
+    ) -> Verdict:
+        """Replace manifest version `replaces` with `version`, unless a newer lease, data set or manifest is there."""
+        arguments = [token, epoch, replaces, version, folded_id, frame, keep_s]
+        with faults_told():
+            return VERDICTS[
+                self._call(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)
+            ]
+
+    def trim_log(self, version: int, first_id: str) -> int:
+        """Remove the entries before `first_id`, if the manifest still has `version`. Returns how many."""
+        with faults_told():
+            return as_count(self._call(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
+
+    def _keep(self, keep_s: int) -> None:
+        """Let log and epoch live for `keep_s` seconds from now, and never shorter than the epoch does. No script:
+        writers may have no right to run one."""
+        for _ in range(_KEEP_ATTEMPTS):
+            with faults_told(), suppress(WatchError), self._connection.client().pipeline(transaction=True) as pipeline:
+                pipeline.watch(self.keys.epoch)
+                left_s = int(pipeline.ttl(self.keys.epoch))
+                pipeline.multi()
+                if left_s < keep_s:
+                    pipeline.expire(self.keys.epoch, keep_s)
+                pipeline.expire(self.keys.log, max(left_s, keep_s))
+                pipeline.execute()
+                return
+
+    def _call(self, script: Script, keys: list[str], arguments: Sequence[Any]) -> Any:
+        return run_script(self._connection.client(), script, keys, arguments)
+
+
+def _entry(entry: Any) -> tuple[str, bytes]:
+    entry_id, fields = entry
+    if isinstance(fields, list):  # as redis-py leaves it in a transaction on a cluster
+        fields = dict(zip(fields[::2], fields[1::2], strict=True))
+    found = fields.get(_FIELD, b"") if fields else b""  # an entry of other fields is damaged, not a fault
+    return as_text(entry_id), as_bytes(found)

@@ -1,0 +1,66 @@
+"""How a process of the cluster gets at the shared cache: its settings, with the secrets that they name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cache_service.errors import SettingError
+from cache_service.formats.key_ring import KeyRing, parse_keys
+from cache_service.store.connection import ConnectionSettings
+from cluster.config import NO_CACHE, CacheConfig, paceline_home
+from cluster.errors import ConfigError
+
+PASSWORD_VARIABLE = "PACELINE_CACHE_PASSWORD"
+SENTINEL_PASSWORD_VARIABLE = "PACELINE_CACHE_SENTINEL_PASSWORD"
+KEYS_VARIABLE = "PACELINE_CACHE_KEYS"
+
+
+def connection_settings(config: CacheConfig) -> ConnectionSettings | None:
+    """How to reach the server of `cache.url`; None where that names none. Raises ConfigError, which shows no secret."""
+    if config.url is None or config.url == NO_CACHE:
+        return None
+    try:
+        return ConnectionSettings(
+            config.url,
+            username=config.username,
+            password=_secret("password_file", config.password_file, PASSWORD_VARIABLE),
+            ca_file=config.ca_file,
+            certificate_file=config.certificate_file,
+            key_file=config.key_file,
+            sentinel_username=config.sentinel_username,
+            sentinel_password=_secret(
+                "sentinel_password_file", config.sentinel_password_file, SENTINEL_PASSWORD_VARIABLE
+            ),
+        )
+    except SettingError as error:
+        raise ConfigError(f"cache.{error}") from None
+
+
+def key_ring(config: CacheConfig) -> KeyRing | None:
+    """What encrypts; None: nothing does. Raises ConfigError, which shows no secret."""
+    text = _secret("encryption_file", config.encryption_file, KEYS_VARIABLE)
+    if text is None:
+        return None
+    source = f"cache.encryption_file {config.encryption_file}" if config.encryption_file else f"${KEYS_VARIABLE}"
+    try:
+        return parse_keys(text)
+    except SettingError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def data_directory(config: CacheConfig) -> Path:
+    """Of the embedded server."""
+    return config.directory or paceline_home() / "cache"
+
+
+def _secret(field: str, path: Path | None, variable: str) -> str | None:
+    """The contents of a file without white space around them, else those of an environment variable; None: neither."""
+    if path is None:
+        return os.environ.get(variable) or None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"cache.{field} is {str(path)!r}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cache.{field} is {str(path)!r}: it must be text in UTF-8") from None

@@ -1,0 +1,235 @@
+"""The administrators' HTTP API: JSON in and out, documents as lines of JSON.
+
+    GET    /v1/cache/namespaces                            what there is
+    GET    /v1/cache/namespaces/{namespace}                stats
+    GET    /v1/cache/namespaces/{namespace}/documents      export
+    POST   /v1/cache/namespaces/{namespace}/documents      import: JSON lines, or one text as text/plain
+    DELETE /v1/cache/namespaces/{namespace}                purge; ?since_s=&until_s=
+    POST   /v1/cache/namespaces/{namespace}/compact
+    POST   /v1/cache/namespaces/{namespace}/verify
+    DELETE /v1/cache/tenants/{tenant}                      purge of all that is a tenant's own
+
+`?tenant=` makes a namespace the part of that tenant with that name, "-" its own; `?fingerprint=` chooses among models.
+All but /livez need `Authorization: Bearer <credential>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from actors.errors import InvalidRequest, PacelineError
+from cache_service.errors import CacheError
+from cache_service.formats.documents import Piece
+from cache_service.formats.export_format import encode_header, encode_piece
+from cluster.cache.admin.credential import Credential
+from cluster.cache.admin.documents import DocumentReader
+from cluster.cache.admin.errors import RETRY_AFTER_S, UNREAD, AdminStatus, status_of
+from cluster.cache.admin.service import CacheAdminService, Export, NamespaceQuery
+from cluster.cache.admin.work import Work, lines, pulled
+
+logger = logging.getLogger(__name__)
+
+NDJSON = "application/x-ndjson"
+MAX_TEXT_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
+_OPEN_PATHS = ("/livez",)
+
+
+def create_admin_app(service: CacheAdminService, credential: Credential, work: Work, imports: Work) -> FastAPI:
+    """All routes. work, imports: where the service is called."""
+    app = FastAPI(title="Paceline cache administration", docs_url=None, redoc_url=None)
+    _add_error_handlers(app)
+    _add_routes(app, service, work, imports)
+    app.add_middleware(_Guard, credential=credential)
+    return app
+
+
+class _Guard:
+    """Nothing is read of a request that does not carry the credential."""
+
+    def __init__(self, app: ASGIApp, credential: Credential) -> None:
+        self._app = app
+        self._credential = credential
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        found = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(found) == 1 and self._credential.admits(found[0].decode("latin-1")):
+            await self._until_the_end(scope, receive, send)
+            return
+        logger.warning("%s %r from %s: no administrator", scope["method"], scope["path"], _client(scope))
+        error = {"message": "an administrator's credential is needed", "code": "unauthenticated"}
+        await _json({"error": error}, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    async def _until_the_end(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A server that stops cancels what has not ended in time."""
+        has_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            logger.warning("%s %r from %s: given up, the server stops", scope["method"], scope["path"], _client(scope))
+            if not has_begun:
+                error = {"message": "the server stops; what has been done stays", "code": "stopping"}
+                await _json({"error": error}, 503, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
+
+
+def _query(namespace: str = "", tenant: str = "", fingerprint: str = "") -> NamespaceQuery:
+    return NamespaceQuery("" if namespace == "-" else namespace, tenant, fingerprint)
+
+
+_Named = Annotated[NamespaceQuery, Depends(_query)]
+_Time = Annotated[int | None, Query()]
+
+
+def _add_routes(app: FastAPI, service: CacheAdminService, work: Work, imports: Work) -> None:
+    place = "/v1/cache/namespaces/{namespace}"
+
+    @app.get("/livez")
+    async def livez() -> Response:
+        """Whether this process answers."""
+        return _json({"status": "live"})
+
+    @app.get("/v1/cache/namespaces")
+    async def list_namespaces(request: Request, fingerprint: str = "") -> Response:
+        acting = service.acting_for(_actor(request))
+        return _json({"namespaces": await work.run(lambda: acting.namespaces(fingerprint))})
+
+    @app.get(place)
+    async def stats(request: Request, query: _Named) -> Response:
+        acting = service.acting_for(_actor(request))
+        return _json(await work.run(lambda: acting.stats(query)))
+
+    @app.get(f"{place}/documents")
+    async def export(request: Request, query: _Named) -> Response:
+        """The format that imports and `paceline cache import` read. x-paceline-unread: objects that were left out,
+        since they could not be read."""
+        acting = service.acting_for(_actor(request))
+        found = await work.run(lambda: acting.export(query))
+        return StreamingResponse(_export_lines(found), headers={UNREAD: str(found.unread)}, media_type=NDJSON)
+
+    @app.post(f"{place}/documents")
+    async def import_documents(request: Request, query: _Named) -> Response:
+        acting = service.acting_for(_actor(request))
+        loop = asyncio.get_running_loop()
+        is_text = request.headers.get("content-type", "").partition(";")[0].strip() == "text/plain"
+        chunks = request.stream()
+
+        def documents(reader: DocumentReader) -> Iterator[Piece]:
+            received = pulled(chunks, loop)
+            if is_text:
+                return reader.text(_text(received))
+            return reader.rows(lines(received, MAX_LINE_BYTES), "body")
+
+        return _json(await imports.run(lambda: acting.import_documents(query, documents)))
+
+    @app.delete(place)
+    async def purge(request: Request, query: _Named, since_s: _Time = None, until_s: _Time = None) -> Response:
+        acting = service.acting_for(_actor(request))
+        return _json({"purged": await work.run(lambda: acting.purge(query, since_s, until_s))})
+
+    @app.delete("/v1/cache/tenants/{tenant}")
+    async def purge_tenant(
+        request: Request, tenant: str, fingerprint: str = "", since_s: _Time = None, until_s: _Time = None
+    ) -> Response:
+        acting = service.acting_for(_actor(request))
+        query = NamespaceQuery("", tenant, fingerprint)
+        return _json({"purged": await work.run(lambda: acting.purge(query, since_s, until_s))})
+
+    @app.post(f"{place}/compact")
+    async def compact(request: Request, query: _Named) -> Response:
+        acting = service.acting_for(_actor(request))
+        return _json(await work.run(lambda: acting.compact(query)))
+
+    @app.post(f"{place}/verify")
+    async def verify(request: Request, query: _Named) -> Response:
+        acting = service.acting_for(_actor(request))
+        return _json(await work.run(lambda: acting.verify(query)))
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def on_known_error(_: Request, error: Exception) -> Response:
+        return _error(status_of(error))
+
+    app.add_exception_handler(PacelineError, on_known_error)
+    app.add_exception_handler(CacheError, on_known_error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_field(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problem = error.errors()[0]
+        field = str(problem["loc"][-1])
+        return _error(status_of(InvalidRequest(field, problem.get("input"), problem["msg"])))
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(_: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        return _json(
+            {"error": {"message": str(error.detail), "code": code}}, error.status_code, dict(error.headers or {})
+        )
+
+    @app.exception_handler(Exception)
+    async def on_unknown_error(_: Request, error: Exception) -> Response:
+        return _error(status_of(error))
+
+
+def _text(chunks: Iterator[bytes]) -> str:
+    """Raises InvalidRequest."""
+    parts, size = [], 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > MAX_TEXT_BYTES:
+            raise InvalidRequest("body", f"more than {MAX_TEXT_BYTES} bytes", "send a longer text in parts")
+        parts.append(chunk)
+    try:
+        return b"".join(parts).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("body", f"{size} bytes", f"it must be text in UTF-8: {error.reason}") from None
+
+
+async def _export_lines(export: Export) -> AsyncIterator[bytes]:
+    yield encode_header(export.header)
+    for piece in export.pieces:
+        yield encode_piece(piece)
+
+
+def _actor(request: Request) -> str:
+    return f"http {_client(request.scope)}"
+
+
+def _client(scope: Scope) -> str:
+    host, port = scope.get("client") or ("?", 0)
+    return f"{host}:{port}"
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content, enc_hook=asdict), status, headers, "application/json")
+
+
+def _error(status: AdminStatus) -> Response:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status.is_worth_another_try else {}
+    return _json({"error": {"message": status.message, "code": status.code}}, status.http, headers)

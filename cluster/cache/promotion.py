@@ -1,0 +1,117 @@
+"""The promotion gate as a cluster has it: who may feed the public pool, by which rules, and what must stay out."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.errors import PacelineError
+from actors.models.loader import load_tokenizer
+from actors.models.source import ModelSource
+from actors.models.token_text import TokenText
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.namespaces import namespace_of
+from cache_service.promotion.promotion_gate import Blocks, PromotionGate, PromotionTerms
+from cache_service.promotion.promotion_policy import PromotionPolicy
+from cache_service.promotion.sensitive_spans import SensitiveSpans
+from cache_service.store.store import Store
+from cluster.config import PromotionConfig
+from cluster.errors import ConfigError
+from cluster.tenants.registry import Registry, StoredTenant
+from cluster.tenants.registry_file import RegistryFollower
+
+logger = logging.getLogger(__name__)
+
+_REST_S = 0.002  # a third of the time at most goes to batches, as long as they take: rounds wait meanwhile
+_COMMON_TOKENS = 0.9  # of a vocabulary, from the first on: tokenizers number their tokens by how common they are
+
+
+def policy_of(config: PromotionConfig) -> PromotionPolicy:
+    return PromotionPolicy(**config.model_dump(exclude={"enabled", "never"}))
+
+
+def may_feed(tenant: StoredTenant) -> bool:
+    """Whether what it says may become public with enough others."""
+    return tenant.policy == "promoted" and not tenant.disabled and tenant.limits.cache_bytes != 0
+
+
+def organisation_of(registry: Registry, tenant_id: str) -> str:
+    """Who counts once at the gate: the tenant, by its own namespace, however many keys it has."""
+    return namespace_of(bytes.fromhex(registry.server_key), tenant_id)
+
+
+def terms_of(registry: Registry, config: PromotionConfig) -> PromotionTerms:
+    secret = hmac.digest(bytes.fromhex(registry.server_key), b"promotion", "sha256")
+    members = frozenset(organisation_of(registry, tenant.id) for tenant in registry.tenants if may_feed(tenant))
+    return PromotionTerms(secret, policy_of(config), members)
+
+
+def sensitive_spans(source: ModelSource, never: tuple[str, ...] = ()) -> SensitiveSpans:
+    """The filter for a model's tokens. Raises ModelError where their bytes are unknown."""
+    text = TokenText(load_tokenizer(source), source.name)
+    first_rare = int(_COMMON_TOKENS * len(text))
+    return SensitiveSpans(text.bytes_of, is_rare=lambda token_id: token_id >= first_rare, never=never)
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionSource:
+    """Where a router finds what its gate needs."""
+
+    registry_file: Path
+    model: ModelSource
+    config: PromotionConfig
+    clock: Callable[[], float] | None = None  # Unix time; None: that of Redis, which all routers share
+    poll_s: float = 1.0
+
+
+class PublicPool:
+    """A gate of one model's public pool, for one thread: it follows the registry of tenants."""
+
+    def __init__(self, source: PromotionSource, open_pool: Callable[[], tuple[Store, FrameCodec]]) -> None:
+        self._source = source
+        self._open_pool = open_pool
+        self._follower: RegistryFollower | None = None
+        self._registry: Registry | None = None
+        self._terms: PromotionTerms | None = None
+        self._gate: PromotionGate | None = None
+        self._blocks: Blocks | None = None
+        self._is_broken = False
+
+    def look(self) -> tuple[PromotionGate, frozenset[str]] | None:
+        """The gate, and who may feed it; None while no tenant has the policy, or for ever where there is no filter."""
+        registry = self._follow()
+        if registry is None or self._is_broken:
+            return None
+        if registry is not self._registry or self._terms is None:
+            terms = terms_of(registry, self._source.config)
+            if self._terms is None or terms.secret != self._terms.secret:
+                self._gate = None
+            self._registry, self._terms = registry, terms
+        if self._gate is None:
+            if not any(tenant.policy == "promoted" for tenant in registry.tenants):
+                return None
+            self._gate = self._open_gate(self._terms)
+        return None if self._gate is None else (self._gate, self._terms.members)
+
+    def _follow(self) -> Registry | None:
+        try:
+            if self._follower is None:
+                self._follower = RegistryFollower(self._source.registry_file, lambda: None)
+        except ConfigError as error:
+            logger.debug("nothing is promoted while there is no registry: %s", error)
+            return None
+        return self._follower.current()
+
+    def _open_gate(self, terms: PromotionTerms) -> PromotionGate | None:
+        if self._blocks is None:
+            try:
+                self._blocks = sensitive_spans(self._source.model, self._source.config.never)
+            except PacelineError as error:
+                logger.error("nothing is promoted here: %s", error)
+                self._is_broken = True
+                return None
+        store, codec = self._open_pool()
+        return PromotionGate(store, codec, terms.secret, self._blocks, terms.policy, self._source.clock, _REST_S)

@@ -1,0 +1,215 @@
+"""`paceline compare`: which drafters pay, on prompts of one's own or those of Spec-Bench."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+import typer
+
+from actors.drafters.registry import RETRIEVAL, expand_drafters
+from actors.errors import InvalidRequest
+from cluster.cli.bench.app import (
+    PromptsOption,
+    SpecBenchOption,
+    check_writable,
+    read_bench_prompts,
+    save_json,
+)
+from cluster.cli.engine import (
+    MAX_GAMMA,
+    BranchOption,
+    CorpusOption,
+    DeviceOption,
+    DraftModelOption,
+    Dtype,
+    EagleHeadOption,
+    Exact,
+    ExactOption,
+    ModelOption,
+    Quantization,
+    QuantizationOption,
+    ThreadsOption,
+    split_names,
+)
+from cluster.cli.generate import check_sampling_options
+from cluster.cli.progress import progress_bars
+
+if TYPE_CHECKING:
+    from cluster.cli.bench.prompts import BenchPrompt
+
+_PLOT_SUFFIXES = (".png", ".svg")
+
+
+def compare(
+    prompts: PromptsOption = None,
+    spec_bench: SpecBenchOption = None,
+    answers: Path = typer.Option(
+        None,
+        metavar="DIR",
+        help="Write files for scripts that judge answers there, for every set of drafters: with --spec-bench its "
+        "answer files, else programs for HumanEval and MBPP, as the harness of HumanEval reads them.",
+    ),
+    score: bool = typer.Option(
+        False, help="Score answers against references: numbers of maths, ROUGE of summaries, BLEU of translations."
+    ),
+    drafter: list[str] = typer.Option(
+        ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
+    ),
+    model: ModelOption = "smollm2",
+    draft_model: DraftModelOption = "auto",
+    eagle_head: EagleHeadOption = "none",
+    corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
+    rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
+    max_new_tokens: int = typer.Option(128, help="Of an answer, at least 1."),
+    temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
+    seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
+    gamma: str = typer.Option(
+        "4", help="Tokens ahead that the draft model guesses a round; several, such as 2,4,8, are compared."
+    ),
+    branch: BranchOption = 2,
+    max_draft_tokens: int = typer.Option(16, min=0, max=256),
+    batch_size: int = typer.Option(1, min=1, max=1024),
+    dtype: Dtype = typer.Option(Dtype.float32),
+    quantization: QuantizationOption = Quantization.none,
+    device: DeviceOption = "auto",
+    exact: ExactOption = Exact.default,
+    threads: ThreadsOption = None,
+    json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
+    plot: Path = typer.Option(None, help="Draw speed and acceptance by position: a .png or .svg file."),
+    learning_plot: Path = typer.Option(
+        None, help="Draw tokens per round against requests answered before, from a cold start: a .png or .svg file."
+    ),
+) -> None:
+    """Compare sets of drafters with each other and with decoding without drafts, interleaved on the same prompts."""
+    check_sampling_options({"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
+    sets = _drafter_sets(drafter)
+    _check_corpora(corpus, sets)
+    gammas = _gammas(gamma)
+    rows = read_bench_prompts(prompts, spec_bench)
+    from cluster.cli.bench.prompts import pick_rows
+
+    asked = pick_rows(rows, rows_per_task)[0]
+    if score:
+        from cluster.cli.bench.scores import check_scoring
+
+        check_scoring(asked, "--score")
+    _check_answers(answers, spec_bench, asked)
+    check_writable("--json", json_file)
+    _check_plot("--plot", plot)
+    _check_plot("--learning-plot", learning_plot)
+    if plot is not None and learning_plot is not None and plot.resolve() == learning_plot.resolve():
+        raise InvalidRequest("--learning-plot", str(learning_plot), "it must be another file than that of --plot")
+    import torch
+
+    from cluster.cli.bench.code_samples import write_samples
+    from cluster.cli.bench.compare import ComparePlan, run_compare
+    from cluster.cli.bench.compare_report import print_plan, print_report
+    from cluster.cli.bench.spec_bench_answers import write_answers
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    plan = ComparePlan(
+        prompts=tuple(rows),
+        drafters=sets,
+        model=model,
+        draft_model=draft_model,
+        eagle_head=eagle_head,
+        corpora=tuple(map(str, corpus)),
+        rows_per_task=rows_per_task,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        gammas=gammas,
+        branch=branch,
+        max_draft_tokens=max_draft_tokens,
+        batch_size=batch_size,
+        dtype=dtype.value,
+        quantization=quantization.value,
+        device=device,
+        exact=exact.value,
+        is_scored=score,
+    )
+    print_plan(plan, sys.stdout)
+    with progress_bars() as progress:
+        report = run_compare(plan, progress)
+    print_report(report, sys.stdout)
+    if json_file is not None:
+        save_json(json_file, report.as_json())
+    if answers is not None:
+        write = write_answers if spec_bench is not None else write_samples
+        write(report, rows, answers)
+    if plot is not None:
+        from cluster.cli.bench.compare_plot import draw_comparison
+
+        draw_comparison(report, plot)
+    if learning_plot is not None:
+        from cluster.cli.bench.learning_plot import draw_compared_learning
+
+        draw_compared_learning(report, learning_plot)
+
+
+def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
+    """Distinct sets, as they were written. Raises InvalidRequest."""
+    sets = []
+    for text in texts:
+        names = split_names(text)
+        if not names:
+            raise InvalidRequest("--drafter", text, "it must hold at least one name")
+        expand_drafters(names, field="--drafter")
+        sets.append(names)
+    return tuple(dict.fromkeys(sets))
+
+
+def _gammas(text: str) -> tuple[int, ...]:
+    """Distinct values, as they were written. Raises InvalidRequest."""
+    parts = split_names(text)
+    if not parts or not all(_is_gamma(part) for part in parts):
+        raise InvalidRequest("--gamma", text, f"it must hold integers from 1 to {MAX_GAMMA}, comma-separated")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _is_gamma(text: str) -> bool:
+    # Python reads no number of thousands of digits.
+    return text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= MAX_GAMMA
+
+
+def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> None:
+    for directory in corpora:
+        if not directory.is_dir():
+            raise InvalidRequest("--corpus", str(directory), "there is no such directory")
+        if not any(RETRIEVAL in expand_drafters(names) for names in sets):
+            raise InvalidRequest("--corpus", str(directory), f"a --drafter must include {RETRIEVAL} to use it")
+
+
+def _check_answers(answers: Path | None, spec_bench: Path | None, rows: Sequence[BenchPrompt]) -> None:
+    if answers is None:
+        return
+    from cluster.cli.bench.prompts import CODE_BENCHMARKS
+
+    if spec_bench is None and not any(row.benchmark in CODE_BENCHMARKS for row in rows):
+        raise InvalidRequest("--answers", str(answers), "give --spec-bench too, or rows of HumanEval or MBPP")
+    try:
+        if answers.is_dir():
+            TemporaryFile(dir=answers).close()  # permissions do not tell all
+        elif answers.exists() or not answers.parent.is_dir():
+            raise InvalidRequest("--answers", str(answers), "it must be a directory, or a new one in one that exists")
+        else:
+            answers.mkdir()
+            answers.rmdir()
+    except OSError as error:
+        raise InvalidRequest("--answers", str(answers), f"it cannot be written: {error.strerror}") from None
+
+
+def _check_plot(option: str, plot: Path | None) -> None:
+    if plot is None:
+        return
+    if plot.suffix.lower() not in _PLOT_SUFFIXES:
+        raise InvalidRequest(option, str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
+    check_writable(option, plot)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidRequest(option, str(plot), "it needs matplotlib; install Paceline with the extra [plot]")

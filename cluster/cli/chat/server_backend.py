@@ -1,0 +1,112 @@
+"""Answers of a running server, over OpenAI's HTTP API. It tells who proposed tokens in its totals only."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+import msgspec
+
+from actors.errors import InvalidRequest, PacelineError, Unavailable
+from cluster.cli.answer_stream import Speculation, message_of, message_of_refusal, read_events
+from cluster.cli.bearer import bearer_headers
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, OnRound, Question
+from cluster.cli.chat.settings import ChatSettings
+from cluster.cli.chat.sources import Span
+
+_TIMEOUT = httpx.Timeout(10.0, read=600.0)
+
+
+class ServerBackend:
+    tells_rounds = False
+    is_coupled = True
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """Raises InvalidRequest for what is no address, Unavailable where no server answers."""
+        url = url.rstrip("/").removesuffix("/v1")
+        try:
+            is_http = httpx.URL(url).scheme in ("http", "https") and bool(httpx.URL(url).host)
+        except httpx.InvalidURL:
+            is_http = False
+        if not is_http:
+            raise InvalidRequest("--url", url, "it must be an address such as http://127.0.0.1:8000")
+        self._url = url
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=bearer_headers(api_key))
+        self.model_name = self._served_model()
+        self.sources: tuple[str, ...] = ()
+        self.max_draft_tokens = 256
+
+    def answer(
+        self, question: Question, settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
+    ) -> Generator[AnswerPart, None, None]:
+        path, body = _request(question, settings, seed)
+        try:
+            with self._client.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    message = message_of_refusal(response.read())
+                    raise PacelineError(f"the server answered {response.status_code}: {message}")
+                yield from _read(response)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{self._url}: {str(error) or type(error).__name__}") from None
+
+    def text_of(self, token_id: int) -> str:
+        return str(token_id)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _served_model(self) -> str:
+        try:
+            response = self._client.get("/v1/models")
+            response.raise_for_status()
+            return str(response.json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise Unavailable(f"{self._url}/v1/models does not list a model: {reason}") from None
+
+
+def _request(question: Question, settings: ChatSettings, seed: int | None) -> tuple[str, dict[str, Any]]:
+    """Path and body; what is not set is left out."""
+    speculation = {
+        "stats": True,
+        "enabled": settings.speculative,
+        "drafters": list(settings.drafters) if settings.drafters is not None else None,
+        "max_draft_tokens": settings.max_draft_tokens,
+    }
+    body = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "seed": seed,
+        "max_tokens": settings.max_new_tokens,
+        "speculation": {name: value for name, value in speculation.items() if value is not None},
+    }
+    if isinstance(question, str):
+        path, body["prompt"] = "/v1/completions", question
+    else:
+        path, body["messages"] = "/v1/chat/completions", [msgspec.structs.asdict(message) for message in question]
+    return path, {name: value for name, value in body.items() if value is not None}
+
+
+def _read(response: httpx.Response) -> Generator[AnswerPart, None, None]:
+    num_tokens, finish_reason = 0, None
+    speculation = Speculation()
+    for event in read_events(response.iter_bytes()):
+        if event.error is not None:
+            raise PacelineError(message_of(event.error))
+        speculation = event.speculation or speculation
+        if event.usage is not None:
+            num_tokens = event.usage.completion_tokens
+        for choice in event.choices:
+            finish_reason = choice.finish_reason or finish_reason
+            if choice.new_text:
+                yield AnswerPart((Span(choice.new_text, None),), None)
+    if finish_reason is None:
+        raise Unavailable("the server's stream ended in the middle of the answer")
+    totals = AnswerTotals(
+        num_tokens, speculation.rounds, speculation.draft_tokens, speculation.accepted_tokens, {}, finish_reason
+    )
+    yield AnswerPart((), None, totals)

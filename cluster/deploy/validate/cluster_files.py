@@ -1,0 +1,72 @@
+"""Cluster configurations: the files of `paceline serve`, and the arguments of the application in a RayService."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from actors.errors import InvalidRequest
+from cluster.config import ClusterConfig
+from cluster.deploy.validate.finding import Location, Problem
+from cluster.deploy.validate.shown import shown
+from cluster.deploy.validate.suggestion import did_you_mean
+
+_SECTIONS = frozenset(ClusterConfig.model_fields)
+
+
+def looks_like_config(value: object) -> bool:
+    """Whether a document has one of our sections at its top."""
+    return isinstance(value, dict) and not {"apiVersion", "kind"} & value.keys() and bool(_SECTIONS & value.keys())
+
+
+def is_config(value: object) -> bool:
+    """Whether it has nothing else at its top."""
+    return isinstance(value, dict) and bool(value) and value.keys() <= _SECTIONS
+
+
+def check_config(value: dict[str, Any]) -> Iterator[Problem]:
+    """What the configuration's own types refuse, and names of drafters and options that there are not."""
+    try:
+        yield from _check_drafters(ClusterConfig.model_validate(value))
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            where: Location = tuple(problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                key = str(where[-1])
+                yield Problem(
+                    "config-unknown-key", where, f"unknown key {key!r}{did_you_mean(key, _keys_at(where[:-1]))}"
+                )
+            else:
+                what = problem["msg"].removeprefix("Value error, ")
+                if isinstance(problem["input"], str | int | float):
+                    what = f"{shown(problem['input'], where)}: {what}"
+                yield Problem("config-value", where, what)
+
+
+def _check_drafters(config: ClusterConfig) -> Iterator[Problem]:
+    speculation = config.speculation
+    if speculation.drafters == ("auto",) and not speculation.drafter_options:
+        return
+    from actors.drafters.registry import check_options, expand_drafters  # they take their time to load
+
+    try:
+        has_head = config.target.eagle_head != "none"
+        field = "speculation.drafters"
+        names = expand_drafters(speculation.drafters, has_head=has_head, acceptance=speculation.acceptance, field=field)
+        check_options(names, speculation.drafter_options, "speculation.drafter_options")
+    except InvalidRequest as error:
+        where: Location = tuple(error.field.split("."))
+        yield Problem("config-value", where, f"{shown(error.value, where)}: {error.limit}")
+
+
+def _keys_at(where: Location) -> list[str]:
+    model: Any = ClusterConfig
+    for part in where:
+        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if field is None:
+            return []
+        candidates = [field.annotation, *get_args(field.annotation)]
+        model = next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return list(model.model_fields) if model is not None else []

@@ -1,0 +1,83 @@
+"""Metrics of a gateway replica. Names follow Prometheus' rules (base units, `_total` for counters) and mirror vLLM's
+behind `paceline_`. No label names a request or a tenant. /metrics joins this text with the routers', so no name may be
+here and in `cluster.router.metrics`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+)  # fmt: skip
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+_REQUEST_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class GatewayMetrics:
+    """What a gateway replica sees of its requests. A request is one answer: a call with n = 3 counts three times."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests_running = Gauge(
+            "paceline_num_requests_running", "Requests that have their first token", registry=registry
+        )
+        self.requests_waiting = Gauge(
+            "paceline_num_requests_waiting", "Requests that wait for their first token", registry=registry
+        )
+        self.request_success = Counter(
+            "paceline_request_success",
+            "Requests that finished, by finish reason",
+            ["finished_reason"],
+            registry=registry,
+        )
+        self.request_failure = Counter(
+            "paceline_request_failure",
+            "Requests that ended without an answer, by error code; cancelled: the client went away",
+            ["reason"],
+            registry=registry,
+        )
+        self.tenant_refusals = Counter(
+            "paceline_tenant_refusals",
+            "Calls refused for their key or their tenant's limits, by reason: missing_key, unknown_key, disabled, or "
+            "the limit's name",
+            ["reason"],
+            registry=registry,
+        )
+        self.tenant_registry_failures = Counter(
+            "paceline_tenant_registry_failures",
+            "States of the registry of tenants that could not be used; the one before stayed in force",
+            registry=registry,
+        )
+        self.request_resumed = Counter(
+            "paceline_request_resumed", "Streams carried on by another router after theirs was lost", registry=registry
+        )
+        self.time_to_first_token = Histogram(
+            "paceline_time_to_first_token_seconds",
+            "From the request's arrival to its first token",
+            buckets=_FIRST_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "paceline_inter_token_latency_seconds",
+            "Between tokens after the first; a round's time is shared by its tokens",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.request_latency = Histogram(
+            "paceline_e2e_request_latency_seconds",
+            "From the request's arrival to its last token",
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        # A counter that begins with its first event hides it from rates, and what is divided by it.
+        for finished_reason in ("stop", "length"):
+            self.request_success.labels(finished_reason)
+        for reason in ("cancelled", "deadline_exceeded", "internal_error", "overloaded", "unavailable"):
+            self.request_failure.labels(reason)
+        self.prompt_tokens = Counter("paceline_prompt_tokens", "Prompt tokens of accepted requests", registry=registry)
+        self.generation_tokens = Counter("paceline_generation_tokens", "Tokens generated", registry=registry)
+
+    def text(self) -> str:
+        """Prometheus text format."""
+        return generate_latest(self.registry).decode()

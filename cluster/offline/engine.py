@@ -1,0 +1,557 @@
+"""The whole of Paceline in one process, without Ray: for notebooks, tests and `paceline generate`.
+
+The same router core, drafters and engines as in a cluster; only the links are plain calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Unpack
+
+import msgspec
+from pydantic import ValidationError
+
+from actors.build import build_draft_engine, build_target_engine
+from actors.draft_model.draft_engine import DraftEngine
+from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.drafters.registry import (
+    DRAFT_MODEL,
+    EAGLE,
+    OUROBOROS,
+    create_drafters,
+    expand_drafters,
+    needs_draft_model,
+)
+from actors.eagle.eagle_drafter import DEFAULT_DEPTH, DEFAULT_TOP_K, EagleOptions
+from actors.engine.target_engine import TargetEngine
+from actors.engine.warm_up import warm_up
+from actors.errors import InvalidRequest, ModelError
+from actors.messages import (
+    Acceptance,
+    CacheUse,
+    DraftBatch,
+    DraftResult,
+    GenerationRequest,
+    SpeculationStats,
+    TokenChunk,
+    VerifyResult,
+)
+from actors.models.catalog import Progress, resolve_model, silent
+from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
+from actors.models.quantization import Quantization
+from actors.training.drafter_build import resolve_draft_model
+from cache_service.counts.soft_exchange import DELTA_BYTES
+from cluster.cache.shared_cache import SharedCache
+from cluster.config import RouterConfig, SpeculationConfig, paceline_home
+from cluster.offline.requests import GenerateOptions, LocalRequests, Prompt
+from cluster.request_limits import first_problem
+from cluster.router.core import RouterCore
+from cluster.router.required_rows import check_required_rows, least_max_rows
+from cluster.router.round import RequestFailed, RouterEvent
+from cluster.router.trace import RoundTrace, trace_round
+from cluster.text.detokenizer import Detokenizer
+from cluster.text.text_codec import TextCodec
+
+logger = logging.getLogger(__name__)
+
+OnRound = Callable[[RoundTrace], None]
+
+MAX_BEAMS = 64
+_DRAFT_WORKER = "local"
+_CATCH_UP_TICKS = 64  # a millisecond each: what others have learnt since the last request
+_ROUTER_SECONDS = 0.001  # of a round, where it is told how long it takes
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What came of one prompt."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]  # without the stop token
+    text: str
+    finish_reason: Literal["stop", "length"]
+    rounds: int  # target forwards that emitted tokens of it
+    round_tokens: list[int]  # how many each of them emitted; 0 where a stop token came at once
+    target_rows: int  # rows the target computed for it, prompt included
+    draft_tokens: int  # draft nodes verified
+    accepted_tokens: dict[str, int]  # by source
+    seconds: float  # from its first round to its last
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchResult:
+    """What came of one prompt by beam search."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]  # without the stop token
+    text: str
+    finish_reason: Literal["stop", "length"]
+    score: float  # sum of log probabilities / number of tokens ** length_penalty
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one round emitted of an answer. The last piece has the `Generation`, and perhaps no tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]  # who proposed each token; "target" for the target's own
+    token_texts: tuple[str, ...]  # what each token completed of `text`; empty inside a character of several tokens
+    generation: Generation | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    prompt_token_ids: list[int]
+    started: float
+    token_ids: list[int] = field(default_factory=list)
+    round_tokens: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> _Running:
+        return cls(request.prompt_token_ids.tolist(), time.perf_counter())
+
+    def take(self, chunk: TokenChunk) -> None:
+        self.token_ids.extend(chunk.token_ids)
+        self.round_tokens.append(len(chunk.token_ids))
+
+
+class LocalEngine:
+    """A target, its drafters and the router core in one process, for one thread at a time.
+
+    >>> engine = LocalEngine("smollm2")
+    >>> engine.generate(["The capital of France is"], max_new_tokens=8)[0].text
+    >>> for piece in engine.stream("The capital of France is", max_new_tokens=8):
+    ...     print(piece.text, end="")
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        draft_model: str = "auto",
+        eagle_head: str | Path = "none",
+        drafters: Sequence[str] = ("auto",),
+        corpora: Sequence[str | Path] = (),
+        drafter_options: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+        gamma: int = 4,
+        branch: int = 2,
+        eagle_depth: int = DEFAULT_DEPTH,
+        eagle_top_k: int = DEFAULT_TOP_K,
+        lookahead: LookaheadOptions | None = None,
+        batch_size: int = 8,
+        dtype: str = "float32",
+        draft_dtype: str | None = None,
+        quantization: Quantization = "none",
+        draft_quantization: Quantization | None = None,
+        device: str = "auto",
+        exact: Literal["default", "bitwise"] = "default",
+        acceptance: Acceptance = "coupled",
+        max_draft_tokens: int = 16,
+        max_rows: int | None = None,
+        kv_cache_tokens: int | None = None,
+        cache: SharedCache | None = None,
+        seconds_of_rows: Callable[[int], float] | None = None,
+        home: Path | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
+        "auto" (the drafter built for the target, if there is one) or "none"; its vocabulary may be another than the
+        target's. eagle_head: the directory of an EAGLE head of the target, which drafts `eagle_depth` levels far,
+        `eagle_top_k` nodes wide; or "none". corpora: directories of `paceline corpus build`, for the drafter retrieval.
+        drafter_options: of each CPU drafter by its name, {"suffix": {"len_threshold": 5}}: the keywords of its module's
+        `create_drafter`. gamma and branch: tokens ahead that the draft model guesses a round, and guesses for each of
+        them. lookahead: how the drafter ouroboros has it guess instead, None for the defaults. quantization: bits of
+        the weights of linear layers, "none", "int8" or "int4"; draft_dtype and draft_quantization None: as the
+        target's. acceptance: "rejection": the rule of p to q, under which the draft model alone drafts.
+        max_draft_tokens: draft tokens of a sequence in a round; max_rows: rows of a round spent on drafts, a lookahead
+        window included, None: 64, or more if a window needs it. cache: the shared cache of this model, to draft from
+        and to publish to; whoever has opened it closes it. seconds_of_rows: what a forward of so many rows is taken to
+        last, instead of the clock's word: then which drafts are verified does not depend on how busy the machine is.
+        Raises ModelError or InvalidRequest.
+        """
+        home = home or paceline_home()
+        source = resolve_model(model, home, progress)
+        self.info = read_model_info(source)
+        if cache is not None and cache.fingerprint != self.info.fingerprint:
+            raise InvalidRequest("cache", cache.fingerprint, f"it must belong to {model!r}, {self.info.fingerprint}")
+        self.tokenizer = load_tokenizer(source)
+        self._codec = TextCodec(self.tokenizer, self.info.name)
+        draft_source = resolve_draft_model(draft_model, source, home, progress)
+        has_head = str(eagle_head) != "none"
+        names = expand_drafters(
+            list(drafters), has_draft_model=draft_source is not None, has_head=has_head, acceptance=acceptance
+        )
+        if needs_draft_model(names) and draft_source is None:
+            name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
+            raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {draft_model!r}")
+        if OUROBOROS in names and draft_source is not None:
+            refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
+        if EAGLE in names and not has_head:
+            raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
+        local = create_drafters(
+            names,
+            corpora=corpora,
+            tokenizer_fingerprint=self.info.tokenizer_fingerprint,
+            options=drafter_options,
+            index=None if cache is None else cache.index,
+            delta_bytes=0 if cache is None else DELTA_BYTES,
+        )
+        if max_rows is None:
+            max_rows = max(SpeculationConfig().max_rows, least_max_rows(local.values()) + max_draft_tokens)
+        router_config, speculation = _router_options(names, batch_size, max_draft_tokens, max_rows)
+        check_required_rows(local.values(), max_rows, "max_rows")
+        self._target = build_target_engine(
+            source,
+            dtype,
+            device,
+            kv_cache_tokens=kv_cache_tokens,
+            exact=exact,
+            quantization=quantization,
+            eagle_head=eagle_head if EAGLE in names else None,
+            eagle_options=EagleOptions(eagle_depth, eagle_top_k),
+        )
+        # It drafts nothing ahead: while the target verifies, this process does nothing else.
+        self._draft: DraftEngine | RetokenizedDraftEngine | None = None
+        if needs_draft_model(names) and draft_source is not None:
+            self._draft = build_draft_engine(
+                draft_source,
+                draft_dtype or dtype,
+                device,
+                kv_cache_tokens=kv_cache_tokens,
+                quantization=draft_quantization or quantization,
+                lookahead=lookahead,
+                target=source,
+            )
+        self.drafter_names = names
+        self.acceptance = acceptance
+        options = self._target.options
+        self._seconds_of_rows = seconds_of_rows
+        self._told_s = 0.0  # that all rounds have lasted, where they are told
+        profile = warm_up(self._target)
+        if seconds_of_rows is not None:
+            profile = [(rows, seconds_of_rows(rows)) for rows, _ in profile]
+        sharing = None if cache is None else cache.share_counts(local)
+        self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
+        self.core = RouterCore(
+            router_config,
+            speculation,
+            local,
+            self._target.vocab_size,
+            self.max_model_len,
+            options.block_size,
+            gamma,
+            branch=branch,
+            profile=profile,
+            row_steps=self._target.row_steps,
+            has_head=self._target.has_head,
+            token_sink=cache,
+            index=None if cache is None else cache.index,
+            soft_sharing=sharing,
+        )
+        if self._draft is not None:
+            self.core.set_draft_workers([_DRAFT_WORKER])
+        self._requests = LocalRequests(
+            self.tokenizer, self.info, self._target.vocab_size, self.max_model_len, names, acceptance
+        )
+        self.max_draft_tokens = max_draft_tokens
+        self._batch_size = batch_size
+        # What rounds have emitted and nobody has taken yet, by request. A round serves all of them.
+        self._inboxes: dict[str, deque[RouterEvent]] = {}
+        self._is_in_round = False
+
+    @property
+    def target(self) -> TargetEngine:
+        return self._target
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        ignore_eos: bool = False,
+        stop_token_ids: Sequence[int] = (),
+        drafters: Sequence[str] | None = None,
+        max_draft_tokens: int | None = None,
+        predictions: Sequence[str | Sequence[int]] = (),
+        namespace: str = "",
+        cache: CacheUse = "read_write",
+        on_progress: Callable[[int, int], None] | None = None,
+        on_round: OnRound | None = None,
+    ) -> list[Generation]:
+        """Generate for each prompt: text, chat messages or token ids. Prompt i is sampled with seed + i.
+
+        max_new_tokens None: 256, or what the model has room for. drafters: some of the engine's own, () for none,
+        None for all; max_draft_tokens: at most so many a round, or None. predictions: what will probably come out of
+        each prompt, text or token ids, "" for no idea; () for none. namespace: within which all that is learnt stays,
+        here and in the shared cache. cache: whether to draft from the shared cache, and add to it.
+        on_progress(prompts finished, tokens emitted) is called for every chunk of tokens, on_round after every round.
+        Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
+        """
+        options: GenerateOptions = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "seed": seed,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repetition_penalty": repetition_penalty,
+            "ignore_eos": ignore_eos,
+            "stop_token_ids": stop_token_ids,
+            "drafters": drafters,
+            "max_draft_tokens": max_draft_tokens,
+            "predictions": predictions,
+            "namespace": namespace,
+            "cache": cache,
+        }
+        requests = self._requests.make([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        done: dict[str, Generation] = {}
+        running: dict[str, _Running] = {}
+        emitted = 0
+        with closing(self._chunks(requests, running, on_round)) as chunks:
+            for chunk in chunks:
+                emitted += len(chunk.token_ids)
+                running[chunk.request_id].take(chunk)
+                if chunk.finish_reason is not None:
+                    done[chunk.request_id] = self._finish(running.pop(chunk.request_id), chunk)
+                if on_progress is not None:
+                    on_progress(len(done), emitted)
+        return [done[request.request_id] for request in requests]
+
+    def stream(
+        self, prompt: Prompt, *, on_round: OnRound | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generator[StreamPiece, None, None]:
+        """Generate for one prompt and yield what every round emits, as it comes; options as in `generate`.
+
+        Whichever way the generator ends, closed or dropped half-way too, nothing of the request is left in the engine.
+        Several streams may be open at a time; their rounds are shared. Raises InvalidRequest at once.
+        """
+        request = self._requests.make([("prompt", prompt)], options)[0]
+        return self._stream(request, on_round)
+
+    def beam_search(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 1.0,
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[BeamSearchResult]:
+        """The best continuation of each prompt by beam search, without drafts, one prompt after the other.
+
+        num_beams: 2 to 64. length_penalty, -10 to 10: scores are divided by the number of tokens to its power, so
+        above 0 it favours long answers. The others as in `generate`. Raises InvalidRequest before anything is computed.
+        """
+        if not 2 <= num_beams <= MAX_BEAMS:
+            raise InvalidRequest("num_beams", num_beams, f"it must be from 2 to {MAX_BEAMS}")
+        if not -10.0 <= length_penalty <= 10.0:
+            raise InvalidRequest("length_penalty", length_penalty, "it must be from -10 to 10")
+        options: GenerateOptions = {
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": ignore_eos,
+            "stop_token_ids": stop_token_ids,
+        }
+        requests = self._requests.make([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        return [self._search(request, num_beams, length_penalty) for request in requests]
+
+    def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
+        started = time.perf_counter()
+        prompt, stops = request.prompt_token_ids.tolist(), request.stop_token_ids
+        beam = self._target.search_beams(prompt, num_beams, length_penalty, request.max_new_tokens, stops)
+        stopped = beam.token_ids[-1] in stops
+        token_ids = beam.token_ids[:-1] if stopped else beam.token_ids
+        return BeamSearchResult(
+            prompt,
+            token_ids,
+            self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            "stop" if stopped else "length",
+            beam.score,
+            time.perf_counter() - started,
+        )
+
+    def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
+        context = [] if self.info.is_encoder_decoder else request.prompt_token_ids.tolist()
+        detokenizer = Detokenizer(self._codec.decode, context)
+        running: dict[str, _Running] = {}
+        with closing(self._chunks([request], running, on_round)) as chunks:
+            for chunk in chunks:
+                texts = [detokenizer.push((token,)) for token in chunk.token_ids]
+                rest, generation = "", None
+                answer = running[request.request_id]
+                answer.take(chunk)
+                if chunk.finish_reason is not None:
+                    rest = detokenizer.flush()
+                    generation = self._finish(answer, chunk)
+                yield StreamPiece("".join(texts) + rest, chunk.token_ids, chunk.sources, tuple(texts), generation)
+
+    def _chunks(
+        self, requests: Sequence[GenerationRequest], running: dict[str, _Running], on_round: OnRound | None
+    ) -> Generator[TokenChunk, None, None]:
+        """All chunks of the requests, as rounds bring them. `running` is filled with requests that have begun.
+
+        Raises what a request failed with. Nothing of the requests is left when it ends, however it does.
+        """
+        waiting = deque(requests)
+        open_ids: list[str] = []
+        self._catch_up()
+        try:
+            while waiting or open_ids:
+                while waiting and self.core.num_running + self.core.num_waiting < self._batch_size:
+                    request = waiting.popleft()
+                    open_ids.append(request.request_id)
+                    self._inboxes[request.request_id] = deque()
+                    running[request.request_id] = _Running.of(request)
+                    self.core.add(request, self._now())
+                if not any(self._inboxes[request_id] for request_id in open_ids):
+                    self._run_round(on_round)
+                for request_id in list(open_ids):
+                    yield from self._take(request_id, open_ids)
+        finally:
+            self._abandon(open_ids)
+
+    def _take(self, request_id: str, open_ids: list[str]) -> Iterator[TokenChunk]:
+        inbox = self._inboxes[request_id]
+        while inbox:
+            event = inbox.popleft()
+            is_last = isinstance(event, RequestFailed) or event.finish_reason is not None
+            if is_last:
+                open_ids.remove(request_id)
+                del self._inboxes[request_id]
+            if isinstance(event, RequestFailed):
+                raise event.error
+            yield event
+
+    def _abandon(self, request_ids: Sequence[str]) -> None:
+        """End what is left of requests when a caller stops early, so that nothing of them is held any more."""
+        for request_id in request_ids:
+            del self._inboxes[request_id]
+            self.core.cancel(request_id)
+        if self._is_in_round:
+            return  # a generator that is collected as garbage: whoever runs this round runs the next one too
+        if request_ids and self.core.has_work:
+            self._run_round()
+        while self.core.has_work and not self._inboxes:
+            self._run_round()
+
+    def _run_round(self, on_round: OnRound | None = None) -> None:
+        """Draft, verify, commit: one round of all running sequences. What it emits goes to the inboxes."""
+        started = time.perf_counter()
+        self._is_in_round = True
+        trace = None
+        try:
+            self.core.exchange(time.monotonic())
+            round, events = self.core.plan_round(self._now())
+            self._deliver(events)
+            if round is None:
+                return
+            results = {worker_id: self._ask_draft_model(batch) for worker_id, batch in round.draft_batches.items()}
+            self.core.draft_locally(round)
+            batch = self.core.assemble(round, results)
+            drafted = time.perf_counter()
+            result = self._timed(self._target.verify(batch))
+            verified = time.perf_counter()
+            events = self.core.commit(round, result, self._now())
+            self._deliver(events)
+            if on_round is not None:
+                draft_s, verify_s = drafted - started + result.head_s, verified - drafted - result.head_s
+                trace = trace_round(round, result, events, self.core.source_names, draft_s, verify_s)
+        except BaseException:
+            # Stopped half-way, perhaps by Ctrl-C: no KV can be trusted, and the next round begins from the tokens.
+            self._target.clear()
+            self.core.target_lost()
+            raise
+        finally:
+            self._is_in_round = False
+        if on_round is not None and trace is not None:
+            on_round(trace)
+
+    def _catch_up(self) -> None:
+        """Take in what has come while nobody asked for anything."""
+        sharing = self.core.soft_sharing
+        for _ in range(_CATCH_UP_TICKS if sharing is not None and not self._is_in_round else 0):
+            self.core.exchange(time.monotonic())
+            if sharing is None or not sharing.stats().waiting_contexts:
+                return
+
+    def _now(self) -> float:
+        """Of the clock that rounds go by."""
+        return time.monotonic() if self._seconds_of_rows is None else self._told_s
+
+    def _timed(self, result: VerifyResult) -> VerifyResult:
+        """With the time that the round is said to have taken, if that is told."""
+        if self._seconds_of_rows is None:
+            return result
+        seconds = self._seconds_of_rows(max(1, result.rows))
+        self._told_s += seconds + _ROUTER_SECONDS
+        return msgspec.structs.replace(result, elapsed_s=seconds, head_s=0.0)
+
+    def _deliver(self, events: Sequence[RouterEvent]) -> None:
+        for event in events:
+            if event.request_id in self._inboxes:  # else it was abandoned
+                self._inboxes[event.request_id].append(event)
+
+    def _ask_draft_model(self, batch: DraftBatch) -> DraftResult | None:
+        """Its drafts; None where it fails, which costs nothing but speed."""
+        assert self._draft is not None
+        try:
+            return self._draft.draft(batch)
+        except BaseException as error:
+            self._draft.clear()
+            if not isinstance(error, Exception):
+                raise
+            logger.warning("the draft model failed; the round goes on without it", exc_info=True)
+            return None
+
+    def _finish(self, running: _Running, last: TokenChunk) -> Generation:
+        stats = last.stats or SpeculationStats()
+        seconds = time.perf_counter() - running.started
+        assert last.finish_reason in ("stop", "length")
+        return Generation(
+            running.prompt_token_ids,
+            running.token_ids,
+            self.tokenizer.decode(running.token_ids, skip_special_tokens=True),
+            last.finish_reason,
+            stats.rounds,
+            running.round_tokens,
+            stats.target_rows,
+            stats.draft_tokens,
+            dict(stats.accepted_tokens),
+            seconds,
+            len(running.token_ids) / seconds if seconds > 0 else 0.0,
+        )
+
+
+def _router_options(
+    names: Sequence[str], batch_size: int, max_draft_tokens: int, max_rows: int
+) -> tuple[RouterConfig, SpeculationConfig]:
+    """Raises InvalidRequest that names the engine's own argument."""
+    try:
+        return RouterConfig(max_running=batch_size, max_waiting=batch_size), SpeculationConfig(
+            drafters=tuple(names) or ("none",), max_draft_tokens=max_draft_tokens, max_rows=max_rows
+        )
+    except ValidationError as error:
+        problem = first_problem(error)
+        field = "batch_size" if problem.field == "max_running" else problem.field
+        raise InvalidRequest(field, problem.value, problem.limit) from None

@@ -1,0 +1,353 @@
+"""What a head drafts from the engine's caches is what the written algorithm gives when everything is computed anew."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from actors.build import build_target_engine
+from actors.draft_tree import DraftTree
+from actors.eagle.eagle_drafter import EagleOptions
+from actors.eagle.eagle_head import load_eagle_head
+from actors.engine.options import EngineOptions
+from actors.engine.target_engine import TargetEngine
+from actors.errors import ModelError
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, TreeMessage, VerifyBatch, VerifyItem
+from actors.models.source import ModelSource
+from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from paceline_testing.drafting import paths_of
+
+VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
+HEAD_KINDS = {
+    "eagle": ("eagle", {}),
+    "eagle3": ("eagle3", {}),
+    "eagle3 reduced": ("eagle3", {"draft_vocab_size": 23}),
+}
+GREEDY = SamplingParams(seed=1, temperature=0.0)
+
+
+def target_model(kind: str = "llama", layers: int = 4) -> PreTrainedModel:
+    return make_tiny_model(kind, 3, VOCAB, layers, SIZE, HEADS, 2, sliding_window=6)
+
+
+def head_tensors(name: str, model: PreTrainedModel, seed: int = 11) -> dict[str, torch.Tensor]:
+    kind, options = HEAD_KINDS[name]
+    return tiny_eagle_tensors(model.config, kind, seed, **options)
+
+
+def make_engine(
+    path, name: str, kind: str = "llama", options: EngineOptions | None = None, head_options: EagleOptions | None = None
+) -> TargetEngine:
+    model = target_model(kind)
+    save_eagle_head(path, model.config, head_tensors(name, model))
+    head = load_eagle_head(path, model.config)
+    return TargetEngine(model, options or EngineOptions(200, 4), True, head, head_options or EagleOptions())
+
+
+# The reference: plain torch, one row list, full recomputation for every node.
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS)
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, head_dim], row t at position t."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(len(x))[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+    cos, sin = torch.cos(angles)[:, None], torch.sin(angles)[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def causal_attention(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    query = rotated((x @ w["self_attn.q_proj.weight"].T).view(len(x), HEADS, -1))
+    key = rotated((x @ w["self_attn.k_proj.weight"].T).view(len(x), 1, -1))
+    value = x @ w["self_attn.v_proj.weight"].T
+    scores = torch.einsum("qhd,kd->hqk", query, key[:, 0]) / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
+    mixed = torch.einsum("hqk,kd->qhd", scores.softmax(-1), value)
+    return mixed.reshape(len(x), -1) @ w["self_attn.o_proj.weight"].T
+
+
+class Reference:
+    """A head on one text: `rows` are inputs so far, each computed from nothing whenever it is asked for."""
+
+    def __init__(self, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.is_eagle3 = "norm.weight" in tensors
+        prefix = "midlayer." if self.is_eagle3 else "layers.0."
+        self.w = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        self.model = model
+        self.embed = model.get_input_embeddings()
+        self.head = tensors["lm_head.weight"] if self.is_eagle3 else model.get_output_embeddings().weight
+
+    def features(self, tokens: list[int]) -> torch.Tensor:
+        output = self.model(torch.tensor([tokens]), output_hidden_states=True)
+        states = output.hidden_states  # the input of layer i is states[i]; the last one is normed
+        if not self.is_eagle3:
+            return states[-1][0]
+        layers = self.model.config.num_hidden_layers
+        return (
+            torch.cat([states[2][0], states[layers // 2][0], states[layers - 3][0]], dim=-1)
+            @ self.tensors["fc.weight"].T
+        )
+
+    def hidden(self, features: torch.Tensor, following: list[int]) -> torch.Tensor:
+        """Of the last row. features [rows, h] as the layer takes them; following: the token after each."""
+        embedded = self.embed(torch.tensor(following))
+        w = self.w
+        if self.is_eagle3:
+            x = features
+            wide = torch.cat(
+                [normed(embedded, w["input_layernorm.weight"]), normed(x, w["hidden_norm.weight"])], dim=-1
+            )
+            x = x + causal_attention(w, wide)
+        else:
+            x = torch.cat([embedded, features], dim=-1) @ self.tensors["fc.weight"].T + self.tensors["fc.bias"]
+            x = x + causal_attention(w, x)
+        inner = normed(x, w["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(inner @ w["mlp.gate_proj.weight"].T)
+        return (x + (gate * (inner @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T)[-1]
+
+    def log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Over the target's vocabulary, -inf where the head has no column."""
+        if self.is_eagle3:
+            hidden = normed(hidden, self.tensors["norm.weight"])
+        scores = (hidden @ self.head.T).log_softmax(-1)
+        if "d2t" not in self.tensors:
+            return scores
+        whole = torch.full((VOCAB,), -math.inf)
+        whole[self.tensors["d2t"] + torch.arange(len(scores))] = scores
+        return whole
+
+    def tree(self, tokens: list[int], depth: int, top_k: int, max_nodes: int) -> dict[tuple[int, ...], float]:
+        """Paths of the tree behind `tokens`, with their probabilities."""
+        base = self.features(tokens[:-1])
+
+        def expand(path: tuple[int, ...], hiddens: tuple[torch.Tensor, ...]):
+            features = torch.cat([base, *(hidden[None] for hidden in hiddens)])
+            hidden = self.hidden(features, tokens[1:] + list(path))
+            best = self.log_probs(hidden).topk(top_k)
+            return hidden, list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+        root, children = expand((), ())
+        level = [((token,), score, (root,)) for token, score in children]
+        remembered = {path: score for path, score, _ in level}
+        for _ in range(depth):
+            level = sorted(level, key=lambda node: -node[1])[:top_k]
+            deeper = []
+            for path, score, hiddens in level:
+                hidden, children = expand(path, hiddens)
+                deeper += [((*path, token), score + more, (*hiddens, hidden)) for token, more in children]
+            remembered |= {path: score for path, score, _ in deeper}
+            level = deeper
+        best = sorted(remembered.items(), key=lambda item: -item[1])[:max_nodes]
+        return {path: math.exp(score) for path, score in best}
+
+
+def likely_paths(tree: TreeMessage) -> dict[tuple[int, ...], float]:
+    assert DraftTree(tree.token_ids, tree.parents, tree.confidence).is_valid(VOCAB)
+    assert (np.diff(tree.confidence) <= 0).all()  # every beginning is a tree of the likeliest nodes
+    return dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True))
+
+
+class Text:
+    """A sequence as a router keeps it: feeds the engine, collects tokens and the head's tree."""
+
+    def __init__(self, seq_id: int, prompt: list[int], nodes: int = 12) -> None:
+        self.seq_id, self.tokens, self.known, self.nodes = seq_id, list(prompt), 0, nodes
+        self.num_prompt = len(prompt)
+        self.computed = 0
+        self.tree: TreeMessage | None = None
+        self.accepted = 0
+
+    def item(self, max_rows: int = 1000, draft: TreeMessage | None = None, sampling: SamplingParams = GREEDY):
+        delta = SequenceDelta(self.seq_id, self.known, np.array(self.tokens[self.known :], np.int32))
+        begin = SequenceStart(sampling, self.num_prompt) if self.known == 0 else None
+        self.known = len(self.tokens)
+        nodes = {} if draft is None else {"token_ids": draft.token_ids, "parents": draft.parents}
+        self.sent = draft
+        return VerifyItem(delta, max_rows, begin=begin, head_nodes=self.nodes, **nodes)
+
+    def take(self, verdict) -> None:
+        if verdict.next_token >= 0:
+            self.accepted += len(verdict.path)
+            self.tokens += [int(self.sent.token_ids[node]) for node in verdict.path] + [verdict.next_token]
+
+
+def run(engine: TargetEngine, texts: list[Text], *items: VerifyItem, finished: list[int] = []):  # noqa: B006
+    result = engine.verify(VerifyBatch(1, list(items), finished))
+    assert engine.check_integrity() is None
+    by_id = {text.seq_id: text for text in texts}
+    for verdict in result.verdicts:
+        by_id[verdict.seq_id].take(verdict)
+        by_id[verdict.seq_id].tree = None
+    for seq_id, tree in zip(result.drafted_seq_ids, result.drafts, strict=True):
+        by_id[seq_id].tree = tree
+    return result
+
+
+def assert_tree(text: Text, reference: Reference, depth: int, top_k: int) -> None:
+    wanted = reference.tree(text.tokens, depth, top_k, text.nodes)
+    got = likely_paths(text.tree)
+    assert got.keys() == wanted.keys()
+    assert got == pytest.approx(wanted, rel=1e-2, abs=1e-6)  # logits of random heads are large
+
+
+def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> TreeMessage:
+    """A draft whose second branch is what the target will say, so that its path is accepted and has to move."""
+    greedy = list(tokens)
+    for _ in range(depth):
+        greedy.append(int(model(torch.tensor([greedy])).logits[0, -1].argmax()))
+    wrong = (greedy[len(tokens)] + 1) % VOCAB
+    ids = [wrong, *greedy[len(tokens) :]]
+    return TreeMessage(
+        np.array(ids, np.int32), np.array([-1, -1, *range(1, depth)], np.int32), np.ones(len(ids), np.float32)
+    )
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+@pytest.mark.parametrize("name", HEAD_KINDS)
+def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind):
+    depth, top_k = 3, 4
+    engine = make_engine(tmp_path, name, kind, head_options=EagleOptions(depth, top_k))
+    model = target_model(kind)
+    reference = Reference(model, head_tensors(name, model))
+    text = Text(1, [5, 9, 33, 2, 9, 33, 7])
+    run(engine, [text], text.item())
+    assert_tree(text, reference, depth, top_k)
+    for round in range(4):
+        draft = true_tree(model, text.tokens) if round % 2 else text.tree
+        run(engine, [text], text.item(draft=draft))
+        assert_tree(text, reference, depth, top_k)
+    assert text.accepted >= 4
+
+
+@pytest.mark.parametrize("name", HEAD_KINDS)
+def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name):
+    depth, top_k = 3, 5
+    engine = make_engine(tmp_path, name, head_options=EagleOptions(depth, top_k))
+    model = target_model()
+    reference = Reference(model, head_tensors(name, model))
+    rng = np.random.default_rng(0)
+    texts = [
+        Text(seq, rng.integers(0, VOCAB, size).tolist(), nodes)
+        for seq, size, nodes in ((1, 3, 5), (2, 17, 30), (3, 26, 1), (4, 1, 12))
+    ]
+    for _ in range(6):  # the long prompts take several rounds, 7 rows at a time
+        run(engine, texts, *(text.item(7, text.tree if text.seq_id != 2 else None) for text in texts))
+        for text in texts:
+            if text.tree is not None:
+                assert_tree(text, reference, depth, top_k)
+    assert all(len(text.tokens) > text.num_prompt for text in texts)
+
+
+def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr("actors.eagle.eagle_drafter._SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
+    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(4, 5))
+    texts = [Text(seq, [seq, 2 * seq, 7], nodes=9) for seq in range(1, 6)]
+    run(engine, texts, *(text.item() for text in texts))
+    model = target_model()
+    for text in texts:
+        assert_tree(text, Reference(model, head_tensors("eagle3", model)), 4, 5)
+
+
+def test_a_cached_prefix_keeps_what_the_head_knows_of_it(tmp_path):
+    engine = make_engine(tmp_path, "eagle", head_options=EagleOptions(2, 3))
+    prompt = [5, 9, 33, 2, 9, 33, 7, 1, 1, 8, 20]
+    first, second = Text(1, prompt), Text(2, prompt)
+    run(engine, [first], first.item())
+    result = run(engine, [second], second.item(), finished=[1])
+    assert result.verdicts[0].num_cached == 8
+    model = target_model()
+    assert_tree(second, Reference(model, head_tensors("eagle", model)), 2, 3)
+
+
+@pytest.mark.parametrize("name", HEAD_KINDS)
+def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_errors(tmp_path, name):
+    engine = make_engine(tmp_path, name)
+    plain = TargetEngine(target_model(), EngineOptions(200, 4))
+    prompt = [5, 9, 33, 2, 9, 33, 7, 1, 1, 8, 20]
+    texts = {engine: Text(1, prompt), plain: Text(1, prompt)}
+    for round in range(6):
+        for one, text in texts.items():
+            text.nodes = 12 if round in (1, 2, 5) else -1
+            result = run(one, [text], text.item())
+            assert (text.tree is not None) == (one is engine and text.nodes > 0)
+            assert (result.head_s > 0) == (text.tree is not None)
+    assert texts[engine].tokens == texts[plain].tokens
+    assert engine._head._is_known.sum() == 3  # prompt and rounds without the head: nothing
+
+
+def test_rows_that_the_head_only_saw_are_no_gap(tmp_path):
+    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(2, 3))
+    text = Text(1, [5, 9, 33, 2, 9, 33, 7])
+    for nodes in (0, 0, 12):
+        text.nodes = nodes
+        run(engine, [text], text.item(max_rows=5))
+        assert (text.tree is not None) == (nodes > 0)
+    model = target_model()
+    assert_tree(text, Reference(model, head_tensors("eagle3", model)), 2, 3)
+
+
+def test_a_head_in_bitwise_mode_sees_the_same_features(tmp_path):
+    engine = make_engine(
+        tmp_path, "eagle3", options=EngineOptions(200, 4, exact="bitwise"), head_options=EagleOptions(2, 3)
+    )
+    model = target_model()
+    text = Text(1, list(range(40)))  # three tiles of rows
+    run(engine, [text], text.item())
+    run(engine, [text], text.item(draft=text.tree))
+    assert_tree(text, Reference(model, head_tensors("eagle3", model)), 2, 3)
+
+
+def test_an_embedding_of_the_heads_own_is_used_and_a_copy_of_the_targets_is_shared(tmp_path):
+    model = target_model()
+    tensors = head_tensors("eagle3", model)
+    trees = []
+    for name, weight in (
+        ("none", None),
+        ("copy", model.get_input_embeddings().weight.clone()),
+        ("own", torch.randn(VOCAB, SIZE)),
+    ):
+        saved = tensors if weight is None else {**tensors, "embed_tokens.weight": weight}
+        save_eagle_head(tmp_path / name, model.config, saved)
+        head = load_eagle_head(tmp_path / name, model.config)
+        target = target_model()
+        engine = TargetEngine(target, EngineOptions(40, 4), True, head)
+        assert (engine._head._embedding is target.get_input_embeddings()) == (name != "own")
+        text = Text(1, [5, 9, 33, 2])
+        run(engine, [text], text.item())
+        trees.append(likely_paths(text.tree))
+    assert trees[0] == trees[1] != trees[2]
+
+
+def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypatch, caplog):
+    engine = make_engine(tmp_path, "eagle")
+    texts = [Text(1, [5, 9, 33]), Text(2, [5, 9, 33])]
+    run(engine, texts, texts[0].item())
+    monkeypatch.setattr(engine._head, "_grow", lambda *_: 1 / 0)
+    run(engine, texts, texts[0].item(), texts[1].item())
+    assert [text.tree for text in texts] == [None, None]
+    assert texts[0].tokens[:4] == texts[1].tokens
+    assert "the EAGLE head failed" in caplog.text
+    monkeypatch.undo()
+    run(engine, texts, texts[0].item())
+    assert texts[0].tree is not None
+
+
+@pytest.mark.parametrize(("options", "message"), [({"depth": 0}, "eagle_depth is 0"), ({"top_k": 65}, "from 1 to 64")])
+def test_options_have_limits(options, message):
+    with pytest.raises(ModelError, match=message):
+        EagleOptions(**options)
+
+
+def test_a_target_on_several_ranks_takes_no_head(tmp_path):
+    source = ModelSource("target", "target", save_tiny_model(tmp_path, layers=4, hidden_size=32))
+    with pytest.raises(ModelError, match=r"with tensor_parallel 2; a head needs a target on one rank"):
+        build_target_engine(source, device="cpu", tensor_parallel=2, eagle_head=tmp_path / "head")

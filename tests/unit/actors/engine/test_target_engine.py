@@ -1,0 +1,270 @@
+"""What engines make of batches that are repeated, doubled or malformed, and of models they cannot compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from actors.draft_model.draft_engine import DraftEngine
+from actors.engine.batch import SequenceRows, pack
+from actors.engine.block_pool import BlockPool
+from actors.engine.kv_cache import KvCache
+from actors.engine.model_runner import ROW_TILE, ModelRunner, row_tier
+from actors.engine.options import EngineOptions
+from actors.engine.sequence import Sequence
+from actors.engine.target_engine import TargetEngine
+from actors.errors import ModelError
+from actors.messages import (
+    DraftBatch,
+    DraftItem,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    TopProbs,
+    VerifyBatch,
+    VerifyItem,
+    no_tokens,
+)
+from actors.models.toy import make_tiny_model
+from actors.workers.worker_loop import IdleSequences
+
+GREEDY = SamplingParams(seed=1, temperature=0.0)
+PROMPT = np.arange(20, dtype=np.int32)
+
+
+def target(**options) -> TargetEngine:
+    return TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, **options))
+
+
+def item(seq_id: int, start: int, tokens, max_rows: int = 1000, sampling: SamplingParams = GREEDY, **draft):
+    begin = SequenceStart(sampling, len(PROMPT)) if start == 0 else None
+    delta = SequenceDelta(seq_id, start, np.array(tokens, np.int32))
+    return VerifyItem(delta, max_rows, begin=begin, **draft)
+
+
+def verify(engine: TargetEngine, *items: VerifyItem):
+    result = engine.verify(VerifyBatch(1, list(items)))
+    assert engine.check_integrity() is None
+    return result
+
+
+@pytest.fixture(scope="module")
+def next_token() -> int:
+    """What the target says after PROMPT."""
+    return verify(target(), item(1, 0, PROMPT)).verdicts[0].next_token
+
+
+def test_a_last_chunk_whose_answer_was_lost_is_stale_when_it_comes_again_and_right_from_the_start(next_token):
+    engine = target()
+    verify(engine, item(1, 0, PROMPT[::-1].copy()), item(2, 0, PROMPT, max_rows=8))
+    assert verify(engine, item(2, 20, [])).verdicts[0].next_token == next_token
+    again = verify(engine, item(1, 20, [5]), item(2, 20, []))  # the same delta: its answer never arrived
+    assert again.stale_seq_ids == [2]
+    assert [verdict.seq_id for verdict in again.verdicts] == [1]
+    restarted = verify(engine, item(2, 0, PROMPT)).verdicts[0]
+    assert (restarted.next_token, restarted.num_cached) == (next_token, 16)
+
+
+def test_a_draft_engine_asked_again_without_news_says_stale_and_guesses_the_same_from_the_start():
+    engine = DraftEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4))
+    whole = DraftItem(SequenceDelta(1, 0, PROMPT), 4, SequenceStart(GREEDY, len(PROMPT)))
+    first = engine.draft(DraftBatch(1, [whole]))
+    again = engine.draft(DraftBatch(2, [DraftItem(SequenceDelta(1, len(PROMPT), no_tokens()), 4)]))
+    assert (again.stale_seq_ids, again.trees) == ([1], [])
+    restarted = engine.draft(DraftBatch(3, [whole]))
+    assert restarted.trees[0].token_ids.tolist() == first.trees[0].token_ids.tolist()
+    assert engine.check_integrity() is None
+
+
+@pytest.mark.parametrize("length", [1, 20, 600])
+def test_a_prompt_sent_ahead_of_its_first_guess_is_computed_ahead(length):
+    model = make_tiny_model("llama", vocab_size=61)
+    engine = DraftEngine(model, EngineOptions(400, 4, prefix_cache=False))
+    rows: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _, given, out: rows.append(given[0].numel()))
+    prompt = np.resize(PROMPT, length)
+    begin = SequenceStart(GREEDY, length)
+    ahead = engine.draft(DraftBatch(1, [DraftItem(SequenceDelta(1, 0, prompt), 0, begin)]))
+    assert (ahead.seq_ids, len(ahead.trees[0].token_ids)) == ([1], 0)
+    rows.clear()
+    guess = engine.draft(DraftBatch(2, [DraftItem(SequenceDelta(1, length, no_tokens()), 1)]))
+    assert rows == [row_tier(1)]
+    whole = engine.draft(DraftBatch(3, [DraftItem(SequenceDelta(2, 0, prompt), 1, begin)]))
+    assert guess.trees[0].token_ids.tolist() == whole.trees[0].token_ids.tolist()
+    assert engine.check_integrity() is None
+
+
+def test_the_row_steps_are_those_that_forwards_are_filled_up_to():
+    model = make_tiny_model()
+    steps = ModelRunner(model, 64).row_steps
+    for rows in range(1, 257):
+        assert row_tier(rows) == next(step for step in steps if step >= rows)
+    assert ModelRunner(model, 64, "bitwise").row_steps[:3] == [ROW_TILE, 2 * ROW_TILE, 3 * ROW_TILE]
+
+
+def test_a_sequence_that_a_batch_names_twice_is_computed_once(next_token):
+    engine = target()
+    result = verify(engine, item(1, 0, PROMPT), item(1, 0, PROMPT[::-1].copy()), item(2, 0, PROMPT))
+    assert [(verdict.seq_id, verdict.next_token) for verdict in result.verdicts] == [(1, next_token), (2, next_token)]
+    draft = DraftEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4))
+    twice = DraftItem(SequenceDelta(1, 0, PROMPT), 2, SequenceStart(GREEDY, len(PROMPT)))
+    assert draft.draft(DraftBatch(1, [twice, twice])).seq_ids == [1]
+    assert draft.check_integrity() is None
+
+
+def test_a_batch_of_nothing_is_answered_with_nothing():
+    result = verify(target())
+    assert (result.verdicts, result.rows, result.free_blocks) == ([], 0, 40)
+    draft = DraftEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4))
+    assert draft.draft(DraftBatch(1, [])).trees == []
+
+
+HALF = np.array([0.5, 0.5], np.float32)
+CHAIN = {"token_ids": np.array([3, 4], np.int32), "parents": np.array([-1, 0], np.int32)}
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {**CHAIN, "probs": TopProbs(np.array([3, 4], np.int32), HALF, 2)},  # of one node only
+        {**CHAIN, "probs": TopProbs(np.array([3, 4], np.int32), HALF[:1], 1)},
+        {**CHAIN, "probs": TopProbs(no_tokens(), HALF[:0], 0)},
+        {**CHAIN, "probs": TopProbs(no_tokens(), HALF[:0], -1)},
+        {**CHAIN, "parents": np.array([-1, -1], np.int32), "probs": TopProbs(np.array([3, 4], np.int32), HALF, 1)},
+        {**CHAIN, "parents": np.array([-1, 0], np.float32)},
+        {**CHAIN, "token_ids": np.array([3, np.nan], np.float32)},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_cannot_be_judged_is_an_empty_one(draft, temperature):
+    sampling = SamplingParams(seed=1, temperature=temperature, acceptance="rejection")
+    plain = verify(target(), item(1, 0, PROMPT, sampling=sampling)).verdicts[0]
+    drafted = verify(target(), item(1, 0, PROMPT, sampling=sampling, **draft)).verdicts[0]
+    assert (drafted.rows, drafted.path.tolist(), drafted.next_token) == (20, [], plain.next_token)
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+@pytest.mark.parametrize("sure", [True, False])
+def test_of_a_chain_without_room_its_first_nodes_are_verified_whatever_they_are(acceptance, sure):
+    sampling = SamplingParams(seed=1, temperature=0.0, acceptance=acceptance)
+    right = verify(target(), item(1, 0, PROMPT)).verdicts[0].next_token
+    chain = np.array([right if sure else (right + 1) % 61, *range(5)], np.int32)
+    probs = TopProbs(chain, np.ones(6, np.float32), 1) if acceptance == "rejection" else None
+    engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(6, 4))  # room for 4 nodes
+    draft = {"token_ids": chain, "parents": np.arange(-1, 5, dtype=np.int32), "probs": probs}
+    verdict = verify(engine, item(1, 0, PROMPT, sampling=sampling, **draft)).verdicts[0]
+    assert (verdict.rows, verdict.num_nodes) == (24, 4)
+    assert verdict.path.tolist()[:1] == ([0] if sure else [])
+
+
+def test_arrays_from_the_wire_may_be_read_only_and_unaligned():
+    def of_wire(values, dtype):
+        data = b"\0" + np.array(values, dtype).tobytes()
+        return np.frombuffer(memoryview(data)[1:], dtype)
+
+    sampling = SamplingParams(seed=1, temperature=1.0, acceptance="rejection", presence_penalty=0.5)
+    probs = TopProbs(of_wire([3, 5, 4, 6], np.int32), of_wire([0.5, 0.5, 0.5, 0.5], np.float32), 2)
+    delta = SequenceDelta(1, 0, of_wire(PROMPT, np.int32))
+    begin = SequenceStart(sampling, len(PROMPT))
+    engine = target()
+    one = VerifyItem(delta, 99, of_wire([3, 4], np.int32), of_wire([-1, 0], np.int32), probs, begin)
+    assert len(verify(engine, one).verdicts) == 1
+    draft = DraftEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4))
+    assert len(draft.draft(DraftBatch(1, [DraftItem(delta, 3, begin)])).trees[0].token_ids) >= 1
+
+
+def test_a_sequence_is_idle_only_when_long_unmentioned():
+    idle = IdleSequences(idle_s=60.0)
+    idle.note([1, 2], [], 0.0)
+    assert idle.due(0.0) == []
+    idle.note([2], [], 55.0)
+    assert idle.due(61.0) == [1]
+    assert idle.due(200.0) == [2]
+    idle.note([3], [], 201.0)
+    idle.note([], [3], 202.0)
+    assert idle.due(400.0) == []
+
+
+# Models
+
+
+def tiny_llama(**changes):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = LlamaConfig(**{"vocab_size": 61, "intermediate_size": 64, "max_position_embeddings": 128, **sizes})
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_layers_of_another_kind_are_refused_by_name():
+    with pytest.raises(ModelError, match="chunked_attention"):
+        ModelRunner(tiny_llama(layer_types=["chunked_attention"]), 64)
+
+
+def test_experts_are_refused_in_bitwise_mode_only():
+    with pytest.raises(ModelError, match="experts"):
+        ModelRunner(tiny_llama(num_local_experts=4), 64, "bitwise")
+    ModelRunner(tiny_llama(num_local_experts=4), 64)
+
+
+@pytest.mark.parametrize("argument", ["s_aux", "position_bias"])
+def test_attention_with_an_argument_that_is_not_computed_is_an_error_not_another_text(argument):
+    model = tiny_llama()
+    engine = TargetEngine(model, EngineOptions(8, 4))
+    attention = model.model.layers[0].self_attn
+    plain = attention.forward
+    attention.forward = lambda *args, **kwargs: plain(*args, **kwargs, **{argument: torch.zeros(2)})
+    with pytest.raises(ModelError, match=argument):
+        engine.verify(VerifyBatch(1, [item(1, 0, PROMPT)]))
+
+
+def test_a_layer_that_attends_by_itself_is_an_error_not_another_text():
+    model = tiny_llama(num_hidden_layers=2)
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **kwargs: (hidden_states, None)
+    engine = TargetEngine(model, EngineOptions(8, 4))
+    with pytest.raises(ModelError, match="1 of 2 layers"):
+        engine.verify(VerifyBatch(1, [item(1, 0, PROMPT)]))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_in_bitwise_mode_a_row_has_the_same_bits_at_every_place_of_a_tile_with_any_number_of_threads(threads):
+    model = tiny_llama(intermediate_size=14336)  # wide enough to be split among threads
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate_proj.weight.mul_(20.0)  # away from zero, where all exponentials agree
+    # Looked at before the next product, whose sum drowns most single bits.
+    activations = []
+    model.model.layers[0].mlp.act_fn.register_forward_hook(lambda module, inputs, output: activations.append(output[0]))
+    runner = ModelRunner(model, 64, "bitwise")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for token in range(12):
+            pool = BlockPool(ROW_TILE, 4)
+            parts = []
+            for seq_id in range(ROW_TILE):
+                sequence = Sequence(seq_id, SequenceStart(GREEDY, 1), pool)
+                sequence.extend(np.array([token], np.int32))
+                sequence.reserve(1)
+                parts.append(SequenceRows(sequence, 1, no_tokens(), no_tokens()))
+            logits = runner.forward(pack(parts), np.arange(ROW_TILE))
+            assert all(torch.equal(logits[0], row) for row in logits)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(rows[0], row) for rows in activations for row in rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_is_zero_and_takes_memory_only_as_it_is_written(dtype):
+    before = psutil.Process().memory_info().rss
+    cache = KvCache(1 << 18, torch.device("cpu"))
+    key, value = cache.layer(0, torch.ones((1, 4, 64), dtype=dtype), torch.ones((1, 4, 32), dtype=dtype))
+    assert (key.shape, value.shape, key.dtype) == (((1 << 18) + 1, 4, 64), ((1 << 18) + 1, 4, 32), dtype)
+    assert psutil.Process().memory_info().rss - before < cache.num_bytes // 4
+    assert not key[12345].any()
+    key[7] = 1.0
+    assert cache.layer(0, key[:1], value[:1])[0][7].all()

@@ -1,0 +1,306 @@
+"""Models load as they are, and what cannot be served is refused before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen3Config, ViTConfig, WhisperConfig
+
+from actors.errors import ModelError
+from actors.models.loader import (
+    choose_device,
+    load_config,
+    load_draft_model,
+    load_model,
+    load_tokenizer,
+    max_model_len,
+    read_model_info,
+)
+from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from actors.models.toy import TINY_KINDS, make_byte_tokenizer, make_tiny_model, save_tiny_model
+from actors.training.seed_prompts import built_in_prompts, read_prompts
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {kind: ModelSource(kind, kind, save_tiny_model(root / kind, kind, seed=4)) for kind in TINY_KINDS}
+
+
+@pytest.fixture
+def copy_of(tmp_path, sources):
+    """A copy of one tiny model that a test may spoil."""
+
+    def make(kind="llama", name="copy"):
+        return ModelSource(name, name, shutil.copytree(sources[kind].path, tmp_path / name))
+
+    return make
+
+
+# --- tiny models
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_a_tiny_model_survives_its_directory(sources, kind):
+    model = load_model(sources[kind])
+    fresh = make_tiny_model(kind, seed=4, vocab_size=259, eos_token_id=256)
+    ids = torch.randint(0, 259, (2, 40), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(ids).logits, fresh(ids).logits)
+    assert not torch.equal(fresh(ids).logits, make_tiny_model(kind, seed=5, vocab_size=259)(ids).logits)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_what_a_tiny_model_says_depends_on_what_it_was_told(kind):
+    model = make_tiny_model(kind, seed=1)
+    said = []
+    for seed in range(4):
+        ids = torch.randint(0, 193, (1, 12), generator=torch.Generator().manual_seed(seed))
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+        )
+        said.append(tuple(out[0, 12:].tolist()))
+    assert len(set(said)) == 4
+    assert len(set().union(*said)) > 24
+    last_changed = ids.clone()
+    last_changed[0, 5] += 1  # seven tokens back: the context decides, not the last token alone
+    assert not torch.allclose(model(ids).logits[0, -1], model(last_changed).logits[0, -1], atol=0.05)
+
+
+def test_the_tiny_sliding_window_hides_what_lies_behind_it():
+    ids = torch.randint(0, 193, (1, 30), generator=torch.Generator().manual_seed(0))
+    narrow, wide = (make_tiny_model("gemma3", sliding_window=window)(ids).logits[0] for window in (8, 64))
+    assert torch.allclose(narrow[:8], wide[:8], atol=1e-4)
+    assert not torch.allclose(narrow[8:], wide[8:], atol=0.1)
+
+
+@pytest.mark.parametrize("text", ["plain", "Grüße, 日本 🚀\n\ttab", "<|end|>", ""])
+def test_the_byte_tokenizer_gives_back_what_it_got(text):
+    tokenizer = make_byte_tokenizer()
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer) == 259
+
+
+# --- what is known of a model
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_a_model_is_described_without_its_weights(sources, kind):
+    info = read_model_info(sources[kind], "served")
+    assert (info.name, info.vocab_size, info.max_model_len, info.eos_token_ids) == ("served", 259, 1024, (256,))
+    assert (info.num_layers, info.hidden_size) == (2, 64)
+    assert load_model(sources[kind])(torch.tensor([[1]])).logits.shape[-1] == info.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (LlamaConfig(max_position_embeddings=4096), 4096),
+        (GPT2Config(n_positions=512), 512),
+        (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "linear", "factor": 4.0}), 8192),
+        (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "dynamic", "factor": 2.0}), 2048),
+        (
+            Qwen3Config(
+                max_position_embeddings=32768,
+                rope_parameters={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            ),
+            131072,
+        ),
+        (
+            Qwen3Config(
+                max_position_embeddings=163840,
+                rope_parameters={"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096},
+            ),
+            163840,
+        ),
+        (
+            LlamaConfig(
+                max_position_embeddings=131072,
+                rope_parameters={
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            ),
+            131072,
+        ),
+        (Gemma3TextConfig(max_position_embeddings=131072), 131072),
+        (
+            LlamaConfig(
+                max_position_embeddings=131072,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "factor": 32.0,
+                    "short_factor": [1.0] * 64,
+                    "long_factor": [2.0] * 64,
+                    "original_max_position_embeddings": 4096,
+                },
+            ),
+            4096,  # beyond it, every row of a batch would change with the longest
+        ),
+    ],
+)
+def test_rotary_scaling_stretches_the_longest_sequence_where_the_configuration_does_not_say_so(config, limit):
+    assert max_model_len(config) == limit
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [([7, 9], 5, (7, 9)), (7, 5, (7,)), (0, 5, (0,)), (None, [5, 6], (5, 6)), (None, None, (256,))],
+)
+def test_sequences_end_where_generate_would_end_them(copy_of, generation, config, expected):
+    source = copy_of()
+    (source.path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    data = source.read_json("config.json") | {"eos_token_id": config}
+    (source.path / "config.json").write_text(json.dumps(data))
+    assert read_model_info(source).eos_token_ids == expected
+
+
+def test_fingerprints_agree_between_copies_and_differ_between_weights(sources, copy_of):
+    here, there = sources["llama"], copy_of(name="elsewhere")
+    assert here.weights_fingerprint() == there.weights_fingerprint()
+    assert here.tokenizer_fingerprint() == there.tokenizer_fingerprint()
+    file = there.path / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"] = weights["model.norm.weight"] + 1e-3  # same shapes, same sizes
+    save_file(weights, file, {"format": "pt"})
+    assert here.weights_fingerprint() != there.weights_fingerprint()
+    assert here.tokenizer_fingerprint() == there.tokenizer_fingerprint()
+    (there.path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert here.tokenizer_fingerprint() != there.tokenizer_fingerprint()
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("config", [WhisperConfig(), ViTConfig()], ids=["speech", "vision"])
+def test_what_is_no_language_model_is_refused(tmp_path, config):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=config.model_type):
+        load_config(ModelSource("x", "x", tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_type": "no_such_type"}'])
+def test_a_configuration_that_says_nothing_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError) as error:
+        read_model_info(ModelSource("x", "x", tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_code_that_comes_with_a_model_is_never_run(tmp_path):
+    marker = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError):
+        load_model(ModelSource("x", "x", tmp_path))
+    assert not marker.exists()
+
+
+def test_weights_that_are_cut_short_are_refused(copy_of):
+    source = copy_of()
+    file = source.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="weights cannot be loaded"):
+        load_model(source)
+
+
+def test_a_model_without_tokenizer_says_so(copy_of):
+    source = copy_of()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source.path / name).unlink()
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(source)
+
+
+@pytest.mark.parametrize("device", ["tpu", "gpu", "cuda:99", "cpu:x", "meta", ""])
+def test_a_device_that_torch_does_not_have_is_refused(device):
+    with pytest.raises(ModelError, match="device is "):
+        choose_device(device)
+
+
+def test_settings_that_cannot_be_met_are_named(sources):
+    with pytest.raises(ModelError, match="dtype is 'int8'"):
+        load_model(sources["llama"], dtype="int8")
+    with pytest.raises(ModelError, match="tensor_parallel is 2"):
+        load_model(sources["llama"], tensor_parallel=2)
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == "cpu"
+        with pytest.raises(ModelError, match="cuda:3"):
+            load_model(sources["llama"], device="cuda:3")
+
+
+# --- draft models
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_a_reduced_draft_model_says_what_the_whole_one_says_in_its_own_words(copy_of, kind):
+    source = copy_of(kind)
+    assert load_draft_model(source).token_ids is None
+    token_ids = torch.tensor([3, 40, 41, 200, 258], dtype=torch.int32)
+    save_file({"token_ids": token_ids}, source.path / VOCAB_MAP_FILE)
+    draft = load_draft_model(source)
+    ids = torch.randint(0, 259, (1, 20), generator=torch.Generator().manual_seed(0))
+    whole = load_model(source)(ids).logits
+    assert torch.equal(draft.token_ids, token_ids.long())
+    torch.testing.assert_close(draft.model(ids).logits, whole[..., token_ids.long()])
+    assert not draft.model.training
+    assert not any(parameter.requires_grad for parameter in draft.model.parameters())
+
+
+@pytest.mark.parametrize("token_ids", [[3, 2], [3, 3], [-1, 2], [2, 259], [], [[1, 2]]])
+def test_a_vocabulary_map_that_is_no_rising_row_of_ids_is_refused(copy_of, token_ids):
+    source = copy_of()
+    save_file({"token_ids": torch.tensor(token_ids, dtype=torch.int64)}, source.path / VOCAB_MAP_FILE)
+    with pytest.raises(ModelError, match="token_ids"):
+        load_draft_model(source)
+
+
+def test_a_vocabulary_map_that_is_no_map_is_refused(copy_of):
+    source = copy_of()
+    (source.path / VOCAB_MAP_FILE).write_bytes(b"garbage")
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_draft_model(source)
+
+
+# --- prompts
+
+
+def test_built_in_prompts_are_many_and_the_same_for_the_same_seed():
+    def first(count, seed):
+        stream = built_in_prompts(seed)
+        return [next(stream) for _ in range(count)]
+
+    prompts = first(600, 0)
+    assert prompts == first(600, 0)
+    assert prompts != first(600, 1)
+    assert len(set(prompts)) > 450
+    assert all(prompt.strip() and "{" not in prompt for prompt in prompts)
+
+
+def test_prompts_come_from_lines_of_several_shapes(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('"one"\n\n{"prompt": "two"}\n{"turns": ["three", "later"], "category": "x"}\n')
+    assert read_prompts(path) == ["one", "two", "three"]
+
+
+def test_prompts_may_hold_line_breaks_that_json_allows_and_follow_a_byte_order_mark(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('"one\u2028more"\n"two\x85more"\r\n', encoding="utf-8-sig")
+    assert read_prompts(path) == ["one\u2028more", "two\x85more"]
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[" * 100_000, "3", '{"text": "a"}', '{"turns": []}', '"  "'])
+def test_lines_that_hold_no_prompt_are_refused_with_their_place(tmp_path, text):
+    path = tmp_path / "p.jsonl"
+    path.write_text('"one"\n' * bool(text) + text)
+    with pytest.raises(ModelError, match=r"p\.jsonl:2" if text else "holds no prompts"):
+        read_prompts(path)

@@ -1,0 +1,215 @@
+"""Which router has which target group: the directory's claims, by hand and as a state machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from actors.links.address import LinkAddress
+from actors.links.keys import LinkKeys
+from actors.workers.directory import Directory, WorkerEntry
+from actors.workers.draft_demand import DraftDemand
+from actors.workers.target_demand import TargetDemand
+from paceline_testing.clock import Clock
+
+KEYS = LinkKeys.generate()
+TTL_S = 4.0
+
+
+def entry_of(worker_id: str) -> WorkerEntry:
+    return WorkerEntry("target", worker_id, LinkAddress("tcp://127.0.0.1:1000", KEYS.public), 1)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(clock: Clock) -> Directory:
+    return Directory(KEYS, TTL_S, clock)
+
+
+def beat(directory: Directory, *worker_ids: str, leaving: bool = False) -> None:
+    for worker_id in worker_ids:
+        directory.heartbeat(replace(entry_of(worker_id), is_leaving=leaving))
+
+
+def test_each_router_gets_a_group_of_its_own_at_once_and_keeps_it(directory, clock):
+    beat(directory, "a", "b")
+    assert directory.claim_target("r1", None) == "a"
+    assert directory.claim_target("r2", None) == "b"
+    assert directory.claim_target("r3", None) is None
+    for _ in range(10):
+        clock.now += 1.0
+        beat(directory, "a", "b", "c")
+        assert directory.claim_target("r2", "b") == "b"
+        assert directory.claim_target("r1", "a") == "a"
+    assert directory.claim_target("r3", None) == "c"
+
+
+def test_a_group_of_another_model_is_not_claimed(directory):
+    directory.heartbeat(replace(entry_of("a"), model="old"))
+    directory.heartbeat(replace(entry_of("b"), model="new"))
+    assert directory.claim_target("r1", None, "new") == "b"
+    assert directory.claim_target("r2", None, "new") is None
+    assert directory.claim_target("r2", None, "old") == "a"
+
+
+def test_draft_workers_are_not_claimed(directory):
+    directory.heartbeat(replace(entry_of("d"), role="draft"))
+    assert directory.claim_target("r", None) is None
+
+
+def test_the_group_of_a_router_that_is_silent_goes_to_another(directory, clock):
+    beat(directory, "a")
+    assert directory.claim_target("r1", None) == "a"
+    clock.now += TTL_S
+    beat(directory, "a")
+    assert directory.claim_target("r2", None) is None  # exactly as old as the limit
+    clock.now += 0.01
+    assert directory.claim_target("r2", None) == "a"
+    assert directory.claim_target("r1", "a") is None
+
+
+def test_a_router_that_was_silent_for_too_long_gets_its_group_back_where_nobody_has_taken_it(directory, clock):
+    beat(directory, "a", "b")
+    assert directory.claim_target("r1", None) == "a"
+    assert directory.claim_target("r2", None) == "b"
+    clock.now += TTL_S + 1.0
+    beat(directory, "a", "b")
+    assert directory.claim_target("r2", "b") == "b"
+    assert directory.claim_target("r1", "a") == "a"
+
+
+def test_a_group_that_leaves_is_exchanged_for_a_free_one(directory):
+    beat(directory, "a", "b")
+    assert directory.claim_target("r1", None) == "a"
+    beat(directory, "a", leaving=True)
+    assert directory.claim_target("r1", "a") == "b"
+    assert directory.claim_target("r2", None) is None
+    beat(directory, "b", leaving=True)
+    assert directory.claim_target("r1", "b") is None
+
+
+def test_a_group_that_is_released_is_free_at_once(directory):
+    beat(directory, "a")
+    assert directory.claim_target("r1", None) == "a"
+    directory.release_target("r1")
+    assert directory.claim_target("r2", None) == "a"
+    directory.release_target("never heard of")
+
+
+def test_after_a_restart_pairs_stay_and_nobody_else_gets_one_until_all_have_come_back(clock):
+    directory = Directory(KEYS, TTL_S, clock, is_restarted=True)
+    beat(directory, "b", "c")  # a has not come back yet
+    assert directory.claim_target("new", None) is None
+    assert directory.claim_target("r1", "a") == "a"
+    assert directory.claim_target("r2", "b") == "b"
+    assert directory.claim_target("thief", "b") is None
+    clock.now += TTL_S
+    beat(directory, "b", "c")
+    assert directory.claim_target("r2", "b") == "b"
+    assert directory.claim_target("new", None) == "c"
+    assert directory.claim_target("r1", "a") is None  # it has not come back at all
+
+
+def test_a_directory_made_anew_believes_those_who_hold_a_group(directory):
+    beat(directory, "b")
+    assert directory.claim_target("r1", "a") == "a"
+    assert directory.claim_target("r2", None) == "b"  # a new cluster does not wait
+
+
+def test_demand_is_the_mean_of_the_routers_that_have_a_group(directory, clock):
+    assert directory.target_demand() == TargetDemand()
+    directory.tell_demand("r1", DraftDemand(), TargetDemand(3.0, 1.0))
+    directory.tell_demand("r2", DraftDemand(), TargetDemand(1.0, 0.5))
+    directory.tell_demand("r3", DraftDemand(late_share=0.5))
+    assert directory.target_demand() == TargetDemand(2.0, 0.75)
+    assert directory.draft_demand() == DraftDemand(late_share=0.5)
+    directory.tell_demand("r1", DraftDemand())
+    assert directory.target_demand() == TargetDemand(1.0, 0.5)
+    clock.now += TTL_S + 0.01
+    assert directory.target_demand() == TargetDemand()
+
+
+IDS = st.sampled_from("abcd")
+ROUTERS = st.sampled_from(["r1", "r2", "r3"])
+
+
+class Claims(RuleBasedStateMachine):
+    """Groups and routers come, go and fall silent in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.directory = Directory(KEYS, TTL_S, self.clock)
+        self.held: dict[str, str | None] = {}  # by router, what it was last told
+        self.told_at: dict[str, float] = {}
+        # What routers hold may be from a directory before, of whose end nobody was told.
+        self.restarted_at = self.clock.now
+
+    def live(self) -> set[str]:
+        return {entry.worker_id for entry in self.directory.workers("target") if not entry.is_leaving}
+
+    def others(self, router_id: str) -> set[str | None]:
+        """What those who have spoken lately hold."""
+        now = self.clock.now
+        return {
+            held
+            for other, held in self.held.items()
+            if other != router_id and held is not None and now - self.told_at[other] <= TTL_S
+        }
+
+    @rule(worker_id=IDS, leaving=st.booleans())
+    def heartbeat(self, worker_id: str, leaving: bool) -> None:
+        beat(self.directory, worker_id, leaving=leaving)
+
+    @rule(worker_id=IDS)
+    def remove(self, worker_id: str) -> None:
+        self.directory.remove(worker_id, 1)
+
+    @rule(seconds=st.floats(0.0, 6.0))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @rule(router_id=ROUTERS)
+    def poll(self, router_id: str) -> None:
+        before, live, others = self.held.get(router_id), self.live(), self.others(router_id)
+        got = self.directory.claim_target(router_id, before)
+        now = self.clock.now
+        settles = now - self.restarted_at < TTL_S
+        assert got is None or got in live or (got == before and settles)
+        if before in live and before not in others:
+            assert got == before  # a pair that can stay together does
+        if got is None and not settles:
+            assert live <= others
+        self.held[router_id], self.told_at[router_id] = got, now
+
+    @rule(router_id=ROUTERS)
+    def dies(self, router_id: str) -> None:
+        self.directory.release_target(router_id)
+        self.held.pop(router_id, None)
+
+    @rule()
+    def restart(self) -> None:
+        self.directory = Directory(KEYS, TTL_S, self.clock, is_restarted=True)
+        self.restarted_at = self.clock.now
+
+    @invariant()
+    def no_two_routers_have_one_group(self) -> None:
+        now = self.clock.now
+        held = [
+            group
+            for router_id, group in self.held.items()
+            if group is not None and now - self.told_at[router_id] <= TTL_S
+        ]
+        assert len(held) == len(set(held))
+
+
+TestClaims = Claims.TestCase
+TestClaims.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,45 @@
+"""A home that cannot be written keeps no server from starting."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.workers.ray_environment import prepare_own_ray
+from actors.workers.writable import can_be_made
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """The environment, as `prepare_own_ray` changes it."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr("os.environ", found)
+    return found
+
+
+def test_ray_gets_a_token_of_its_own_where_it_can_keep_none(variables, tmp_path):
+    (tmp_path / "home").touch()  # a file: nobody can make a directory in it
+    variables["HOME"] = str(tmp_path / "home")
+    prepare_own_ray("127.0.0.1")
+    assert len(variables["RAY_AUTH_TOKEN"]) == 64
+
+
+@pytest.mark.parametrize("setting", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"])
+def test_a_token_that_is_set_is_left_alone(variables, tmp_path, setting):
+    variables |= {"HOME": str(tmp_path / "nowhere"), setting: "chosen"}
+    prepare_own_ray("127.0.0.1")
+    assert variables[setting] == "chosen"
+    assert len({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"} & variables.keys()) == 1
+
+
+def test_ray_keeps_its_token_at_home_where_it_can(variables, tmp_path):
+    variables["HOME"] = str(tmp_path)
+    prepare_own_ray("127.0.0.1")
+    assert "RAY_AUTH_TOKEN" not in variables
+
+
+def test_what_can_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    assert can_be_made(tmp_path)
+    assert can_be_made(tmp_path / "one" / "two")
+    assert not can_be_made(tmp_path / "file")
+    assert not can_be_made(tmp_path / "file" / "one")

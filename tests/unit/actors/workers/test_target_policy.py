@@ -1,0 +1,167 @@
+"""How many target groups there should be: the decision, what routers say, and Serve's own autoscaler."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from ray.exceptions import ActorUnavailableError
+
+from actors.eagle.eagle_drafter import EagleOptions
+from actors.messages import GenerationRequest, SamplingParams
+from actors.models.source import ModelSource
+from actors.models.toy_target import ToyTarget
+from actors.workers.autoscaling_options import AutoscalingConfig
+from actors.workers.demand_reader import DemandReader
+from actors.workers.target_demand import TargetDemand, combined
+from actors.workers.target_group import TargetGroup, target_group_application
+from actors.workers.target_policy import TargetLimits, TargetPolicy, TargetSignals, desired_groups
+from actors.workers.target_worker import TargetSettings
+from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
+
+SHARES = st.floats(0.0, 1.0)
+WAITS = st.floats(0.0, 100.0)
+SIGNALS = st.builds(TargetSignals, WAITS, SHARES)
+LIMITS = st.builds(TargetLimits, st.floats(0.01, 60.0), st.floats(0.05, 0.95))
+GROUPS = st.integers(1, 64)
+USUAL = TargetLimits(queue_s=1.0, used_share=0.7)
+
+
+@given(SIGNALS, LIMITS, st.integers(0, 64), st.integers(1, 20), st.integers(0, 40))
+def test_the_decision_stays_within_its_bounds_and_at_most_doubles(signals, limits, groups, fewest, more):
+    desired = desired_groups(signals, limits, groups, fewest, fewest + more)
+    assert fewest <= desired <= fewest + more
+    assert desired <= max(fewest, 2 * max(1, groups))
+
+
+@given(SIGNALS, SIGNALS, LIMITS, GROUPS)
+def test_larger_signals_never_want_fewer_groups(one, other, limits, groups):
+    def each(pick):
+        return TargetSignals(pick(one.queue_s, other.queue_s), pick(one.used_share, other.used_share))
+
+    assert desired_groups(each(min), limits, groups, 1, 999) <= desired_groups(each(max), limits, groups, 1, 999)
+
+
+@given(SIGNALS, LIMITS, GROUPS, WAITS)
+def test_no_decision_is_followed_by_its_opposite_while_the_same_work_runs(signals, limits, groups, queue_s):
+    desired = desired_groups(signals, limits, groups, 1, 999)
+    used_share = min(1.0, signals.used_share * groups / desired)
+    after = desired_groups(TargetSignals(queue_s, used_share * (1 + 1e-9)), limits, desired, 1, 999)
+    if desired > groups:
+        assert after >= desired
+    after = desired_groups(TargetSignals(queue_s, used_share * (1 - 1e-9)), limits, desired, 1, 999)
+    if desired < groups:
+        assert after <= desired
+
+
+def test_groups_come_for_those_that_wait_and_go_where_the_others_have_room():
+    def desired(queue_s, used_share, groups):
+        return desired_groups(TargetSignals(queue_s, used_share), USUAL, groups, 1, 8)
+
+    assert [desired(5.0, 1.0, groups) for groups in (1, 2, 4, 8)] == [2, 3, 6, 8]
+    assert desired(5.0, 0.5, 2) == 2  # whatever they wait for, it is not room
+    assert desired(0.5, 1.0, 2) == 2  # full, and nobody waits for long
+    assert desired(0.0, 0.3, 2) == 1
+    assert desired(0.0, 0.36, 2) == 2  # the other one would be too full
+    assert desired(5.0, 0.3, 2) == 2
+    assert desired(0.0, 0.0, 1) == 1
+
+
+def test_serves_policy_goes_by_what_the_groups_have_recorded():
+    policy = TargetPolicy(queue_s=1.0, used_share=0.7)
+    assert policy(policy_context(2, 2)) == (2, {})
+    assert policy(policy_context(0, 2, queue_s={"a": 9.0}, used_share={"a": 1.0})) == (2, {})
+    full = {"queue_s": {"a": 3.0, "b": 3.0}, "used_share": {"a": 1.0, "b": 1.0}}
+    assert policy(policy_context(2, 2, **full)) == (3, {})
+    assert policy(policy_context(1, 3, **full)) == (3, {})  # two are on their way
+    idle = {"queue_s": {"a": 0.0}, "used_share": {"a": 0.1}}
+    assert policy(policy_context(2, 2, **idle)) == (1, {})
+
+
+def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
+    settings = TargetSettings(
+        source=ModelSource("x", "x", tmp_path), dtype="float32", device="cpu", tensor_parallel=1, threads=1,
+        kv_cache_tokens=None, kv_cache_fraction=0.2, block_size=16, prefix_cache=True, exact="default",
+        max_model_len=None, eagle_options=EagleOptions(1, 1),
+    )  # fmt: skip
+    scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
+    limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
+    decided = autoscaler_of(target_group_application(settings, "model", "directory", 1, 2, scaling, **limits))
+
+    assert decided(1) == 1  # nothing is known yet
+    assert [decided(replicas, queue_s=5.0, used_share=1.0) for replicas in (1, 2)] == [2, 2]
+    assert [decided(replicas, queue_s=0.0, used_share=0.1) for replicas in (2, 1)] == [1, 1]
+
+
+def test_what_a_router_says_is_how_long_its_oldest_waits_and_how_full_its_group_is():
+    core = RouterCore(RouterConfig(max_running=2, max_waiting=8), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
+    target = ToyTarget(eos_token_id=3, seed=4)
+    assert core.target_demand(0.0) == TargetDemand()
+    for number in range(4):
+        request = GenerationRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=np.array([5, 6, 7], np.int32),
+            sampling=SamplingParams(seed=1, temperature=0.0),
+            max_new_tokens=40,
+        )
+        core.add(request, float(number))
+    round, _ = core.plan_round(4.0)
+    core.draft_locally(round)
+    core.commit(round, target.verify(core.assemble(round, {})), 4.0)
+    assert core.target_demand(10.0) == TargetDemand(8.0, 1.0)  # the third one came at 2
+    for number in range(4):
+        core.cancel(f"r{number}")
+    while core.has_work:
+        round, _ = core.plan_round(11.0)
+        if round is not None:
+            core.commit(round, target.verify(core.assemble(round, {})), 11.0)
+    assert core.target_demand(12.0) == TargetDemand()
+
+
+class Shell(TargetGroup):
+    """Of no ranks."""
+
+    def __init__(self, directory: SimpleNamespace) -> None:
+        self._demand = DemandReader("nobody", lambda _: directory.target_demand.remote())
+        self._demand._directory = directory
+
+    def __del__(self) -> None:
+        pass
+
+
+def directory_that(says) -> SimpleNamespace:
+    async def remote():
+        if isinstance(says, Exception):
+            raise says
+        return says
+
+    return SimpleNamespace(target_demand=SimpleNamespace(remote=remote))
+
+
+async def test_a_group_records_nothing_while_the_directory_is_away_so_that_none_goes_for_that():
+    told = await Shell(directory_that(TargetDemand(2.0, 0.75))).record_autoscaling_stats()
+    assert told == {"queue_s": 2.0, "used_share": 0.75}
+    assert await Shell(directory_that(ActorUnavailableError("away", None))).record_autoscaling_stats() == {}
+
+
+def test_routers_are_weighed_alike():
+    assert combined([]) == TargetDemand()
+    assert combined([TargetDemand(4.0, 1.0), TargetDemand(0.0, 0.5)]) == TargetDemand(2.0, 0.75)
+
+
+@pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 1025)])
+def test_fewer_groups_than_one_or_more_than_the_most_are_refused(groups, max_groups):
+    with pytest.raises(ValidationError, match="groups"):
+        ClusterConfig.model_validate({"target": {"groups": groups, "max_groups": max_groups}})
+
+
+def test_the_most_groups_there_may_be():
+    assert ClusterConfig().target.most_groups == 1
+    assert ClusterConfig.model_validate({"target": {"groups": 3}}).target.most_groups == 3
+    assert ClusterConfig.model_validate({"target": {"max_groups": 3}}).target.most_groups == 3

@@ -1,0 +1,297 @@
+"""The suffix automaton against brute force, its bounds, its cost on degenerate text, and its own integrity check."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import time
+import typing
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
+
+HUGE = 2**31 - 1
+
+texts = st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=60))
+wide_texts = st.lists(st.sampled_from([0, 1, 128_000, 151_936, HUGE - 1, HUGE]), max_size=40)
+
+
+def automaton_of(tokens: list[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    automaton.extend(np.array(tokens, dtype=np.int32))
+    return automaton
+
+
+def earlier_ends(tokens: list[int], length: int) -> list[int]:
+    """Where the last `length` tokens end, other than at the end."""
+    suffix = tokens[len(tokens) - length :]
+    return [end for end in range(length, len(tokens)) if tokens[end - length : end] == suffix]
+
+
+def longest_repeated_suffix(tokens: list[int]) -> int:
+    length = 0
+    while length + 1 < len(tokens) and earlier_ends(tokens, length + 1):
+        length += 1
+    return length
+
+
+def substrings(tokens: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(tokens[i:j]) for i in range(len(tokens)) for j in range(i + 1, len(tokens) + 1)}
+
+
+def python_source_tokens() -> np.ndarray:
+    """About 70,000 word pieces of library source with ids by first appearance: text of a realistic shape."""
+    source = "".join(inspect.getsource(module) for module in (argparse, typing, inspect, np.ma, pytest.Config))
+    pieces = re.findall(r"\w{1,6}|\s+|[^\w\s]", source)
+    ids: dict[str, int] = {}
+    return np.array([ids.setdefault(piece, len(ids)) for piece in pieces], dtype=np.int32)
+
+
+@given(texts | wide_texts)
+@settings(max_examples=150, deadline=None)
+def test_the_match_is_the_longest_suffix_that_occurred_earlier(tokens: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    for count, token in enumerate(tokens, 1):
+        automaton.extend(np.array([token], dtype=np.int32))
+        seen = tokens[:count]
+        length, end = automaton.match()
+        assert length == longest_repeated_suffix(seen)
+        if length:
+            assert end in earlier_ends(seen, length)
+    assert automaton.check_integrity() is None
+
+
+@given(st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=8)))
+@settings(max_examples=150, deadline=None)
+def test_the_match_is_the_most_recent_occurrence(tokens: list[int]) -> None:
+    # So few tokens that every chain of links is shorter than the bound.
+    length, end = automaton_of(tokens).match()
+    if length:
+        assert end == earlier_ends(tokens, length)[-1]
+
+
+def test_the_most_recent_occurrence_is_kept_in_long_random_text() -> None:
+    tokens = np.random.default_rng(5).integers(0, 4, 400).tolist()
+    automaton = SuffixAutomaton()
+    for count, token in enumerate(tokens, 1):
+        automaton.extend(np.array([token], dtype=np.int32))
+        length, end = automaton.match()
+        if length:
+            assert end == earlier_ends(tokens[:count], length)[-1]
+
+
+@given(texts | wide_texts, st.lists(st.integers(1, 9), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_the_size_of_the_pieces_makes_no_difference(tokens: list[int], sizes: list[int]) -> None:
+    whole = automaton_of(tokens)
+    pieces = SuffixAutomaton()
+    begin = 0
+    for size in [*sizes, len(tokens)]:
+        pieces.extend(np.array(tokens[begin : begin + size], dtype=np.int32))
+        begin += size
+    assert pieces.match() == whole.match()
+    assert (pieces.num_states, pieces.num_transitions) == (whole.num_states, whole.num_transitions)
+    assert pieces.tokens.tolist() == tokens
+
+
+@given(texts | wide_texts)
+@settings(max_examples=150, deadline=None)
+def test_states_and_transitions_stay_within_the_known_bounds(tokens: list[int]) -> None:
+    automaton = automaton_of(tokens)
+    count = len(tokens) + 1  # the separator before the text is one of the tokens
+    if count >= 2:
+        assert automaton.num_states <= 2 * count - 1
+    if count >= 3:
+        assert automaton.num_transitions <= 3 * count - 4
+
+
+def test_the_bounds_are_reached_by_the_texts_known_to_reach_them() -> None:
+    # a b b ... b and a b ... b c, where a is the separator before the text; its transition from the start is not kept.
+    assert automaton_of([1] * 20).num_states == 2 * 21 - 1
+    assert automaton_of([1] * 19 + [2]).num_transitions >= 3 * 21 - 5
+
+
+@given(st.lists(st.integers(0, 2), max_size=14), st.lists(st.integers(0, 3), max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_exactly_the_substrings_are_accepted(tokens: list[int], other: list[int]) -> None:
+    automaton = automaton_of(tokens)
+    known = substrings(tokens)
+    for word in known:
+        assert automaton.advance(Cursor(), np.array(word, dtype=np.int32)).length == len(word)
+    for word in substrings(other):
+        assert (automaton.advance(Cursor(), np.array(word, dtype=np.int32)).length == len(word)) == (word in known)
+
+
+@given(texts, texts)
+@settings(max_examples=100, deadline=None)
+def test_a_cursor_finds_the_longest_suffix_of_foreign_text(tokens: list[int], foreign: list[int]) -> None:
+    automaton = automaton_of(tokens)
+    known = substrings(tokens)
+    cursor = Cursor()
+    for count, token in enumerate(foreign, 1):
+        cursor = automaton.advance(cursor, np.array([token], dtype=np.int32))
+        expected = max((n for n in range(1, count + 1) if tuple(foreign[count - n : count]) in known), default=0)
+        assert cursor.length == expected
+    assert automaton.advance(Cursor(), np.array(foreign, dtype=np.int32)) == cursor
+
+
+@given(texts, st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_a_cursor_stays_right_while_the_automaton_grows(tokens: list[int], steps: list[tuple[bool, int]]) -> None:
+    automaton = automaton_of(tokens)
+    tokens = list(tokens)
+    cursor, matched = Cursor(), []
+    for grow, token in steps:
+        one = np.array([token], dtype=np.int32)
+        if grow:
+            automaton.extend(one)
+            tokens.append(token)
+            continue
+        cursor = automaton.advance(cursor, one)
+        # The reference keeps the string itself: what was matched, and the new token, shortened until it occurs.
+        matched.append(token)
+        known = substrings(tokens)
+        while matched and tuple(matched) not in known:
+            matched.pop(0)
+        assert cursor.length == len(matched)
+        following = automaton.continuation(cursor.state, 3).tolist()
+        assert not matched or tuple(matched + following) in known
+
+
+def test_a_cursor_inside_a_state_that_was_split_keeps_its_length() -> None:
+    automaton = automaton_of([1, 2, 3])
+    cursor = automaton.advance(Cursor(), np.array([3], dtype=np.int32))  # a state that stands for 3, 2 3 and 1 2 3
+    automaton.extend(np.array([4, 2, 3, 5], dtype=np.int32))  # now 3 and 2 3 stand apart from 1 2 3
+    cursor = automaton.advance(cursor, np.array([5], dtype=np.int32))
+    assert cursor.length == 2
+
+
+def test_a_continuation_is_what_followed_the_last_seen_occurrence() -> None:
+    automaton = automaton_of([7, 1, 2, 3, 4, 1, 2, 5, 6, 8, 1])
+    cursor = automaton.advance(Cursor(), np.array([1, 2], dtype=np.int32))
+    assert automaton.continuation(cursor.state, 2).tolist() == [5, 6]
+    assert automaton.continuation(cursor.state, 99).tolist() == [5, 6, 8, 1]
+    assert automaton.continuation(cursor.state, 0).tolist() == []
+
+
+def test_no_match_and_no_continuation_crosses_a_separator() -> None:
+    automaton = automaton_of([1, 2, 3, SEPARATOR, 4, 1, 2, SEPARATOR, 9, 3, 4, 1, 2])
+    assert automaton.match() == (3, 7)  # 4 1 2
+    cursor = automaton.advance(Cursor(), np.array([2, 3, SEPARATOR, 4, 1], dtype=np.int32))
+    assert cursor.length == 2
+    cursor = automaton.advance(Cursor(), np.array([1, 2, 3, 4], dtype=np.int32))
+    assert cursor.length == 2  # 3 4; 1 2 3 4 would cross the first document's end
+    cursor = automaton.advance(Cursor(), np.array([1, 2, 3], dtype=np.int32))
+    assert automaton.continuation(cursor.state, 5).tolist() == []
+    assert automaton.check_integrity() is None
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=5), st.lists(st.integers(0, 2), max_size=9))
+@settings(max_examples=150, deadline=None)
+def test_documents_are_matched_each_by_itself(documents: list[list[int]], foreign: list[int]) -> None:
+    automaton = automaton_of([token for document in documents for token in [*document, SEPARATOR]])
+    known = set().union(*(substrings(document) for document in documents))
+    for word in substrings(foreign) | known:
+        accepted = automaton.advance(Cursor(), np.array(word, dtype=np.int32)).length == len(word)
+        assert accepted == (word in known)
+    assert automaton.check_integrity() is None
+
+
+def test_an_empty_automaton_matches_nothing() -> None:
+    automaton = SuffixAutomaton()
+    assert automaton.match() == (0, 0)
+    assert len(automaton) == 0
+    assert automaton.advance(Cursor(), np.array([1, 2], dtype=np.int32)) == Cursor(0, 0)
+    assert automaton.continuation(0, 5).tolist() == []
+    assert automaton.check_integrity() is None
+
+
+@pytest.mark.parametrize(("token", "dtype"), [(-2, np.int64), (-2, np.int32), (2**31, np.int64)])
+def test_ids_that_do_not_fit_are_refused_by_name_and_leave_the_text_alone(token: int, dtype: type) -> None:
+    automaton = automaton_of([1, 2])
+    with pytest.raises(ValueError, match=str(token)):
+        automaton.extend(np.array([3, token], dtype=dtype))
+    assert automaton.tokens.tolist() == [1, 2]
+
+
+def test_read_only_strided_and_wide_arrays_are_taken_as_they_are() -> None:
+    tokens = np.array([5, 0, 6, 0, 5, 0], dtype=np.int64)
+    tokens.flags.writeable = False
+    automaton = SuffixAutomaton()
+    automaton.extend(tokens[::2])
+    assert automaton.tokens.tolist() == [5, 6, 5]
+    assert automaton.match() == (1, 1)
+
+
+def seconds_to_build(tokens: np.ndarray) -> float:
+    best = float("inf")
+    for _ in range(3):
+        automaton = SuffixAutomaton()
+        begin = time.thread_time()
+        automaton.extend(tokens)
+        best = min(best, time.thread_time() - begin)
+    return best
+
+
+@pytest.mark.parametrize(
+    "pattern", [[3], [1, 2], [0, 0, 1]], ids=["one token", "two tokens in turn", "three tokens in turn"]
+)
+def test_degenerate_text_takes_linear_time(pattern: list[int]) -> None:
+    tokens = np.resize(np.array(pattern, dtype=np.int32), 400_000)
+    seconds_to_build(tokens[:1000])
+    # Eight times the text in at most 40 times the time; quadratic would be 64 times. Piecewise growth likewise.
+    assert seconds_to_build(tokens) < 40 * max(seconds_to_build(tokens[:50_000]), 1e-4)
+
+
+def test_one_repeated_token_and_then_another_takes_linear_time() -> None:
+    # a^n b walks the whole chain of links once; a^n b a^n b ... must not walk it at every token.
+    period = np.append(np.zeros(500, np.int32), np.int32(1))
+    tokens = np.resize(period, 400_000)
+    assert seconds_to_build(tokens) < 40 * max(seconds_to_build(tokens[:50_000]), 1e-4)
+
+
+def test_one_repeated_token_takes_no_more_memory_than_text() -> None:
+    automaton = SuffixAutomaton()
+    automaton.extend(np.full(200_000, 17, dtype=np.int32))
+    assert automaton.match()[0] == 199_999
+    assert automaton.memory_bytes <= 40 * 200_000
+    assert automaton.check_integrity() is None
+
+
+def test_source_text_takes_at_most_forty_bytes_a_token_at_every_size() -> None:
+    tokens = python_source_tokens()
+    automaton = SuffixAutomaton()
+    for begin in range(0, len(tokens), 1000):
+        automaton.extend(tokens[begin : begin + 1000])
+        if len(automaton) >= 10_000:
+            assert automaton.memory_bytes <= 40 * len(automaton)
+    assert len(automaton) == len(tokens) > 50_000
+    assert automaton.num_states < 1.5 * len(tokens)
+    assert automaton.check_integrity() is None
+
+
+@given(texts, st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_integrity_check_survives_any_damage(tokens: list[int], data: st.DataObject) -> None:
+    automaton = automaton_of(tokens)
+    arrays = [automaton._text, automaton._links, automaton._clones, automaton._table, automaton._counts]
+    damaged = data.draw(st.sampled_from(arrays)).reshape(-1)
+    where = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[where] = data.draw(st.integers(-(2**31), 2**31 - 1) | st.integers(-70, 70))
+    report = automaton.check_integrity()
+    assert report is None or report
+
+
+@pytest.mark.parametrize("part", ["_links", "_clones", "_table", "_counts"])
+def test_the_integrity_check_finds_planted_faults(part: str) -> None:
+    automaton = automaton_of(np.random.default_rng(2).integers(0, 3, 60).tolist())
+    assert automaton.check_integrity() is None
+    array = getattr(automaton, part)
+    spots = {"_links": 40, "_clones": (3, 1), "_table": np.flatnonzero(automaton._table[:, 2])[0], "_counts": 2}
+    array[spots[part]] += 1
+    assert automaton.check_integrity() is not None

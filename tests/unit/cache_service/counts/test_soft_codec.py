@@ -1,0 +1,172 @@
+"""Soft counts as bytes of the shared cache: round trips, damage, and which parts are written anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_service.counts import soft_codec
+from cache_service.counts.soft_codec import Delta, area_of, decode_delta, decode_part, encode_delta, encode_part
+from cache_service.counts.soft_compactor import SoftCompactorSettings
+from cache_service.counts.soft_exchange import SoftExchangeSettings
+from cache_service.counts.soft_manifest import (
+    SoftManifest,
+    SoftPart,
+    decode_soft_manifest,
+    encode_soft_manifest,
+    num_absorbed,
+)
+from cache_service.counts.soft_ngram import SoftNgramTable
+from cache_service.errors import FormatError, SettingError
+from cache_service.formats.frame import Content, FrameCodec
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.store_keys import StoreKeys
+
+KEYS = StoreKeys("model", "tenant")
+PLAIN, SEALED = FrameCodec(KEYS), FrameCodec(KEYS, KeyRing({1: b"k" * 32}))
+ORIGIN = bytes(range(16))
+
+
+def learnt(seed=0, rows=20, order=3):
+    rng = np.random.default_rng(seed)
+    table = SoftNgramTable(64 * 1024, order)
+    probs = rng.dirichlet(np.ones(4), rows).astype(np.float32)
+    table.learn(rng.integers(0, 50, (rows, 4)), rng.integers(0, 1000, (rows, 4)), probs)
+    return table.entries()
+
+
+def same(left, right):
+    return all((one == other).all() for one, other in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("codec", [PLAIN, SEALED], ids=["plain", "encrypted"])
+def test_deltas_and_parts_come_back_as_they_were(codec):
+    entries = learnt()
+    delta = decode_delta(codec, 3, encode_delta(codec, 3, Delta(ORIGIN, "epoch", entries)))
+    assert (delta.origin, delta.epoch) == (ORIGIN, "epoch")
+    assert same(delta.entries, entries)
+    part = encode_part(codec, 3, entries)
+    assert part.num_contexts == len(entries.keys)
+    assert same(decode_part(codec, 3, part.digest, part.frame), entries)
+    assert part == encode_part(codec, 3, entries), "equal counts have one name"
+
+
+def test_another_order_content_or_name_is_refused():
+    entries = learnt()
+    delta, part = encode_delta(PLAIN, 3, Delta(ORIGIN, "e", entries)), encode_part(PLAIN, 3, entries)
+    for read in (
+        lambda: decode_delta(PLAIN, 2, delta),
+        lambda: decode_delta(PLAIN, 3, part.frame),
+        lambda: decode_part(PLAIN, 3, part.digest, delta),
+        lambda: decode_part(PLAIN, 3, encode_part(PLAIN, 3, learnt(1)).digest, part.frame),
+        lambda: decode_delta(FrameCodec(StoreKeys("model", "other"), SEALED._ring), 3, delta),
+    ):
+        with pytest.raises(FormatError):
+            read()
+
+
+def test_what_is_too_large_is_refused(monkeypatch):
+    entries = learnt()
+    monkeypatch.setattr(soft_codec, "MAX_DELTA_CONTEXTS", 3)
+    monkeypatch.setattr(soft_codec, "MAX_PART_CONTEXTS", 3)
+    for write in (
+        lambda: encode_delta(PLAIN, 3, Delta(ORIGIN, "e", entries)),
+        lambda: encode_part(PLAIN, 3, entries),
+    ):
+        with pytest.raises(FormatError, match="3") as raised:
+            write()
+        assert raised.value.reason == "oversize"
+
+
+@given(data=st.data())
+def test_damaged_bodies_are_refused_and_nothing_else_happens(data):
+    body = PLAIN.unpack(Content.SOFT_DELTA, encode_delta(PLAIN, 3, Delta(ORIGIN, "e", learnt())), 2**20)
+    position = data.draw(st.integers(0, len(body) - 1))
+    damaged = data.draw(
+        st.sampled_from(
+            [
+                body[:position],
+                body + b"x",
+                body[:position] + bytes([body[position] ^ 1 << position % 8]) + body[position + 1 :],
+            ]
+        )
+    )
+    try:
+        delta = decode_delta(PLAIN, 3, PLAIN.pack(Content.SOFT_DELTA, damaged))
+    except FormatError:
+        return
+    # Only origin and epoch are free to be anything.
+    assert same(delta.entries, learnt())
+    assert position <= 18
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused(body):
+    for content, read in (
+        (Content.SOFT_DELTA, decode_delta),
+        (Content.SOFT_PART, lambda codec, order, frame: decode_part(codec, order, soft_codec.digest_of(frame), frame)),
+    ):
+        with pytest.raises(FormatError):
+            read(PLAIN, 3, PLAIN.pack(content, body))
+    with pytest.raises(FormatError):
+        decode_soft_manifest(PLAIN, PLAIN.pack(Content.SOFT_MANIFEST, body))
+
+
+def test_a_later_format_is_told_from_garbage():
+    later = PLAIN.pack(Content.SOFT_DELTA, b"\x02" + b"whatever comes")
+    with pytest.raises(FormatError) as raised:
+        decode_delta(PLAIN, 3, later)
+    assert raised.value.reason == "newer"
+
+
+def test_manifests_come_back_as_they_were():
+    manifest = SoftManifest("e", 3, 2, (SoftPart("a" * 64, 5, 9),), "7-1")
+    assert decode_soft_manifest(PLAIN, encode_soft_manifest(PLAIN, manifest)) == manifest
+    later = SoftManifest("e", 3, 2, (), "7-1", format_version=2)
+    with pytest.raises(FormatError) as raised:
+        decode_soft_manifest(PLAIN, encode_soft_manifest(PLAIN, later))
+    assert raised.value.reason == "newer"
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=300))
+def test_parts_stay_few_and_contexts_are_rewritten_seldom(arrivals):
+    sizes, written = [], 0
+    for num_new in arrivals:
+        kept = len(sizes) - num_absorbed(sizes, num_new, 2**30)
+        sizes = [*sizes[:kept], sum(sizes[kept:]) + num_new]
+        written += sizes[-1]
+    total = sum(arrivals)
+    assert sum(sizes) == total
+    assert len(sizes) <= total.bit_length() + 1
+    assert written <= 3 * total * total.bit_length()
+
+
+def test_too_many_contexts_are_all_written_anew():
+    assert num_absorbed([100, 10], 5, 115) == 1
+    assert num_absorbed([100, 10], 5, 114) == 2
+
+
+def test_areas_have_keys_of_their_own_and_one_epoch():
+    keys = StoreKeys("fp", "ns").beside(area_of(3))
+    assert keys.log == "sd:{fp:ns}:soft-3:log"
+    assert keys.segment("a") == "sd:{fp:ns}:soft-3:segment:a"
+    assert keys.epoch == StoreKeys("fp", "ns").epoch == "sd:{fp:ns}:epoch"
+    with pytest.raises(SettingError, match="area"):
+        keys.beside("a}b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        (lambda: SoftExchangeSettings(order=5), "order"),
+        (lambda: SoftExchangeSettings(tick_s=0), "tick_s"),
+        (lambda: SoftExchangeSettings(max_namespaces=0), "max_namespaces"),
+        (lambda: SoftCompactorSettings(max_contexts=1), "max_contexts"),
+        (lambda: SoftCompactorSettings(fold_entries=0), "fold_entries"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, field):
+    with pytest.raises(SettingError, match=field):
+        settings()

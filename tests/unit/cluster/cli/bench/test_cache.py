@@ -1,0 +1,212 @@
+"""`paceline bench cache` from end to end on a tiny model, over servers of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from actors.errors import InvalidRequest
+from actors.models.toy import save_tiny_model
+from cluster.cli.bench.app import app
+from cluster.cli.bench.cache import run_cache
+from cluster.cli.bench.cache_plan import CachePlan, make_scenarios
+from cluster.cli.bench.cache_prompts import edit_prompts, repeated_prompts, templated_prompts
+from cluster.cli.bench.known_answers import KnownAnswers
+from cluster.cli.bench.prompts import BenchPrompt
+
+KINDS = ["repeated", "templated", "edits", "unrelated", "other-topic", "stale", "random", "hostile"]
+SETS = (("cache",), ("soft_ngram",))
+CHEAP = ((1, 0.03), (64, 0.031))  # drafts always pay
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), max_positions=2048)
+
+
+@pytest.fixture(scope="module")
+def report(directory):
+    rows = tuple(
+        BenchPrompt(str(row), f"task {row % 2}", ({"role": "user", "content": f"word {row}"},)) for row in range(8)
+    )
+    shown = []
+    report = run_cache(
+        CachePlan(
+            rows,
+            model=str(directory),
+            drafters=SETS,
+            replica=True,
+            row_seconds=CHEAP,
+            rows=2,
+            rows_per_task=1,
+            rows_before_per_task=2,
+            max_new_tokens=12,
+            index_tokens=12_000,
+            rounds=6,
+            batch_size=2,
+        ),
+        on_result=shown.append,
+    )
+    assert shown == report.scenarios
+    return report
+
+
+def text(prompt):
+    return prompt.messages[0]["content"]
+
+
+def test_prompts_differ_from_those_before_as_much_as_their_kind_says():
+    for count in (1, 4, 50):
+        repeated, templated, edits = repeated_prompts(count), templated_prompts(count), edit_prompts(count)
+        assert [text(row) for row in repeated.before] == [text(row) for row in repeated.asked]
+        assert len({text(row) for row in repeated.asked}) == len(repeated.asked) == count
+        assert len(templated.before) == 3 * count
+        assert not {text(row) for row in templated.before} & {text(row) for row in templated.asked}
+        for before, asked in zip(edits.before, edits.asked, strict=True):
+            (program,), (same,) = (
+                [part for part in text(row).split("```") if "class" in part] for row in (before, asked)
+            )
+            assert program == same
+            assert text(before) != text(asked)
+            compile(program.removeprefix("python\n"), "program", "exec")
+    names = [row.name for row in (*repeated.before, *repeated.asked, *templated.before, *templated.asked)]
+    assert len(set(names)) == len(names)
+
+
+def test_without_a_prompts_file_there_are_no_unrelated_requests():
+    assert [one.name for one in make_scenarios(CachePlan())] == [kind for kind in KINDS if kind != "unrelated"]
+
+
+def test_kinds_of_requests_are_chosen_by_name():
+    assert [one.name for one in make_scenarios(CachePlan(kinds=("hostile", "random")))] == ["random", "hostile"]
+    for kind, limit in (("rnadom", "one of repeated, templated"), ("unrelated", "needs a file of prompts")):
+        with pytest.raises(InvalidRequest, match=limit):
+            make_scenarios(CachePlan(kinds=(kind,)))
+
+
+def test_nothing_that_is_asked_has_been_asked_before_but_for_repeated_requests():
+    rows = tuple(BenchPrompt(str(row), "task", ({"role": "user", "content": f"word {row}"},)) for row in range(8))
+    for one in make_scenarios(CachePlan(rows, rows_before_per_task=99))[1:]:
+        assert not {text(row) for row in one.before} & {text(row) for row in one.asked}
+
+
+def test_answers_are_the_same_whatever_the_cache_holds(report):
+    assert [(one.drafters, one.name) for one in report.scenarios] == [(names, kind) for names in SETS for kind in KINDS]
+    for one in report.scenarios:
+        assert one.equality.num_compared == 2
+        assert one.equality.differences == ()
+        assert one.cold.num_tokens == one.warm.num_tokens
+        assert one.is_settled
+    assert [one.num_before for one in report.scenarios] == 2 * [2, 6, 2, 4, 2, 0, 0, 0]
+
+
+def test_what_was_answered_before_takes_fewer_rounds_with_either_source(report):
+    for one in report.scenarios:
+        (source,) = one.drafters
+        assert (one.soft_contexts > 0) == (source == "soft_ngram")
+        if one.name == "repeated":
+            assert one.tokens_per_round_ratio > 1.0
+            assert one.warm.ratio > 1.0
+            assert one.warm.accepted_tokens[source] > one.cold.accepted_tokens.get(source, 0)
+
+
+def test_a_fresh_replica_begins_about_where_one_is_that_has_answered_before(report):
+    for one in report.scenarios:
+        if not one.num_before or one.drafters != SETS[0]:
+            assert (one.replica, one.fresh_share) == (None, None)
+            continue
+        said = {block.method: [] for block in one.blocks}
+        for block in one.blocks:
+            said[block.method] += [answer.token_ids for answer in block.answers]
+        assert said["replica"] == said["cold"]
+        assert one.fresh_share == one.warm.tokens_per_round / one.replica.tokens_per_round
+        if one.name == "repeated":
+            assert one.replica.tokens_per_round > one.cold.tokens_per_round
+            assert one.fresh_share >= 0.9
+
+
+def test_figures_go_by_the_times_that_were_given(report):
+    assert report.config["row_seconds"] == list(CHEAP)
+    for one in report.scenarios:
+        rounds = sum(answer.rounds for block in one.blocks if block.method == "cold" for answer in block.answers)
+        assert 0.03 * rounds < one.cold.seconds < 0.045 * (rounds + one.cold.num_prompts)
+
+
+def test_every_state_of_the_server_is_timed(report):
+    assert [(cost.state, cost.rounds) for cost in report.round_costs] == [("none", 6), ("live", 6), ("stopped", 6)]
+    assert all(0 < cost.median_us <= cost.p99_us <= cost.greatest_us for cost in report.round_costs)
+    _, live, stopped = report.round_costs
+    assert report.stopped_p99_ratio == pytest.approx(stopped.p99_us / live.p99_us)
+
+
+def test_the_index_is_timed_from_its_start_to_drafts_of_what_is_new(report):
+    cost = report.index_cost
+    assert cost.builds.tokens == cost.maps.tokens >= 12_000
+    assert cost.builds.stats.tokens >= cost.builds.tokens
+    assert cost.builds.wire_bytes > 0
+    assert 0 < cost.drafting_median_us <= cost.drafting_p99_us
+    assert cost.freshness.delays
+    assert cost.freshness.stats.damaged == 0
+
+
+def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory, tmp_path):
+    saved = tmp_path / "out.json"
+    options = [
+        "--model",
+        directory,
+        "--rows",
+        1,
+        "--max-new-tokens",
+        4,
+        "--drafters",
+        "cache",
+        "--rounds",
+        0,
+        "--index-tokens",
+        0,
+    ]
+    result = CliRunner().invoke(app, ["cache", *map(str, [*options, "--json", saved])], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines()]
+    kinds = [kind for kind in KINDS if kind != "unrelated"]
+    for name in kinds:
+        assert [row[-1] for row in rows if row and row[0] == name] == ["1/1"]
+    assert [row[3] for row in rows if row[:1] == ["worth"]] == ["cache"]
+    report = json.loads(saved.read_text())
+    assert [one["name"] for one in report["scenarios"]] == kinds
+    assert report["round_costs"] == []
+    assert report["stopped_p99_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "int3"], "--dtype is 'int3'"),
+        (["--row-times", "1:36,8"], "--row-times is '1:36,8'; write rows:milliseconds"),
+        (["--row-times", "0:36"], "--row-times is '0:36'"),
+        (["--answers", "/nowhere/answers.jsonl"], "--answers is '/nowhere/answers.jsonl'; its directory must exist"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(options, message):
+    result = CliRunner().invoke(app, ["cache", *options])
+    assert message in str(result.exception)
+
+
+def test_answers_are_known_again_by_model_prompt_and_length(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    known = KnownAnswers(file, "weights", 8)
+    assert known.find([1, 2]) is None
+    known.keep([1, 2], [3, 4])
+    known.keep([1, 2], [3, 4])
+    assert len(file.read_text().splitlines()) == 1
+    assert KnownAnswers(file, "weights", 8).find([1, 2]) == [3, 4]
+    assert KnownAnswers(file, "weights", 8).find([1, 2, 3]) is None
+    assert KnownAnswers(file, "weights", 9).find([1, 2]) is None
+    assert KnownAnswers(file, "others", 8).find([1, 2]) is None
+    file.write_text("not json")
+    with pytest.raises(InvalidRequest, match=r"--answers is '.*'; it must hold answers of an earlier run"):
+        KnownAnswers(file, "weights", 8)
+    KnownAnswers(None, "weights", 8).keep([1], [2])

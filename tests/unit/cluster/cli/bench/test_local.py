@@ -1,0 +1,281 @@
+"""`paceline bench local` from end to end on a tiny model: who is measured, in which order, and what is reported."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from actors.errors import InvalidRequest, ModelError
+from actors.models.loader import load_model, load_tokenizer
+from actors.models.quantization import Int8Linear
+from actors.models.source import ModelSource
+from actors.models.toy import END_OF_TURN, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from cluster.cli.bench.app import app
+from cluster.cli.bench.local import LocalPlan, compare_answers, encode_prompt, run_blocks, run_local
+from cluster.cli.bench.methods import EngineSettings, GenerateMethod, create_engines, logit_gap
+from cluster.cli.bench.prompts import BenchPrompt
+from cluster.cli.bench.speed import Answer, TimedBlock
+from paceline_testing.other_vocabularies import merging_tokenizer
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), max_positions=256)
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    return load_model(ModelSource("tiny", "tiny", directory))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory):
+    return load_tokenizer(ModelSource("tiny", "tiny", directory))
+
+
+def said(name, task, text):
+    return BenchPrompt(name, task, ({"role": "user", "content": text},))
+
+
+PROMPTS = (
+    said("1", "echo", "abc abc abc abc"),
+    said("2", "echo", "one two three"),
+    said("3", "ask", "why?"),
+    said("4", "ask", "when?"),
+    said("5", "ask", "who?"),
+)
+
+
+def greedy(model, prompt, count):
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tuple(tokens[len(prompt) :])
+
+
+@pytest.fixture(scope="module")
+def report(directory):
+    plan = LocalPlan(
+        PROMPTS,
+        model=str(directory),
+        draft_model="none",
+        drafters=(("none",), ("prompt_lookup",), ("prompt_lookup", "suffix")),
+        rows_per_task=2,
+        learn_rows_per_task=1,
+        max_new_tokens=12,
+        batch_sizes=(1, 2),
+    )
+    return run_local(plan)
+
+
+def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(directory, model, tokenizer, tmp_path):
+    save_eagle_head(tmp_path, model.config, tiny_eagle_tensors(model.config, "eagle"))
+    settings = EngineSettings(
+        model=str(directory),
+        draft_model="none",
+        dtype="float32",
+        device="cpu",
+        exact="default",
+        batch_size=1,
+        max_draft_tokens=8,
+        branch=3,
+        eagle_head=str(tmp_path),
+        quantization="int8",
+    )
+    plain, drafting = create_engines(settings, [("auto",)], 64)
+    assert [engine._engine.target.has_head for engine in (plain, drafting)] == [False, True]
+    assert "eagle" in drafting.drafter_names
+    for engine in (plain, drafting):
+        assert engine._engine.core._drafting._branch == 3
+        assert any(isinstance(module, Int8Linear) for module in engine._engine.target._runner.model.modules())
+    prompt = encode_prompt(PROMPTS[0], tokenizer)
+    assert plain.answer([prompt], 40)[0].token_ids == drafting.answer([prompt], 40)[0].token_ids
+
+
+def test_a_draft_model_assists_generate_too_unless_its_vocabulary_is_another(directory, model, tmp_path):
+    drafts = {"same": save_tiny_model(tmp_path / "same", seed=1), "other": tmp_path / "other"}
+    save_tiny_model(drafts["other"], tokenizer=merging_tokenizer())
+    for name, wanted in (("same", ["generate + assistant model"]), ("other", [])):
+        plan = LocalPlan(PROMPTS[:1], str(directory), str(drafts[name]), drafters=(("draft_model",),), max_new_tokens=8)
+        (cell,) = run_local(plan).cells
+        assert [method.name for method in cell.methods[2:-2]] == wanted
+        assert all(not method.equality.differences for method in cell.methods[1:])
+
+
+def test_a_head_that_is_not_there_is_named_and_so_is_a_drafter_without_one(directory, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "abc abc"}\n')
+    options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--no-baselines"]
+    for more, said in (
+        (["--eagle-head", tmp_path / "absent"], str(tmp_path / "absent")),
+        (["--drafters", "eagle"], "drafter 'eagle' needs a head of the model"),
+    ):
+        result = CliRunner().invoke(app, ["local", *map(str, [*options, *more])])
+        assert isinstance(result.exception, ModelError)
+        assert said in str(result.exception)
+
+
+def test_every_method_gives_the_tokens_of_plain_greedy_decoding(report, model, tokenizer):
+    for cell in report.cells:
+        for block in cell.blocks:
+            for name, answer in zip(block.prompts, block.answers, strict=True):
+                prompt = encode_prompt(next(row for row in PROMPTS if row.name == name), tokenizer)
+                wanted = greedy(model, prompt, 12)
+                wanted = wanted[: wanted.index(END_OF_TURN)] if END_OF_TURN in wanted else wanted
+                assert answer.token_ids == wanted, (block.method, name)
+        assert [method.equality and method.equality.differences for method in cell.methods] == [None, (), (), (), ()]
+
+
+def test_each_cell_measures_all_methods_on_all_prompts(report):
+    assert [(cell.batch_size, cell.num_partial_blocks) for cell in report.cells] == [(1, 0), (2, 0)]
+    for cell in report.cells:
+        names = [method.name for method in cell.methods]
+        assert names == [
+            "generate",
+            "generate + prompt lookup",
+            "paceline: none",
+            "paceline: prompt_lookup",
+            "paceline: prompt_lookup,suffix",
+        ]
+        assert cell.reference == "generate"
+        asked = Counter((block.method, name) for block in cell.blocks for name in block.prompts)
+        assert asked == {(method, row): 1 for method in names for row in "1234"}
+        assert all(len(block.prompts) == cell.batch_size and block.seconds > 0 for block in cell.blocks)
+        plain = [method.overall.tokens_per_round for method in cell.methods if method.drafters in (None, ())]
+        assert plain[0] == plain[2] == 1.0
+        assert plain[1] >= 1.0
+        for method in cell.methods[3:]:
+            assert set(method.overall.accepted_tokens) <= set(method.drafters)
+            assert set(method.tasks) == {"echo", "ask"}
+    assert report.config["num_prompts"] == {"echo": 2, "ask": 2}
+    assert report.config["num_learn_prompts"] == 1
+
+
+def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "abc abc"}\n{"prompt": "xyz", "task": "other"}\n')
+    saved = tmp_path / "out.json"
+    options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--max-new-tokens", 4]
+    options += ["--drafters", "suffix", "--no-baselines", "--json", saved]
+    result = CliRunner().invoke(app, ["local", *map(str, options)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("machine   cpu ")
+    assert "torch_threads" in lines[0]
+    assert "transformers" in lines[1]
+    assert [line.split()[0] for line in lines if line.startswith("paceline")] == ["paceline:"] * 4
+    assert "generate" not in result.stdout.replace("generate its prompts", "")
+    cell = json.loads(saved.read_text())["cells"][0]
+    assert cell["reference"] == "paceline: none"
+    assert cell["methods"][1]["equality"] == {"num_compared": 2, "differences": []}
+    assert [block["method"] for block in cell["blocks"]] == [
+        "paceline: none",
+        "paceline: suffix",
+        "paceline: suffix",
+        "paceline: none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dtype", "int8"], "--dtype is 'int8'"),
+        (["--batch-size", "0"], "--batch-size is '0'"),
+        (["--json", "/absent/out.json"], "--json is '/absent/out.json'"),
+        (["--spec-bench", "."], "give either --prompts or --spec-bench"),
+        (["--drafters", "magic"], "'magic'; known drafters are"),
+        (["--max-new-tokens", "256"], "the model has room for 256"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_measured(directory, tmp_path, options, said):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "abc abc"}\n')
+    result = CliRunner().invoke(
+        app, ["local", "--prompts", str(rows), "--model", str(directory), "--no-baselines", *options]
+    )
+    assert isinstance(result.exception, InvalidRequest)
+    assert said in str(result.exception)
+
+
+class Recorder:
+    """A method that notes when it is asked, and may say something else than it should."""
+
+    def __init__(self, name, log, answer=(1, 2, 3)):
+        self.name = name
+        self._log = log
+        self._answer = answer
+
+    def answer(self, prompts, max_new_tokens):
+        self._log.append((self.name, [tuple(prompt) for prompt in prompts]))
+        return [Answer(self._answer, 3) for _ in prompts]
+
+
+def test_methods_take_turns_at_going_first_and_no_block_begins_before_the_last_is_done():
+    log = []
+    methods = [Recorder(name, log) for name in "abc"]
+    blocks = [[said(str(index), "t", "")] for index in range(4)]
+    run_blocks(methods, blocks, {str(index): [index] for index in range(4)}, 3)
+    assert "".join(name for name, _ in log) == "abc" + "bca" + "cab" + "abc"
+    assert [prompts for _, prompts in log] == [[(index,)] for index in range(4) for _ in range(3)]
+
+
+def test_an_answer_that_leaves_the_reference_is_reported_with_the_models_own_gap(model):
+    prompt, right = [65, 66, 67], None
+    right = greedy(model, prompt, 6)
+    wrong = (*right[:3], right[3] + 1, *right[4:])
+    blocks = [
+        TimedBlock(method, "t", ("p", "q"), 1.0, (Answer(answer, 6), Answer(right[:4], 4)))
+        for method, answer in (("good", right), ("bad", wrong))
+    ]
+    blocks.append(TimedBlock("short", "t", ("p", "q"), 1.0, (Answer(right[:5], 6), Answer(right[:4], 4))))
+    found = compare_answers(blocks, "bad", "good", {"p": prompt, "q": prompt}, model)
+    with torch.inference_mode():
+        logits = sorted(model(torch.tensor([[*prompt, *right[:3]]])).logits[0, -1].tolist())
+    (difference,) = found.differences
+    assert (found.num_compared, difference.prompt, difference.position) == (2, "p", 3)
+    assert (difference.expected, difference.found) == (right[3], right[3] + 1)
+    assert difference.logit_gap == pytest.approx(logits[-1] - logits[-2], abs=1e-6)
+    assert logit_gap(model, [*prompt, *right[:3]]) == difference.logit_gap
+    (ended,) = compare_answers(blocks, "short", "good", {"p": prompt, "q": prompt}, None).differences
+    assert (ended.position, ended.expected, ended.found, ended.logit_gap) == (5, right[5], None, None)
+
+
+@pytest.mark.parametrize("help_by", ["nobody", "prompt lookup", "an assistant"])
+def test_generate_is_plain_greedy_whatever_the_checkpoint_wishes_and_ends_before_the_stop_token(
+    model, tokenizer, help_by
+):
+    help_of = {
+        "nobody": {},
+        "prompt lookup": {"prompt_lookup_tokens": 10},
+        "an assistant": {"assistant": make_tiny_model("llama", 0, vocab_size=model.config.vocab_size)},  # the same
+    }[help_by]
+    prompt = encode_prompt(PROMPTS[0], tokenizer)
+    wanted = greedy(model, prompt, 30)
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.min_new_tokens = 25
+    method = GenerateMethod("g", model, tokenizer, (), **help_of)
+    (answer,) = method.answer([prompt], 30)
+    assert answer.token_ids == wanted
+    assert answer.rounds <= 30
+    assert answer.rounds == 30 or help_by != "nobody"
+    assert answer.rounds < 15 or help_by != "an assistant"
+    stop = wanted[10]
+    method = GenerateMethod("g", model, tokenizer, (stop,), **help_of)
+    (answer,) = method.answer([prompt], 30)
+    assert answer.token_ids == wanted[: wanted.index(stop)]
+
+
+def test_a_model_without_a_template_takes_texts_but_no_conversations(tokenizer):
+    chat_template, tokenizer.chat_template = tokenizer.chat_template, None
+    try:
+        assert encode_prompt(said("1", "t", "abc"), tokenizer) == [int(token) for token in tokenizer.encode("abc")]
+        with pytest.raises(InvalidRequest, match="prompt 2 is '2 messages'"):
+            encode_prompt(BenchPrompt("2", "t", PROMPTS[0].messages * 2), tokenizer)
+    finally:
+        tokenizer.chat_template = chat_template

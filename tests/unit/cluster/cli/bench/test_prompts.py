@@ -1,0 +1,272 @@
+"""Benchmark prompts: rows of every form, Spec-Bench's tasks, even choice, blocks of one task."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.errors import InvalidRequest
+from cluster.cli.bench import prompts
+from cluster.cli.bench.prompts import (
+    BENCHMARKS,
+    BenchPrompt,
+    make_blocks,
+    pick_rows,
+    prompt_of,
+    read_prompts,
+    read_spec_bench,
+)
+
+SHARED = Path(__file__).resolve().parents[5].parent / "shared"
+
+
+def write(tmp_path, *rows):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return file
+
+
+def said(text):
+    return ({"role": "user", "content": text},)
+
+
+def test_every_form_of_row_is_read(tmp_path):
+    history = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    file = write(
+        tmp_path,
+        {"prompt": "one\u2028line"},
+        "",
+        {"turns": ["first", "second"], "category": "coding", "question_id": 7},
+        {"messages": history, "task": "chat", "id": "x"},
+        {"prompt_token_ids": [3, 0, 5], "expected": "ignored"},
+        {"prompt": "say it again", "prediction": "it again", "reference": "it again"},
+    )
+    assert read_prompts(file) == [
+        BenchPrompt("1", "prompts", said("one\u2028line")),
+        BenchPrompt("7", "mt_bench", said("first"), later_turns=("second",), category="coding"),
+        BenchPrompt("x", "chat", tuple(history), category="chat"),
+        BenchPrompt("5", "prompts", token_ids=(3, 0, 5)),
+        BenchPrompt("6", "prompts", said("say it again"), prediction="it again", reference="it again"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{", ":2 is '{'; not valid JSON"),
+        ("[]", "every line must be a JSON object"),
+        ("{}", "exactly one of turns, prompt, messages, prompt_token_ids, or the fields text, test_list (MBPP); "),
+        ('{"answer": "' + "x" * 1000 + '"}', "x'; a row needs exactly one of"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"prompt": ' + "[" * 600 + "]" * 600 + "}", "must hold a text"),
+        ('{"prompt": "half a pair: \\ud800"}', "must hold a text"),
+        ('{"prompt": "a", "id": "\\udfff"}', "id is '\\udfff'; it must be a text"),
+        ({"prompt": "a", "turns": ["b"]}, "exactly one of"),
+        ({"prompt": ""}, "must hold a text"),
+        ({"turns": []}, "must hold a text"),
+        ({"turns": [3]}, "must hold a text"),
+        ({"turns": ["a", ""]}, "must hold a text"),
+        ({"prompt": "a", "prediction": 3}, "prediction is '3'; it must be a text"),
+        ({"messages": []}, "messages with role and content"),
+        ({"messages": [{"role": "user"}]}, "messages with role and content"),
+        ({"prompt_token_ids": [1, True]}, "token ids"),
+        ({"prompt_token_ids": [-1]}, "token ids"),
+        ({"prompt": "b", "id": 1}, "id is '1'; every row needs an id of its own"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, row, said):
+    with pytest.raises(InvalidRequest) as caught:
+        read_prompts(write(tmp_path, {"prompt": "a"}, row))
+    assert said in str(caught.value)
+
+
+BENCHMARK_ROWS = {
+    "humaneval": [
+        {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "assert f(1)"},
+        {"task_id": "HumanEval/1", "prompt": "\n\ndef g():\n"},
+    ],
+    "mbpp": [
+        {"task_id": 601, "text": "Add two numbers.", "code": "...", "test_list": ["assert add(1, 2) == 3", "assert 1"]},
+        {"task_id": 602, "prompt": "Subtract them.", "test_list": ["assert sub(1, 2) == -1"]},
+    ],
+    "gsm8k": [
+        {"question": "How many apples are left?", "answer": "5 - 2 = 3\n#### 3"},
+        {"question": "And how many pears?", "answer": "#### 0"},
+    ],
+    "cnn_dm": [
+        {"article": "It rained.", "highlights": "Rain.", "id": "f00d"},
+        {"article": "It snowed.", "highlights": "Snow.", "id": "beef"},
+    ],
+    "wmt16": [
+        {"translation": {"de": "Guten Tag.", "en": "Good day."}},
+        {"translation": {"en": "Thank you.", "de": "Danke."}},
+    ],
+    "alpaca": [
+        {"instruction": "Name a colour.", "input": "", "output": "Red."},
+        {"instruction": "Sort these.", "input": "3, 1, 2", "output": "1, 2, 3"},
+    ],
+}
+BENCHMARK_PROMPTS = {
+    "humaneval": [("HumanEval/0", "def f(x):\n"), ("HumanEval/1", "\n\ndef g():\n")],
+    "mbpp": [
+        (
+            "601",
+            "Write Python code for this task: Add two numbers.\n"
+            "It must pass these tests:\nassert add(1, 2) == 3\nassert 1",
+        ),
+        (
+            "602",
+            "Write Python code for this task: Subtract them.\nIt must pass these tests:\nassert sub(1, 2) == -1",
+        ),
+    ],
+    "gsm8k": [("1", "How many apples are left?"), ("2", "And how many pears?")],
+    "cnn_dm": [("f00d", "Summarize this article: It rained."), ("beef", "Summarize this article: It snowed.")],
+    "wmt16": [("1", "Translate German to English: Guten Tag."), ("2", "Translate German to English: Danke.")],
+    "alpaca": [("1", "Name a colour."), ("2", "Sort these.\n\n3, 1, 2")],
+}
+BENCHMARK_REFERENCES = {
+    "gsm8k": ("5 - 2 = 3\n#### 3", "#### 0"),
+    "cnn_dm": ("Rain.", "Snow."),
+    "wmt16": ("Good day.", "Thank you."),
+}
+
+
+@pytest.mark.parametrize("task", BENCHMARK_ROWS)
+def test_rows_of_a_published_benchmark_are_asked_as_its_task(tmp_path, task):
+    references = BENCHMARK_REFERENCES.get(task, ("", ""))
+    wanted = [
+        BenchPrompt(name, task, said(text), benchmark=task, reference=reference)
+        for (name, text), reference in zip(BENCHMARK_PROMPTS[task], references, strict=True)
+    ]
+    assert read_prompts(write(tmp_path, *BENCHMARK_ROWS[task])) == wanted
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows.jsonl").read_bytes())  # as some editors
+    assert read_prompts(tmp_path / "rows.jsonl") == wanted
+
+
+def test_every_known_shape_is_tried_and_one_file_may_hold_them_all(tmp_path):
+    assert {one.task for one in BENCHMARKS} == set(BENCHMARK_ROWS)
+    rows = [row for rows in BENCHMARK_ROWS.values() for row in rows]
+    assert Counter(prompt.task for prompt in read_prompts(write(tmp_path, *rows))) == dict.fromkeys(BENCHMARK_ROWS, 2)
+
+
+def test_what_a_row_says_itself_comes_before_what_a_benchmark_would_make_of_it():
+    asked = prompt_of({"prompt": "say", "question": "x", "article": "y", "instruction": "z"}, 3)
+    assert asked == BenchPrompt("3", "prompts", said("say"))
+    asked = prompt_of({"turns": ["first"], "task_id": 4, "question": "x"}, 3)
+    assert asked == BenchPrompt("3", "prompts", said("first"))
+    asked = prompt_of({"question": "x", "task": "mine", "id": 9, "prediction": "y"}, 3)
+    assert asked == BenchPrompt("9", "mine", said("x"), category="mine", prediction="y", benchmark="gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [("a", "a"), (["a", "b"], "a"), ([["a"]], ""), ([], ""), ("", ""), (3, ""), (None, ""), ("\ud800", "")],
+)
+def test_a_reference_is_that_of_the_first_turn_and_anything_but_text_is_none(reference, found):
+    assert prompt_of({"turns": ["first", "second"], "reference": reference}, 1).reference == found
+    assert prompt_of({"question": "first", "answer": reference}, 1).reference == found
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"task_id": 1, "prompt": " \n"}, "prompt is ' \\n'; it must be a text that is not empty"),
+        ({"text": 3, "test_list": ["assert 1"]}, "text is '3'; it must be a text"),
+        ({"text": "Add.", "test_list": "assert 1"}, "test_list is 'assert 1'; it must hold texts, at least one"),
+        ({"text": "Add.", "test_list": []}, "test_list is '[]'"),
+        ({"text": "Add.", "test_list": ["assert 1", None]}, "test_list is"),
+        ({"question": ["a"]}, "question is"),
+        ({"article": None}, "article is 'None'"),
+        ({"translation": "Guten Tag."}, "translation is 'Guten Tag.'; it must hold a German text under de"),
+        ({"translation": {"en": "Good day."}}, "translation is"),
+        ({"translation": {"de": "", "en": "Good day."}}, "translation is"),
+        ({"instruction": "Sort.", "input": 3}, "input is '3'; it must be a text"),
+        ({"instruction": "", "input": "3, 1"}, "instruction is ''"),
+        ({"question": "a", "prediction": []}, None),
+        ({"question": "a", "prediction": ["b"]}, "prediction is"),
+    ],
+)
+def test_a_wrong_field_of_a_benchmark_is_named_with_file_and_line(tmp_path, row, expected):
+    file = write(tmp_path, {"question": "fine"}, row)
+    if expected is None:
+        assert len(read_prompts(file)) == 2
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        read_prompts(file)
+    assert str(caught.value).startswith(f"--prompts {file}:2 {expected}")
+
+
+def test_a_line_longer_than_any_prompt_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "_MAX_LINE", 100)
+    fits = json.dumps({"prompt": "x" * 80})
+    assert len(read_prompts(write(tmp_path, fits, fits))) == 2
+    with pytest.raises(InvalidRequest, match=r"rows.jsonl:2 is .* a line may have 100 characters at most"):
+        read_prompts(write(tmp_path, fits, fits + " " * 100))
+
+
+def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
+    empty, binary = write(tmp_path, ""), tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for file in (empty, binary, tmp_path / "absent", tmp_path):
+        with pytest.raises(InvalidRequest, match=str(file)):
+            read_prompts(file)
+
+
+def test_of_spec_bench_all_turns_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["Compose a travel blog post.", "Rewrite your response."]},
+        {"question_id": 91, "category": "roleplay", "turns": ["Pretend yourself to be a scientist.", "And now?"]},
+        {"question_id": 161, "category": "translation", "turns": ["Translate German to English: Guten Tag."]},
+        {"question_id": 481, "category": "rag", "turns": ["Read the passages. Who was it?"]},
+    ]
+    write(tmp_path, *rows).rename(tmp_path / "question.jsonl")
+    assert read_spec_bench(tmp_path) == [
+        BenchPrompt("81", "mt_bench", said("Compose a travel blog post."), (), ("Rewrite your response.",), "writing"),
+        BenchPrompt("91", "mt_bench", said("Pretend yourself to be a scientist."), (), ("And now?",), "roleplay"),
+        BenchPrompt("161", "translation", said("Translate German to English: Guten Tag."), category="translation"),
+        BenchPrompt("481", "rag", said("Read the passages. Who was it?"), category="rag"),
+    ]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared absent")
+def test_spec_bench_has_six_tasks_of_eighty_questions():
+    prompts = read_spec_bench(SHARED / "data" / "spec_bench")
+    tasks = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
+    assert Counter(prompt.task for prompt in prompts) == dict.fromkeys(tasks, 80)
+    assert len({prompt.name for prompt in prompts}) == 480
+    assert prompts[0].name == "81"
+    assert prompts[0].messages[0]["content"].startswith("Compose an engaging travel blog post")
+    assert all(len(prompt.messages) == 1 for prompt in prompts)
+    assert all(prompt.num_turns == 1 + (prompt.task == "mt_bench") for prompt in prompts)
+
+
+def prompts_of(counts):
+    return [BenchPrompt(f"{task}{row}", task) for task, count in counts.items() for row in range(count)]
+
+
+def test_rows_are_picked_evenly_over_each_task():
+    picked, left = pick_rows(prompts_of({"a": 80, "b": 2}), 4)
+    assert [row.name for row in picked] == ["a0", "a20", "a40", "a60", "b0", "b1"]
+    assert len(left) == 76
+    assert pick_rows(prompts_of({"a": 3}), None) == (prompts_of({"a": 3}), [])
+
+
+def test_blocks_hold_one_task_and_tasks_take_turns():
+    blocks = make_blocks(prompts_of({"a": 5, "b": 2}), 2)
+    assert [[row.name for row in block] for block in blocks] == [["a0", "a1"], ["b0", "b1"], ["a2", "a3"], ["a4"]]
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 12), min_size=1), st.integers(1, 5), st.integers(1, 9))
+def test_nothing_is_lost_or_doubled_between_picking_and_blocks(counts, per_task, size):
+    rows = prompts_of(counts)
+    picked, left = pick_rows(rows, per_task)
+    assert sorted(row.name for row in (*picked, *left)) == sorted(row.name for row in rows)
+    assert Counter(row.task for row in picked) == {task: min(per_task, count) for task, count in counts.items()}
+    blocks = make_blocks(picked, size)
+    assert sorted(row.name for block in blocks for row in block) == sorted(row.name for row in picked)
+    assert all(len(block) <= size and len({row.task for row in block}) == 1 for block in blocks)

@@ -1,0 +1,440 @@
+"""`paceline bench serve`: its arithmetic on examples worked out by hand, and real load on an echoing gateway."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import time
+from collections import Counter
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from cluster.cli.bench.app import app
+from cluster.cli.bench.prompts import BenchPrompt
+from cluster.cli.bench.serve import ServePlan, arrival_times, deal_prompts, run_serve, take_turns
+from cluster.cli.bench.serve_metrics import RequestRecord, format_summary, peak_concurrency, summarise
+from cluster.cli.bench.stream_client import send_request
+from cluster.config import GatewayConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.http_app import create_app
+from cluster.gateway.service import GenerationService
+from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_tokenizer import toy_tokenizer
+
+TOKENIZER = toy_tokenizer()
+EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
+FOX = tuple(TOKENIZER.backend_tokenizer.encode("the quick brown fox jumps over the lazy dog").ids)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+RECORDS = [
+    RequestRecord("a", 0.0, ttft=0.1, latency=0.5, itls=[0.1, 0.3], prompt_tokens=10, output_tokens=5, rounds=3),
+    RequestRecord("b", 0.2, ttft=0.3, latency=0.3, prompt_tokens=20, output_tokens=1, rounds=1, draft_tokens=4),
+    RequestRecord("c", 1.0, ttft=9.0, latency=9.0, itls=[9.0], prompt_tokens=7, output_tokens=7, error="lost"),
+]
+
+
+def test_throughput_and_latencies_count_successful_requests_only():
+    summary = summarise(RECORDS, 2.0)
+    assert (summary.completed, summary.failed, summary.errors) == (2, 1, {"lost": 1})
+    assert (summary.total_input_tokens, summary.total_output_tokens) == (30, 6)
+    assert (summary.request_throughput, summary.output_throughput, summary.total_token_throughput) == (1.0, 3.0, 18.0)
+    assert summary.peak_concurrent_requests == 2
+    data = summary.as_json()
+    wanted = {
+        "mean_ttft_ms": 200.0,
+        "median_ttft_ms": 200.0,
+        "std_ttft_ms": 100.0,
+        "p99_ttft_ms": 298.0,
+        "mean_tpot_ms": 100.0,  # (0.5 - 0.1) / 4; the answer of one token has none
+        "p99_tpot_ms": 100.0,
+        "mean_itl_ms": 200.0,  # one gap per chunk, not per token
+        "p99_itl_ms": 298.0,
+        "mean_e2el_ms": 400.0,
+        "p99_e2el_ms": 498.0,
+    }
+    assert {name: data[name] for name in wanted} == pytest.approx(wanted)
+    assert (data["duration"], data["completed"], data["failed"], data["request_goodput"]) == (2.0, 2, 1, None)
+    assert data["spec_decode_tokens_per_round"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("objectives", "goodput"),
+    [({"ttft": 150}, 0.5), ({"tpot": 50}, 0.5), ({"e2el": 500}, 1.0), ({"ttft": 150, "tpot": 50}, 0.0)],
+)
+def test_goodput_counts_requests_that_hold_every_objective(objectives, goodput):
+    assert summarise(RECORDS, 2.0, objectives).request_goodput == goodput
+
+
+def test_no_successful_request_gives_zeros_and_no_error():
+    for records in ([], RECORDS[2:]):
+        summary = summarise(records, 0.0, {"ttft": 1})
+        assert summary.latencies["ttft"].p99 == summary.output_throughput == summary.request_goodput == 0.0
+
+
+def test_the_block_has_the_lines_that_vllm_prints():
+    lines = format_summary(summarise(RECORDS, 2.0, {"ttft": 150}), "Serving Benchmark Result", 4, 2.5).splitlines()
+    assert lines[0] == "============ Serving Benchmark Result ============"
+    shown = dict(line.split(":") for line in lines if ":" in line)
+    assert {name: value.strip() for name, value in shown.items()} == {
+        "Successful requests": "2",
+        "Failed requests": "1",
+        "Maximum request concurrency": "4",
+        "Request rate configured (RPS)": "2.50",
+        "Benchmark duration (s)": "2.00",
+        "Total input tokens": "30",
+        "Total generated tokens": "6",
+        "Request throughput (req/s)": "1.00",
+        "Request goodput (req/s)": "0.50",
+        "Output token throughput (tok/s)": "3.00",
+        "Peak concurrent requests": "2",
+        "Total token throughput (tok/s)": "18.00",
+        "Mean TTFT (ms)": "200.00",
+        "Median TTFT (ms)": "200.00",
+        "P99 TTFT (ms)": "298.00",
+        "Mean TPOT (ms)": "100.00",
+        "Median TPOT (ms)": "100.00",
+        "P99 TPOT (ms)": "100.00",
+        "Mean ITL (ms)": "200.00",
+        "Median ITL (ms)": "200.00",
+        "P99 ITL (ms)": "298.00",
+        "Mean E2EL (ms)": "400.00",
+        "Median E2EL (ms)": "400.00",
+        "P99 E2EL (ms)": "498.00",
+        "Tokens per round": "1.50",
+        "Draft tokens": "4",
+        "Accepted tokens": "0",
+    }
+    assert lines[-1] == "1 x lost"
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10)), max_size=12))
+def test_peak_concurrency_is_the_most_requests_at_any_moment(spans):
+    records = [RequestRecord("", float(start), latency=float(length)) for start, length in spans]
+    wanted = max((sum(start <= at < start + length for start, length in spans) for at in range(31)), default=0)
+    assert peak_concurrency(records) == wanted
+
+
+# --- arrivals, prompts and turns -------------------------------------------------------------------------------------
+
+
+def test_arrivals_are_a_poisson_process_that_the_seed_decides():
+    times = arrival_times(20_001, 8.0, np.random.default_rng(3))
+    gaps = np.diff(times)
+    assert times[0] == 0.0
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.03)
+    assert gaps.std() == pytest.approx(1 / 8, rel=0.05)
+    assert np.mean(gaps > 1 / 8) == pytest.approx(math.exp(-1), abs=0.02)
+    assert times[:50] == arrival_times(50, 8.0, np.random.default_rng(3))
+    assert arrival_times(3, math.inf, np.random.default_rng(3)) == [0.0, 0.0, 0.0]
+    assert arrival_times(0, 8.0, np.random.default_rng(3)) == []
+
+
+def prompts_of(counts):
+    return [BenchPrompt(f"{task}{row}", task) for task, count in counts.items() for row in range(count)]
+
+
+def test_both_modes_get_prompts_of_the_same_tasks_and_none_in_common():
+    (off, on), num_repeated = deal_prompts(prompts_of({"a": 6, "b": 6}), 2, 5)
+    assert num_repeated == 0
+    assert [prompt.task for prompt in off] == [prompt.task for prompt in on] == ["a", "b", "a", "b", "a"]
+    assert not {prompt.name for prompt in off} & {prompt.name for prompt in on}
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.integers(1, 7), min_size=1), st.integers(1, 2), st.integers(1, 30))
+def test_prompts_are_repeated_only_when_there_are_too_few(counts, num_hands, hand_size):
+    prompts = prompts_of(counts)
+    hands, num_repeated = deal_prompts(prompts, num_hands, hand_size)
+    assert [len(hand) for hand in hands] == [hand_size] * num_hands
+    names = [prompt.name for hand in hands for prompt in hand]
+    assert num_repeated == len(names) - len(set(names))
+    enough = sum(count // num_hands for count in counts.values())
+    assert (num_repeated == 0) == (hand_size <= enough) or enough == 0
+
+
+def test_repeated_prompts_come_to_both_modes_equally_often():
+    (off, on), num_repeated = deal_prompts(prompts_of({"a": 2}), 2, 10)
+    assert Counter(prompt.name for prompt in off) == Counter(prompt.name for prompt in on) == {"a0": 5, "a1": 5}
+    assert num_repeated == 18
+
+
+def test_modes_take_turns_in_blocks_and_at_going_first():
+    assert take_turns(("off", "on"), 5, 2) == [
+        ("off", 0, 2),
+        ("on", 0, 2),
+        ("on", 2, 4),
+        ("off", 2, 4),
+        ("off", 4, 5),
+        ("on", 4, 5),
+    ]
+    assert take_turns(("on",), 5, 2) == [("on", 0, 5)]
+
+
+# --- against a gateway -----------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A gateway over an echoing router on a port of its own."""
+
+    def __init__(self):
+        self.router = EchoRouter()
+        model = ServedModel("toy", max_model_len=512, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
+        config = GatewayConfig(request_timeout_s=20)
+        service = GenerationService(self.router, TOKENIZER, model, config)
+        self._server = uvicorn.Server(uvicorn.Config(create_app(service, config), log_level="error", lifespan="off"))
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def reset(self):
+        self.router.requests.clear()
+        self.router.failures.clear()
+        self.router.delay_s, self.router.max_running = 0.0, 1000
+
+    def close(self):
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def running():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(running):
+    running.reset()
+    yield running
+    running.reset()
+
+
+IDS = tuple(BenchPrompt(str(index), "ids", token_ids=(*FOX, index + 1)) for index in range(40))
+CHAT = tuple(BenchPrompt(str(index), "chat", ({"role": "user", "content": f"hello {index}"},)) for index in range(8))
+
+
+def test_counts_come_from_usage_and_gaps_are_those_between_chunks(server):
+    server.router.delay_s = 0.05
+    plan = ServePlan(IDS, server.url, num_prompts=4, max_tokens=9, num_warmups=0)
+    report = run_serve(plan)
+    assert report.model == "toy"
+    assert report.num_repeated == 0
+    records = [record for block in report.blocks for record in block.records]
+    assert len(records) == 4
+    for record in records:
+        assert (record.error, record.prompt_tokens, record.output_tokens) == ("", len(FOX) + 1, 9)
+        assert (record.rounds, record.draft_tokens, record.accepted_tokens) == (3, 6, 6)
+        assert len(record.itls) == 2  # three chunks of three tokens
+        assert min(record.ttft, *record.itls) > 0.03
+        assert record.latency == pytest.approx(record.ttft + sum(record.itls))
+    summary = report.summaries["on"]
+    assert (summary.completed, summary.failed) == (4, 0)
+    assert (summary.total_input_tokens, summary.total_output_tokens) == (4 * (len(FOX) + 1), 36)
+    assert 0.15 <= summary.duration < 5
+    assert summary.peak_concurrent_requests == 4
+
+
+def test_the_body_says_what_was_asked_for(server):
+    prompts = (*CHAT, *IDS)
+    plan = ServePlan(prompts, server.url, num_prompts=6, max_tokens=5, temperature=0.5, seed=40, speculation="off")
+    assert run_serve(plan).summaries["off"].completed == 6
+    warm_up, *requests = server.router.requests
+    assert warm_up.drafters == ()
+    assert [request.drafters for request in requests] == [()] * 6
+    assert {request.max_new_tokens for request in requests} == {5}
+    assert {request.sampling.temperature for request in requests} == {0.5}
+    assert sorted(request.sampling.seed for request in requests) == list(range(40, 46))
+    assert all(EOS in request.stop_token_ids for request in requests)
+    lengths = {len(request.prompt_token_ids) for request in requests}
+    assert len(FOX) + 1 in lengths
+    assert len(lengths) > 1  # chat and token ids
+    server.router.requests.clear()
+    run_serve(ServePlan(CHAT, server.url, num_prompts=1, max_tokens=60, ignore_eos=True, num_warmups=0))
+    (request,) = server.router.requests
+    assert request.drafters is None
+    assert EOS not in request.stop_token_ids
+
+
+def test_both_modes_are_measured_in_turn(server):
+    plan = ServePlan(IDS, server.url, num_prompts=12, max_tokens=6, speculation="both", block_size=4, num_warmups=1)
+    report = run_serve(plan)
+    off, on = "off", "on"
+    assert [(block.mode, len(block.records)) for block in report.blocks] == [
+        (mode, 4) for mode in (off, on, on, off, off, on)
+    ]
+    asked = [request.drafters == () for request in server.router.requests]
+    assert asked[:2] == [True, False]  # warm-up
+    assert asked[2:] == [True] * 4 + [False] * 8 + [True] * 8 + [False] * 4
+    assert {mode: summary.total_output_tokens for mode, summary in report.summaries.items()} == {off: 72, on: 72}
+    seconds = {mode: sum(block.seconds for block in report.blocks if block.mode == mode) for mode in (off, on)}
+    assert report.ratio == pytest.approx(seconds[off] / seconds[on])
+    assert report.summaries[on].duration == pytest.approx(seconds[on])
+    ratios = [report.blocks[1].output_throughput / report.blocks[0].output_throughput]
+    ratios += [report.blocks[2].output_throughput / report.blocks[3].output_throughput]
+    ratios += [report.blocks[5].output_throughput / report.blocks[4].output_throughput]
+    assert report.median_block_ratio == pytest.approx(sorted(ratios)[1])
+
+
+def test_no_more_requests_than_allowed_are_under_way(server):
+    server.router.delay_s = 0.02
+    limited = run_serve(ServePlan(IDS, server.url, num_prompts=9, max_tokens=3, max_concurrency=3))
+    assert 1 <= limited.summaries["on"].peak_concurrent_requests <= 3
+    free = run_serve(ServePlan(IDS, server.url, num_prompts=9, max_tokens=3))
+    assert free.summaries["on"].peak_concurrent_requests > 3
+
+
+def test_requests_arrive_at_their_times_whether_or_not_others_are_done(server):
+    server.router.delay_s = 0.3
+    report = run_serve(ServePlan(IDS, server.url, num_prompts=10, max_tokens=3, request_rate=40.0, seed=2))
+    generator = np.random.default_rng(2)
+    generator.permutation(len(IDS))
+    planned = arrival_times(10, 40.0, generator)
+    started = [record.started - report.blocks[0].records[0].started for record in report.blocks[0].records]
+    assert all(-0.05 < late < 0.5 for late in np.subtract(started, planned))
+    assert max(started) < 10 * 0.3  # one after the other would take that long
+
+
+def test_failures_are_counted_and_said_and_keep_out_of_the_figures(server):
+    server.router.failures = [(3, DeadlineExceeded("too late")), (0, InvalidRequest("prompt", 1, "no"))]
+    report = run_serve(ServePlan(IDS, server.url, num_prompts=5, max_tokens=9, num_warmups=0))
+    summary = report.summaries["on"]
+    assert (summary.completed, summary.failed, summary.total_output_tokens) == (3, 2, 27)
+    assert sorted(summary.errors.values()) == [1, 1]
+    assert any("too late" in error for error in summary.errors)
+    assert any(error.startswith("HTTP 400: prompt is 1; no") for error in summary.errors)
+
+
+def test_a_full_server_is_an_error_of_the_request_and_of_the_command(server, tmp_path):
+    server.router.max_running = 0
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello"}\n')
+    options = ["--url", server.url, "--prompts", str(rows), "--num-prompts", "2", "--num-warmups", "0"]
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 1
+    assert "Failed requests:                         2" in result.stdout
+    assert "2 x HTTP 429: " in result.stdout
+    result = CliRunner().invoke(app, ["serve", *options[:-1], "1"])
+    assert isinstance(result.exception, Unavailable)
+    assert "the first request failed: HTTP 429" in str(result.exception)
+
+
+def test_a_server_that_is_not_there_is_named():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=url):
+            run_serve(ServePlan(CHAT, url))
+
+
+async def broken_app(scope, receive, send):
+    """Answers with what the request's `model` holds, as a stream."""
+    stream = json.loads((await receive())["body"])["model"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": stream.encode()})
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        ("", "without a finish reason"),
+        ("data: {}\n\ndata: [DONE]\n\n", "without a finish reason"),
+        ("data: nonsense\n\n", "not a chunk"),
+        ("data: 7\n\n", "not a chunk"),
+        ('data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n', "without usage"),
+        ('data: {"choices": [7]}\n\n', "not a chunk"),
+        ('data: {"error": {"message": "gone"}}\n\n', "gone"),
+    ],
+)
+async def test_a_stream_that_breaks_off_is_a_failure(stream, said):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(broken_app), base_url="http://broken") as client:
+        record = await send_request(client, IDS[0], {"model": stream}, time.perf_counter())
+    assert said in record.error
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+async def test_line_breaks_of_unicode_in_an_answer_are_text(text):
+    event = {
+        "choices": [{"text": text, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+    }
+    stream = f"data: {json.dumps(event, ensure_ascii=False)}\n\ndata: [DONE]\n\n"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(broken_app), base_url="http://odd") as client:
+        record = await send_request(client, IDS[0], {"model": stream}, time.perf_counter())
+    assert (record.error, record.prompt_tokens, record.output_tokens) == ("", 3, 1)
+
+
+@pytest.mark.parametrize(
+    "stream", ['data: {"error": "\\u001b[2J"}\n\n', 'data: {"error": {"message": "\\u009b2J"}}\n\n']
+)
+async def test_an_error_of_the_server_cannot_steer_the_terminal(stream):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(broken_app), base_url="http://odd") as client:
+        record = await send_request(client, IDS[0], {"model": stream}, time.perf_counter())
+    assert record.error in ("\ufffd[2J", "\ufffd2J")
+
+
+def test_the_command_prints_both_blocks_and_saves_vllms_names(server, tmp_path):
+    rows, saved = tmp_path / "rows.jsonl", tmp_path / "result.json"
+    rows.write_text("\n".join(json.dumps({"prompt": f"say {index}"}) for index in range(12)))
+    options = ["--url", server.url, "--prompts", rows, "--num-prompts", 6, "--block-size", 2, "--max-tokens", 8]
+    options += ["--speculation", "both", "--goodput", "ttft:5000", "--save-result", saved, "--save-detailed"]
+    result = CliRunner().invoke(app, ["serve", *map(str, options)], catch_exceptions=False)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.strip("= ") for line in lines if "Result" in line] == [
+        "Serving Benchmark Result, speculation off",
+        "Serving Benchmark Result, speculation on",
+    ]
+    assert [line.rpartition(":")[0] for line in lines[-3:]] == [
+        "Output token throughput, speculation on / off",
+        "The same, median over pairs of blocks",
+        "Mean TPOT, speculation off / on",
+    ]
+    data = json.loads(saved.read_text())
+    assert data["request_rate"] == "inf"
+    assert data["output_throughput_ratio"] == pytest.approx(
+        data["on"]["output_throughput"] / data["off"]["output_throughput"]
+    )
+    for mode in ("on", "off"):
+        assert (data[mode]["completed"], data[mode]["total_output_tokens"]) == (6, 48)
+        assert data[mode]["request_goodput"] == pytest.approx(data[mode]["request_throughput"])
+        assert len(data[mode]["ttfts"]) == len(data[mode]["itls"]) == 6
+        assert sum(data[mode]["output_lens"]) == 48
+    options = ["--url", server.url, "--prompts", rows, "--num-prompts", 2, "--max-tokens", 8, "--save-result", saved]
+    assert CliRunner().invoke(app, ["serve", *map(str, options)]).exit_code == 0
+    data = json.loads(saved.read_text())
+    assert (data["completed"], data["total_output_tokens"], data["model_id"]) == (2, 16, "toy")
+    assert "ttfts" not in data
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--request-rate", "0"], "--request-rate is 0.0"),
+        (["--request-rate", "nan"], "--request-rate is nan"),
+        (["--goodput", "itl:5"], "--goodput is 'itl:5'"),
+        (["--goodput", "ttft"], "--goodput is 'ttft'"),
+        (["--save-result", "/absent/x.json"], "--save-result is '/absent/x.json'"),
+    ],
+)
+def test_wrong_options_are_named_before_a_request_is_sent(tmp_path, options, said):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello"}\n')
+    result = CliRunner().invoke(app, ["serve", "--prompts", str(rows), *options])
+    assert isinstance(result.exception, InvalidRequest)
+    assert said in str(result.exception)

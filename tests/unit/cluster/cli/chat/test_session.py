@@ -1,0 +1,723 @@
+"""The parts of `paceline chat`: what a line means, what is kept of a conversation, what a terminal is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import resource
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from actors.drafters.registry import check_options
+from actors.errors import InvalidRequest, PacelineError, Unavailable
+from actors.models.toy import save_tiny_model
+from actors.printable import printable
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals
+from cluster.cli.chat.commands import COMMANDS, parse_command
+from cluster.cli.chat.conversation import Conversation, Message, SavedChat, load_chat, save_chat
+from cluster.cli.chat.lines import without_surrogates
+from cluster.cli.chat.local_backend import LocalBackend
+from cluster.cli.chat.server_backend import ServerBackend
+from cluster.cli.chat.session import ChatSession
+from cluster.cli.chat.settings import ChatSettings, changed, with_processor
+from cluster.cli.chat.sources import Span, legend, spans_of, style_of
+from cluster.cli.chat.stats import TurnTimes, decode_rate, format_comparison, format_stats
+from cluster.cli.chat.view import View, make_console
+from cluster.cli.engine import parsed_drafter_options
+from cluster.offline.engine import LocalEngine
+from cluster.router.trace import RoundTrace
+
+ROMSTO = (
+    "debug clear speculative target drafter cache chat length gamma processor ngram top_k_filler set_ngramstorage "
+    "reset_in_between quit"
+)
+SAM = "reset remove regen save load exit"
+
+
+class Parrot:
+    """A backend that repeats the question, half of it drafted. It is interrupted where `stops_after` says so."""
+
+    model_name = "parrot"
+    sources: tuple[str, ...] = ("suffix", "draft_model")
+    max_draft_tokens = 16
+    tells_rounds = True
+    is_coupled = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ChatSettings, int]] = []
+        self.stops_after: int | None = None
+        self.failure: PacelineError | None = None
+
+    def answer(self, question, settings, seed, on_round=None):
+        self.asked.append((question, settings, seed))
+        if self.failure is not None:
+            raise self.failure
+        words = (question if isinstance(question, str) else question[-1].content).split()
+        for index, word in enumerate(words):
+            if self.stops_after == index:
+                raise KeyboardInterrupt
+            drafted = index % 2 == 1 and settings.active_drafters != ()
+            yield AnswerPart((Span(word + " ", "suffix" if drafted else "target"),), 1)
+        accepted = {"suffix": len(words) // 2} if settings.active_drafters != () else {}
+        totals = AnswerTotals(len(words), len(words), 2 * sum(accepted.values()), accepted, {}, "stop")
+        yield AnswerPart((), 0, totals)
+
+    def text_of(self, token_id):
+        return str(token_id)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def chat():
+    """A session with a parrot: chat(*lines) -> (standard output, standard error) of these lines."""
+    out, err = io.StringIO(), io.StringIO()
+    session = ChatSession(Parrot(), ChatSettings(), Conversation(), View(make_console(out), make_console(err)))
+
+    def say(*lines):
+        for file in (out, err):
+            file.seek(0)
+            file.truncate()
+        session.run(lines)
+        return out.getvalue(), err.getvalue()
+
+    say.session = session
+    return say
+
+
+def contents(session: ChatSession) -> list[str]:
+    return [message.content for message in session.conversation.messages]
+
+
+# --- who said what
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.sampled_from("abc"))), st.text(max_size=3))
+def test_spans_keep_every_character_and_join_neighbours_of_one_source(tokens, rest):
+    text = "".join(part for part, _ in tokens) + rest
+    spans = spans_of([part for part, _ in tokens], [source for _, source in tokens], text)
+    assert "".join(span.text for span in spans) == text
+    assert all(first.source != second.source for first, second in pairwise(spans))
+    by_source = {source: "".join(part for part, other in tokens if other == source) for source in "abc"}
+    for source in set("abc") - {tokens[-1][1] if tokens else ""}:
+        assert "".join(span.text for span in spans if span.source == source) == by_source[source]
+
+
+def test_families_of_drafters_have_colours_of_their_own():
+    names = [
+        "draft_model",
+        "ouroboros",
+        "prompt_lookup",
+        "suffix",
+        "soft_ngram",
+        "retrieval",
+        "token_recycling",
+        "prediction",
+    ]
+    assert len({style_of(name) for name in [*names, "target"]}) == len(names) + 1
+    assert style_of("lookahead") == style_of("ouroboros")
+    assert style_of("some_other") == style_of("some_other") != style_of("target")
+    assert legend(["suffix", "target"]).plain == "tokens by target suffix"
+
+
+@given(st.text())
+def test_a_model_cannot_steer_the_terminal(text):
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert not any(char != "\n" and char != "\t" and (ord(char) < 32 or 127 <= ord(char) < 160) for char in shown)
+    assert printable("\x1b[2J\x9b") == "\ufffd[2J\ufffd"
+    assert printable("naïve 漢\n\t😀") == "naïve 漢\n\t😀"
+
+
+# --- lines
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("hello", None),
+        ("//etc is a directory", None),
+        ("/quit", ("quit", "")),
+        ("/LENGTH  20 ", ("length", "20")),
+        ("!!save a b.json", ("save", "a b.json")),
+        ("/", ("", "")),
+    ],
+)
+def test_a_line_is_a_command_or_something_to_say(line, expected):
+    assert parse_command(line) == expected
+
+
+def test_all_commands_of_the_programs_before_are_known_and_told(chat):
+    assert {*ROMSTO.split(), *SAM.split(), "help", "compare"} <= COMMANDS.keys()
+    _, err = chat("/help")
+    assert all(f"/{name}" in err for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/lenght 5", "command is '/lenght'; there is no such command; /help lists them"),
+        ("/quit now", "/quit is 'now'; it takes no argument"),
+        ("/length", "/length is ''; write /length N"),
+        ("/length many", "length is 'many'; it must be an integer"),
+        ("/length 0", "max_new_tokens is 0; it should be greater than or equal to 1"),
+        ("/gamma 17", "gamma is 17; it must be from 1 to 16"),
+        ("/temperature 3", "temperature is 3.0; it should be less than or equal to 2"),
+        ("/temperature nan", "temperature is nan; it should be a finite number"),
+        ("/processor beam 4", "processor is 'beam 4'; it must be one of: greedy, multinomial TEMPERATURE, topk"),
+        ("/processor nucleus 0.5", "processor is 'nucleus 0.5'; it must be one of"),
+        ("/processor topk 1 x", "top_k is 'x'; it must be an integer"),
+        ("/speculative maybe", "speculative is 'maybe'; write on, off, or nothing to change it"),
+        ("/drafter oracle", "drafter is 'oracle'; known drafters are"),
+        ("/drafter prompt_lookup", "drafter is 'prompt_lookup'; this engine was made with suffix, draft_model"),
+        ("/remove", "/remove is ''; nothing has been said yet"),
+        ("/regen", "/regen is ''; nothing has been said yet"),
+        ("/compare", "/compare is ''; there is no finished turn to compare"),
+        ("/save /no/such/place.json", "file is '/no/such/place.json'; it cannot be written: No such file"),
+        ("/load /no/such/file.json", "file is '/no/such/file.json'; it cannot be read: No such file"),
+        ("/save ~nosuchuser/x", "file is '~nosuchuser/x'; there is no such home directory"),
+        ("/load ~nosuchuser/x", "file is '~nosuchuser/x'; there is no such home directory"),
+        ("/load ~a\0b/x", "file is '~a\\x00b/x'; there is no such home directory"),
+        ("/save a\0b", "file is 'a\\x00b'; it cannot be written: embedded null byte"),
+        ("/load a\0b", "file is 'a\\x00b'; it cannot be read: embedded null byte"),
+        ("/save \ud800", "file is '\\ud800'; it cannot be written: 'utf-8' codec can't encode"),
+        ("/save /dev/null", "file is '/dev/null'; it cannot be written: it is there and no regular file"),
+        ("/save .", "file is '.'; it cannot be written: it is there and no regular file"),
+    ],
+)
+def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expected):
+    before = chat.session.settings
+    out, err = chat(line)
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(expected)
+    assert chat.session.settings == before
+    assert chat.session.num_failures == 1
+
+
+def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
+    chat.session.backend.is_coupled = False
+    assert chat("/drafter suffix")[1].startswith("drafter is 'suffix'; under acceptance 'rejection' only draft_model")
+    assert chat.session.settings == ChatSettings()
+    chat("/drafter suffix,draft_model")
+    assert chat.session.settings.drafters == ("suffix", "draft_model")
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("/length 20", {"max_new_tokens": 20}),
+        ("/gamma 3", {"max_draft_tokens": 3}),
+        ("/processor nucleus 0.8 0.9", {"temperature": 0.8, "top_p": 0.9}),
+        ("/processor topknucleus 0.8 40 0.9", {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
+        ("/seed 7", {"seed": 7}),
+        ("/speculative", {"speculative": False}),
+        ("/speculative on", {}),
+        ("/target", {"compare": True}),
+        ("/chat off", {"uses_template": False}),
+        ("/debug", {"debug": True}),
+        ("/drafter suffix", {"drafters": ("suffix",)}),
+        ("/drafter none", {"drafters": ()}),
+        ("/drafter auto", {}),
+        ("/ngram off", {"drafters": ("draft_model",)}),
+    ],
+)
+def test_commands_change_settings(chat, line, fields):
+    out, err = chat(line)
+    assert chat.session.settings == msgspec.structs.replace(ChatSettings(), **fields)
+    assert (out, chat.session.num_failures) == ("", 0)
+    assert err
+
+
+@pytest.mark.parametrize("line", ["/cache", "/top_k_filler 3", "/set_ngramstorage basic 3", "/reset_in_between"])
+def test_a_command_without_meaning_here_says_why(chat, line):
+    out, err = chat(line)
+    assert (out, err.count("\n"), chat.session.num_failures) == ("", 1, 0)
+    assert chat.session.settings == ChatSettings()
+
+
+@pytest.mark.parametrize("line", ["/top_k_filler 3", "/set_ngramstorage basic 3", "/reset_in_between"])
+def test_what_is_set_at_the_start_is_an_option_that_there_is(chat, line):
+    (setting,) = re.findall(r"--drafter ngram_table --drafter-option ([\w.]+=\w+)", chat(line)[1])
+    check_options(["ngram_table"], parsed_drafter_options([setting.replace("=N", "=3")]))
+
+
+def test_a_processor_begins_from_greedy():
+    assert with_processor(ChatSettings(top_k=5), ["multinomial", "1.5"]) == ChatSettings(temperature=1.5)
+    assert with_processor(ChatSettings(temperature=1.0, top_p=0.5), ["greedy"]) == ChatSettings()
+
+
+# --- turns
+
+
+def test_answers_alone_go_to_standard_output_without_escape_codes(chat):
+    out, err = chat("one two", "", "three")
+    assert out == "one two \nthree \n"
+    assert "2 tokens in 2 rounds, 1.00 a round | accepted 1 of 2 draft tokens, 50% (suffix 1)" in err
+    assert "\x1b" not in out + err
+
+
+def test_turns_build_up_and_can_be_removed_and_made_again(chat):
+    session = chat.session
+    chat("/system Be brief.", "one", "two")
+    assert contents(session) == ["Be brief.", "one", "one ", "two", "two "]
+    chat("/remove")
+    assert contents(session) == ["Be brief.", "one", "one "]
+    out, _ = chat("!!regen")
+    assert (out, contents(session)) == ("one \n", ["Be brief.", "one", "one "])
+    assert [message.role for message in session.backend.asked[-1][0]] == ["system", "user"]
+    chat("/reset")
+    assert contents(session) == ["Be brief."]
+
+
+def test_an_answer_that_cannot_be_made_again_stays(chat):
+    chat("one")
+    chat.session.backend.failure = Unavailable("the server is gone")
+    assert chat("/regen") == ("", "the server is gone\n")
+    assert contents(chat.session) == ["one", "one "]
+    chat.session.backend.failure, chat.session.backend.stops_after = None, 0
+    chat("/regen")
+    assert contents(chat.session) == ["one", "one "]
+
+
+def test_a_slash_is_said_with_two_and_quit_ends(chat):
+    out, _ = chat("//etc", "/quit", "unheard")
+    assert out == "/etc \n"
+    assert chat.session.is_over
+
+
+def test_without_the_template_a_text_is_continued_and_not_remembered(chat):
+    chat("/chat off", "once upon")
+    assert chat.session.backend.asked[-1][0] == "once upon"
+    assert contents(chat.session) == []
+
+
+def test_a_stopped_answer_stays_as_far_as_it_came(chat):
+    chat.session.backend.stops_after = 2
+    out, err = chat("one two three four")
+    assert out == "one two \n"
+    assert err.startswith("stopped")
+    assert contents(chat.session) == ["one two three four", "one two "]
+    chat.session.backend.stops_after = 0
+    chat("five")
+    assert len(contents(chat.session)) == 2
+    assert "no finished turn" in chat("/compare")[1]
+
+
+def test_a_turn_that_fails_is_one_line_and_leaves_the_conversation_as_it_was(chat):
+    chat("one")
+    chat.session.backend.failure = Unavailable("the server is gone")
+    assert chat("two") == ("", "the server is gone\n")
+    assert contents(chat.session) == ["one", "one "]
+    chat.session.backend.failure = None
+    assert chat("three")[0] == "three \n"
+
+
+def test_comparing_decodes_the_same_turn_plainly(chat):
+    backend = chat.session.backend
+    out, err = chat("one two three", "/compare")
+    (question, _, seed), (again, settings, same_seed) = backend.asked
+    assert (again, same_seed, settings.active_drafters) == (question, seed, ())
+    assert out == "one two three \n"  # it is shown once
+    assert "times as fast | the texts are equal" in err
+    assert len(contents(chat.session)) == 2
+    chat("/compare on", "four")
+    assert [one.active_drafters for _, one, _ in backend.asked[2:]] == [None, ()]
+    chat("/speculative off", "five")  # nothing to compare
+    assert len(backend.asked) == 5
+    assert "the last turn was plain decoding itself" in chat("/compare")[1]
+
+
+def test_a_seed_is_drawn_for_every_turn_unless_there_is_one(chat):
+    chat("one", "two", "/seed 5", "three", "four")
+    seeds = [seed for _, _, seed in chat.session.backend.asked]
+    assert len(set(seeds[:2])) == 2
+    assert seeds[2:] == [5, 5]
+
+
+# --- files
+
+
+def test_a_conversation_is_saved_and_loaded(chat, tmp_path):
+    path = tmp_path / "chat.json"
+    chat("/length 20", "/drafter suffix", "one", "two", f"/save {path}")
+    before = chat.session.settings, contents(chat.session)
+    assert json.loads(path.read_text())["messages"][0] == {"role": "user", "content": "one"}
+    chat("/reset", "/length 3", f"/load {path}")
+    assert (chat.session.settings, contents(chat.session)) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "it holds no saved conversation"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"format": "other"}', "$.format"),
+        ('{"messages": [{"role": "tool", "content": ""}]}', "$.messages[0].role"),
+        ('{"model": "m", "messages": [], "settings": {"tempo": 1}}', "unknown field `tempo`"),
+        ('{"model": "m", "messages": [], "settings": {"temperature": 9.0}}', "temperature is 9.0"),
+    ],
+)
+def test_a_file_with_something_else_is_refused_and_nothing_changes(chat, tmp_path, text, expected):
+    path = tmp_path / "chat.json"
+    path.write_text(text)
+    chat("one")
+    _, err = chat(f"/load {path}")
+    assert expected in err
+    assert err.count("\n") == 1
+    assert contents(chat.session) == ["one", "one "]
+
+
+def test_what_is_saved_is_what_is_read(tmp_path):
+    messages = [Message("system", "é\n"), Message("user", '"'), Message("assistant", "\u2028")]
+    chat = SavedChat(model="m", settings=ChatSettings(seed=3, drafters=("a",)), messages=messages)
+    save_chat(tmp_path / "x.json", chat)
+    assert load_chat(tmp_path / "x.json") == chat
+
+
+def test_a_saved_conversation_is_for_its_owner_alone_and_a_link_to_it_stays(chat, tmp_path):
+    path, link = tmp_path / "chat.json", tmp_path / "link.json"
+    path.write_text("what anybody could read")
+    path.chmod(0o644)
+    link.symlink_to(path)
+    chat("one", f"/save {link}")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert link.is_symlink()
+    assert load_chat(path).messages == [Message("user", "one"), Message("assistant", "one ")]
+
+
+def test_what_was_saved_stays_whole_when_it_cannot_be_replaced(tmp_path):
+    path = tmp_path / "chat.json"
+    chat = SavedChat(model="m", settings=ChatSettings(), messages=[Message("user", "x")])
+    save_chat(path, chat)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(InvalidRequest, match="it cannot be written: File too large"):
+            save_chat(path, SavedChat(model="m", settings=ChatSettings(), messages=[Message("user", "y" * 1000)]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load_chat(path) == chat
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- figures
+
+
+def test_the_rate_leaves_the_first_tokens_and_their_time_out():
+    assert decode_rate(21, TurnTimes(first_s=5.0, last_s=7.0, first_tokens=1)) == 10.0
+    assert decode_rate(3, TurnTimes(first_s=1.5, last_s=1.5, first_tokens=3)) == 2.0
+    assert decode_rate(0, TurnTimes(0.0, 0.0, 0)) == 0.0
+
+
+def test_figures_of_a_turn_are_told_by_source():
+    totals = AnswerTotals(21, 10, 20, {"suffix": 8, "draft_model": 3}, {"suffix": 10, "prediction": 2}, "length")
+    line = format_stats(totals, TurnTimes(5.0, 7.0, 1))
+    assert line == (
+        "21 tokens in 10 rounds, 2.10 a round"
+        " | accepted 11 of 20 draft tokens, 55% (suffix 8 of 10, draft_model 3, prediction 0 of 2)"
+        " | 10.0 tokens/s, the first after 5.00 s | cut at the length limit"
+    )
+    assert "no draft tokens" in format_stats(AnswerTotals(1, 1, 0, {}, {}, "stop"), TurnTimes(1.0, 1.0, 1))
+
+
+def test_a_comparison_says_where_texts_differ():
+    totals = AnswerTotals(21, 10, 20, {}, {}, "stop")
+    fast, slow = (totals, TurnTimes(1.0, 2.0, 1)), (totals, TurnTimes(1.0, 5.0, 1))
+    line = format_comparison(fast, slow, ("same", "same"))
+    assert line == "with drafts 20.0 tokens/s, plain decoding 5.0 tokens/s: 4.00 times as fast | the texts are equal"
+    assert "the texts differ from character 3 on" in format_comparison(fast, slow, ("same", "sane"))
+    assert "the texts differ from character 5 on" in format_comparison(fast, slow, ("same", "same too"))
+    assert "rounding" in format_comparison(fast, slow, ("same", "sane"))
+    line = format_comparison(fast, slow, ("same", "sane"), is_coupled=False)
+    assert line.endswith("on: with --acceptance rejection only how likely each text is stays the same")
+
+
+# --- the terminal
+
+
+def terminal(monkeypatch, **environment: str) -> tuple[View, io.StringIO]:
+    """A view whose consoles take one buffer for a terminal."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **environment}.items():
+        monkeypatch.setenv(name, value)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = Terminal()
+    return View(make_console(file), make_console(file)), file
+
+
+def say_all(view: View, spans: Sequence[Span]) -> None:
+    view.legend(["suffix"])
+    view.answer(spans)
+    view.end_answer()
+    view.note("a note")
+    view.error("an error")
+
+
+SPANS = (Span("one [b]two[/b]", "target"), Span(" three\x1b[2J\n", "suffix"), Span("漢 https://x.y 42", None))
+
+
+def test_on_a_terminal_every_token_has_the_colour_of_its_source(monkeypatch):
+    view, file = terminal(monkeypatch)
+    say_all(view, SPANS)
+    assert "\x1b[35m three" in file.getvalue()
+    assert "one [b]two[/b]" in file.getvalue()
+    assert "\x1b[2J" not in file.getvalue()
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_a_terminal_without_colours_gets_no_escape_codes(monkeypatch, environment):
+    view, file = terminal(monkeypatch, **environment)
+    say_all(view, SPANS)
+    assert "\x1b" not in file.getvalue()
+    assert file.getvalue() == "one [b]two[/b] three\ufffd[2J\n漢 https://x.y 42\na note\nan error\n"
+
+
+def test_the_step_trace_shows_what_was_emitted_and_strikes_out_what_was_rejected(monkeypatch):
+    trace = RoundTrace(7, 1, 4, {"suffix": 3}, {"suffix": 3}, {"suffix": 1}, 2, (65, 66), ((2, 1),), 0.001, 0.02)
+    view, file = terminal(monkeypatch)
+    view.round(trace, 3, [Span(" three", "suffix"), Span(" four", "target")], chr)
+    line, tokens = file.getvalue().splitlines()
+    assert "round 3 | 4 rows | proposed suffix 3 | verified suffix 3 | accepted suffix 1 | emitted 2" in line
+    assert "\x1b[35m' three' suffix\x1b[0m" in tokens
+    assert "' four' target" in tokens
+    for rejected in ("A", "B"):
+        assert f"\x1b[9;31mnot '{rejected}'\x1b[0m" in tokens
+
+
+def test_a_pipe_gets_the_very_text():
+    out, err = io.StringIO(), io.StringIO()
+    text = "a\x1b[2J\tb\r\n" + "long " * 60
+    view = View(Console(file=out), Console(file=err))
+    view.answer([Span(text, "suffix")])
+    view.end_answer()
+    assert out.getvalue() == text + "\n"
+
+
+def test_what_a_server_says_cannot_steer_the_terminal(monkeypatch):
+    view, file = terminal(monkeypatch, NO_COLOR="1")
+    view.note("a model\x1b[2J")
+    view.error("the server answered 500: \x9b31m\x07")
+    assert file.getvalue() == "a model\ufffd[2J\nthe server answered 500: \ufffd31m\ufffd\n"
+
+
+def test_what_an_encoding_does_not_have_is_replaced():
+    files = [
+        io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors) for errors in ("strict", "surrogateescape")
+    ]
+    for file in files:
+        View(make_console(file), make_console(file)).answer([Span("漢 a\n", None)])
+        assert file.buffer.getvalue() == b"? a\n"
+
+
+# --- a keyboard
+
+
+@given(st.binary())
+def test_undecodable_bytes_are_replaced_and_text_is_left_alone(data):
+    for encoding in ("utf-8", "ascii"):
+        text = without_surrogates(data.decode(encoding, "surrogateescape"))
+        assert text == data.decode("utf-8", "replace")
+
+
+READ_LINES = """
+import pathlib, sys
+from cluster.cli.chat.lines import read_lines
+for line in read_lines(pathlib.Path(sys.argv[1]), ["/help"]):
+    print("said", ascii(line.strip()), file=sys.stderr, flush=True)
+    if line.strip() == "bye":
+        break
+"""
+
+
+@pytest.mark.parametrize("asks_at", ["terminal", "pipe"])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"},
+    ],
+    ids=str,
+)
+def test_undecodable_bytes_from_a_keyboard_are_a_line_like_any_other(tmp_path, variables, asks_at):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", READ_LINES, str(tmp_path / "history")]
+    child = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs if asks_at == "terminal" else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "dumb", **variables},
+        text=True,
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, b"caf\xe9 x\nbye\n")
+        err = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+        os.close(ours)
+    said = [line.removeprefix("> ") for line in err.splitlines() if "said" in line]
+    assert child.returncode == 0, err
+    assert len(said) == 2, err
+    assert said[0].startswith("said 'caf")
+    assert "\\udc" not in err
+    assert said[1] == "said 'bye'"
+
+
+# --- an engine
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> LocalEngine:
+    directory = save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return LocalEngine(str(directory), draft_model="none", drafters=("suffix", "prompt_lookup"), device="cpu",
+                       kv_cache_tokens=4096)  # fmt: skip
+
+
+def test_a_local_turn_is_that_of_generate(engine):
+    backend = LocalBackend(engine)
+    messages = [Message("user", "one two one two one")]
+    settings = ChatSettings(max_new_tokens=30, temperature=0.7)
+    traces = []
+    parts = list(backend.answer(messages, settings, 5, traces.append))
+    (wanted,) = engine.generate(
+        [[{"role": "user", "content": "one two one two one"}]], max_new_tokens=30, temperature=0.7, seed=5
+    )
+    totals = parts[-1].totals
+    assert totals.num_tokens == len(wanted.token_ids) == sum(part.num_tokens for part in parts)
+    assert sum(totals.verified.values()) == totals.draft_tokens
+    assert {span.source for part in parts for span in part.spans} <= {"suffix", "prompt_lookup", "target"}
+    assert sum(trace.num_emitted for trace in traces) == totals.num_tokens
+    plain = list(backend.answer(messages, changed(settings, speculative=False), 5))
+    assert plain[-1].totals.draft_tokens == 0
+
+
+def test_a_conversation_that_is_too_long_is_one_line(engine):
+    err = io.StringIO()
+    view = View(make_console(io.StringIO()), make_console(err))
+    session = ChatSession(LocalBackend(engine), ChatSettings(), Conversation(), view)
+    session.handle("x" * 2000)
+    assert err.getvalue().startswith("prompt is '20")
+    assert err.getvalue().count("\n") == 1
+    assert contents(session) == []
+
+
+# --- a server
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(InvalidRequest, match="--url is"):
+        ServerBackend(url)
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:9/v1/models does not list a model"):
+        ServerBackend("http://127.0.0.1:9")
+
+
+class CannedServer(BaseHTTPRequestHandler):
+    """Lists a model and answers everything else with `canned`; `bodies` are what it was asked."""
+
+    canned: tuple[int, str] = (200, "")
+    bodies: list[tuple[str, dict]]
+
+    def do_GET(self):
+        self._send(200, '{"data": [{"id": "m"}]}')
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.bodies.append((self.path, body))
+        self._send(*self.canned)
+
+    def log_message(self, *arguments):
+        pass
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def server():
+    """server(status, text) -> (backend, what it was asked)."""
+    handler = type("Handler", (CannedServer,), {"bodies": []})
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=listener.serve_forever)
+    thread.start()
+    backend = ServerBackend(f"http://127.0.0.1:{listener.server_port}/v1/")
+
+    def answering(status: int, text: str):
+        handler.canned = (status, text)
+        return backend, handler.bodies
+
+    yield answering
+    backend.close()
+    listener.shutdown()
+    listener.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (400, '{"error": {"message": "messages is wrong"}}', "answered 400: messages is wrong"),
+        (502, "bad gateway", "answered 502: bad gateway"),
+        (200, 'data: {"error": {"message": "the router died"}}\n\n', "the router died"),
+        (200, "data: {\n\n", "held what is not a chunk"),
+        (200, 'data: {"choices": [{"text": "a"}]}\n\n', "ended in the middle"),
+        (200, 'data: {"choices": ["x"]}\n\n', "held what is not a chunk"),
+        (200, 'data: {"choices": [{"delta": "x"}]}\n\n', "held what is not a chunk"),
+        (200, 'data: {"usage": 3}\n\n', "held what is not a chunk"),
+        (200, 'data: {"speculation": {"rounds": 1e9, "accepted_tokens": [1]}}\n\n', "held what is not a chunk"),
+        (200, f'data: {{"usage": {{"completion_tokens": {10**400}}}}}\n\n', "held what is not a chunk"),
+    ],
+)
+def test_what_a_server_does_wrong_is_one_error(server, status, text, expected):
+    backend, _ = server(status, text)
+    with pytest.raises(PacelineError, match=expected):
+        list(backend.answer("x", ChatSettings(), 1))
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
+def test_line_breaks_of_unicode_in_an_answer_are_text(server, text):
+    backend, _ = server(
+        200, f'data: {{"choices": [{{"text": "{text}", "finish_reason": "stop"}}]}}\n\ndata: [DONE]\n\n'
+    )
+    first, last = backend.answer("x", ChatSettings(), 1)
+    assert (first.spans, last.totals.finish_reason) == ((Span(text, None),), "stop")
+
+
+def test_settings_reach_the_server_and_defaults_are_left_to_it(server):
+    backend, bodies = server(200, 'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n')
+    list(backend.answer([Message("user", "hi")], ChatSettings(max_new_tokens=5), 3))
+    list(backend.answer("hi", ChatSettings(speculative=False, drafters=("suffix",), max_draft_tokens=2), 3))
+    (chat_path, first), (text_path, second) = bodies
+    assert (backend.model_name, chat_path, text_path) == ("m", "/v1/chat/completions", "/v1/completions")
+    assert first["messages"] == [{"role": "user", "content": "hi"}]
+    assert (first["max_tokens"], first["seed"], first["stream"]) == (5, 3, True)
+    assert first["speculation"] == {"stats": True, "enabled": True}
+    assert "max_tokens" not in second
+    assert second["speculation"] == {"stats": True, "enabled": False, "drafters": ["suffix"], "max_draft_tokens": 2}

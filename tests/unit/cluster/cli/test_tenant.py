@@ -1,0 +1,156 @@
+"""`paceline tenant`, and the key of commands that talk to a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from actors.errors import InvalidRequest
+from cluster.cli.bearer import bearer_headers
+from cluster.cli.bench.serve import ServePlan
+from cluster.tenants.registry import parse_registry
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def registry(home):
+    path = home / "tenants.json"
+    return parse_registry(path.read_bytes(), str(path))
+
+
+def test_a_key_is_printed_alone_and_once(run, home):
+    status, out, err = run("tenant", "add", "acme", "--requests-per-second", "2.5", "--max-concurrent", "4")
+    assert (status, len(out.split())) == (0, 1)
+    key = out.strip()
+    assert key.startswith("pl-")
+    assert key not in err
+    (tenant,) = registry(home).tenants
+    assert (tenant.limits.requests_per_second, tenant.limits.max_concurrent) == (2.5, 4)
+    for arguments in (("tenant", "list"), ("tenant", "list", "--json")):
+        status, out, err = run(*arguments)
+        assert status == 0
+        assert key not in out + err
+        assert key.rpartition("-")[2] not in out + err
+        assert tenant.keys[0].sha256 not in out + err
+        assert key[-4:] in out
+        assert tenant.keys[0].id in out
+        assert "acme" in out
+
+
+def test_json_of_add_rotate_and_list(run, home):
+    added = json.loads(run("tenant", "add", "acme", "--json")[1])
+    rotated = json.loads(run("tenant", "rotate", "acme", "--keep-old-for", "90m", "--json")[1])
+    assert set(added) == set(rotated) == {"tenant", "id", "key_id", "key"}
+    (listed,) = json.loads(run("tenant", "list", "--json")[1])
+    assert [(key["id"], key["live"]) for key in listed["keys"]] == [(added["key_id"], True), (rotated["key_id"], True)]
+    assert listed["keys"][0]["expires"] is not None
+    assert (listed["policy"], listed["disabled"]) == ("isolated", False)
+
+
+def test_set_and_remove(run, home):
+    run("tenant", "add", "acme", "--cache-bytes", "1000", "--tokens-per-minute", "60")
+    status, _, err = run("tenant", "set", "acme", "--cache-bytes", "none", "--disabled", "--policy", "promoted")
+    assert (status, err) == (0, "changed acme: cache_bytes none, policy promoted, disabled true\n")
+    (tenant,) = registry(home).tenants
+    assert (tenant.limits.cache_bytes, tenant.limits.tokens_per_minute) == (None, 60)
+    assert (tenant.disabled, tenant.policy) == (True, "promoted")
+    assert run("tenant", "set", "acme", "--enabled")[0] == 0
+    assert not registry(home).tenants[0].disabled
+    assert run("tenant", "remove", "acme", "--key", tenant.keys[0].id)[0] == 0
+    assert registry(home).tenants[0].keys == ()
+    assert run("tenant", "remove", "acme")[0] == 0
+    assert registry(home).tenants == ()
+    actions = [json.loads(line)["action"] for line in (home / "tenants-audit.jsonl").read_text().splitlines()]
+    assert actions == ["add", "set", "set", "remove_key", "remove"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("add", "Acme"), "name is 'Acme'; "),
+        (
+            ("add", "b", "--requests-per-second", "0"),
+            "requests_per_second is 0.0; it should be greater than or equal to",
+        ),
+        (("add", "b", "--requests-per-second", "nan"), "requests_per_second is 'nan'; it must be a number, or none"),
+        (("add", "b", "--max-concurrent", "1.5"), "max_concurrent is '1.5'; it must be a number, or none"),
+        (
+            ("add", "b", "--policy", "open"),
+            "policy is 'open'; it should be 'isolated', 'group', 'promoted' or",
+        ),
+        (("add", "b", "--policy", "shared"), "policy is 'shared'; the cluster's tenants.allow_shared must be true"),
+        (("add", "b", "--group", "g"), "group is 'g'; policy 'isolated' has none"),
+        (("rotate", "a", "--keep-old-for", "1w"), "--keep-old-for is '1w'; write a whole number with s, m, h or d"),
+        (("rotate", "b"), "name is 'b'; there is no such tenant; there are: a"),
+        (("set", "a"), "options is 'none'; name at least one thing to change"),
+        (("add", "b", "--config", "/nonexistent.yaml"), "/nonexistent.yaml: No such file"),
+    ],
+)
+def test_errors_are_one_line_that_names_field_value_and_limit(run, home, arguments, message):
+    run("tenant", "add", "a")
+    before = (home / "tenants.json").read_bytes()
+    status, out, err = run("tenant", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert (home / "tenants.json").read_bytes() == before
+
+
+def test_the_clusters_configuration_says_where_the_registry_is_and_what_it_allows(run, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    config.write_text(f"tenants: {{file: {tmp_path}/mine.json, allow_shared: true}}\n")
+    assert run("tenant", "add", "a", "--policy", "shared", "--config", config)[0] == 0
+    assert not (tmp_path / "tenants.json").exists()
+    status, out, _ = run("tenant", "list", "--set", f"tenants.file={tmp_path}/mine.json")
+    assert status == 0
+    assert "shared" in out
+
+
+def test_serve_refuses_to_be_open_to_others_before_anything_starts(run):
+    status, _, err = run(
+        "serve", "--set", "gateway.host=0.0.0.0", "--set", "gateway.http_port=18431", "--set", "gateway.grpc_port=18432"
+    )
+    assert status == 2
+    assert "gateway.host is '0.0.0.0'" in err
+    assert "paceline tenant add" in err
+
+
+def test_a_key_for_a_server_goes_into_its_header_and_nowhere_else():
+    assert bearer_headers(None) == bearer_headers("") == {}
+    assert bearer_headers(" pl-1-2\n") == {"Authorization": "Bearer pl-1-2"}
+    with pytest.raises(InvalidRequest) as caught:
+        bearer_headers("pl-secret\nX: y")
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(ServePlan(prompts=(), api_key="secret"))
+
+
+def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, tmp_path):
+    seen = []
+
+    class Recorder(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["authorization"])
+            self.send_error(401)
+
+        def log_message(self, *arguments): ...
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    with ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.server_port}"
+        assert run("chat", "--url", url, "--api-key", "pl-1")[0] == 2
+        monkeypatch.setenv("PACELINE_API_KEY", "pl-2")
+        status, out, err = run("bench", "serve", "--url", url, "--prompts", prompts)
+        assert status == 2
+        assert "401" in err
+        assert "pl-2" not in out + err
+        listener.shutdown()
+    assert seen == ["Bearer pl-1", "Bearer pl-2"]

@@ -1,0 +1,329 @@
+"""`paceline validate`: files, lines, overlays, cluster configurations, formats and exit status."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from actors.eagle.eagle_drafter import EagleOptions
+from actors.models.source import ModelSource
+from actors.workers.target_group import target_group_application
+from actors.workers.target_worker import TargetSettings
+from cluster.config import ClusterConfig
+from cluster.deploy.validate.capacity import Demand, NodeKind, check_capacity
+from cluster.deploy.validate.demands import cluster_demands
+from cluster.deploy.validate.documents import read_documents
+from cluster.deploy.validate.finding import Problem
+from cluster.deploy.validate.import_paths import why_not_importable
+from cluster.deploy.validate.quantity import parse_quantity
+from cluster.deploy.validate.rules_page import with_rules
+from paceline_testing import manifests as right
+
+ROOT = Path(__file__).resolve().parents[5]
+CONFIG = "target:\n  model: smollm2\n  tensor_paralel: 2\nrouter:\n  max_running: 0\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a file and return its path."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False))
+        return path
+
+    return write
+
+
+# --- files and lines
+
+
+def test_findings_name_file_and_line(run, written):
+    file = written("cluster.yaml", CONFIG)
+    status, out, _ = run("validate", file)
+    assert status == 1
+    assert f"{file}:3: error config-unknown-key: target.tensor_paralel" in out
+    assert "did you mean tensor_parallel?" in out
+    assert f"{file}:5: error config-value: router.max_running" in out
+    assert out.endswith("1 documents, 2 errors, 0 warnings\n")
+
+
+def test_a_line_of_serve_config_is_the_line_in_the_file(run, written):
+    service = right.ray_service()
+    text = service["spec"].pop("serveConfigV2").replace("http_options", "http_option")
+    body = yaml.safe_dump(service, sort_keys=False).splitlines()
+    at = body.index("spec:") + 1
+    body[at:at] = ["  serveConfigV2: |", *(f"    {line}" for line in text.splitlines())]
+    file = written("service.yaml", "\n".join(body))
+    status, out, _ = run("validate", file, "--format", "json")
+    assert status == 1
+    (found,) = json.loads(out)["findings"]
+    assert "http_option" in file.read_text().splitlines()[found["line"] - 1]
+    assert found["rule"] == "serve-unknown-key"
+
+
+def test_what_a_rule_finds_can_be_left_out(run, written):
+    file = written("cluster.yaml", CONFIG)
+    status, out, _ = run("validate", file, "--ignore", "config-unknown-key")
+    assert (status, "config-unknown-key" in out, "config-value" in out) == (1, False, True)
+    status, out, _ = run("validate", file, "--ignore", "config-unknown-key", "--ignore", "config-value")
+    assert (status, out) == (0, "1 documents, 0 errors, 0 warnings\n")
+    status, _, err = run("validate", file, "--ignore", "config-unknown-keys")
+    assert status == 2
+    assert "there is no such rule; did you mean config-unknown-key?" in err
+
+
+def test_what_is_right_is_quiet(run, written):
+    written("a/deployment.yaml", right.deployment())
+    written("cluster.yaml", "target: {model: smollm2}\n")
+    notes = written("notes.yaml", "some: [thing, else]\n")
+    status, out, err = run("validate", notes.parent)
+    assert (status, err) == (0, "")
+    assert f"note: {notes} is neither manifest nor cluster configuration" in out
+    assert "2 documents, 0 errors" in out
+
+
+def test_the_configurations_that_come_along_are_right(run):
+    status, out, _ = run("validate", ROOT / "configs")
+    assert status == 0, out
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        ("a: [1, 2\nb: 3\n", "yaml-syntax", 2),
+        ("kind: Service\napiVersion: v1\nkind: Service\n", "yaml-duplicate-key", 3),
+        ("a: &a [*a]\n", "yaml-syntax", 1),
+        ("just: something\n", "file-kind", 1),
+        ("a: " + "[" * 5000 + "]" * 5000, "yaml-syntax", 1),
+    ],
+)
+def test_files_that_cannot_be_read(run, written, text, rule, line):
+    file = written("x.yaml", text)
+    status, out, _ = run("validate", file, "--format", "json")
+    assert status == 1
+    assert (rule, line) in {(found["rule"], found["line"]) for found in json.loads(out)["findings"]}
+
+
+def test_aliases_that_grow_without_end_are_refused():
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    documents, findings = read_documents("x.yaml", "\n".join(levels))
+    assert documents == []
+    assert [found.rule for found in findings] == ["yaml-syntax"]
+
+
+def test_items_of_a_list_have_their_own_lines():
+    text = "kind: List\napiVersion: v1\nitems:\n- kind: A\n  metadata: {name: one}\n- kind: B\n  metadata:\n"
+    text += "    name: two\n"
+    documents, _ = read_documents("x.yaml", text)
+    assert [document.name for document in documents] == ["A/one", "B/two"]
+    assert documents[1].find(Problem("enum", ("metadata", "name"), "x")).line == 8
+
+
+def test_a_path_that_is_not_there_is_one_line(run, tmp_path):
+    status, out, err = run("validate", tmp_path / "none.yaml")
+    assert (status, out) == (2, "")
+    assert err == f"paceline: {tmp_path / 'none.yaml'}: No such file or directory\n"
+
+
+def test_an_object_is_defined_once(run, written):
+    text = yaml.safe_dump(right.config_map())
+    status, out, _ = run("validate", written("x.yaml", f"{text}---\n{text}"))
+    assert status == 1
+    assert "object-twice" in out
+
+
+def test_examples_in_a_directory_may_define_the_same_object(run, written):
+    for name in ("one", "two"):
+        file = written(f"samples/{name}.yaml", right.config_map())
+    status, out, _ = run("validate", file.parent)
+    assert status == 0
+    assert "warning object-in-files" in out
+    assert "0 errors, 1 warnings" in out
+
+
+def test_a_service_forwards_to_a_port_that_its_pods_have(run, written):
+    service = right.service()
+    service["spec"]["ports"][0]["targetPort"] = "https"
+    written("a.yaml", right.deployment())
+    status, out, _ = run("validate", written("b.yaml", service).parent)
+    assert status == 1
+    assert "service-target" in out
+
+
+# --- overlays
+
+
+@pytest.fixture
+def overlay(written):
+    if shutil.which("kubectl") is None and shutil.which("kustomize") is None:
+        pytest.skip("neither kubectl nor kustomize is there")
+    written("base/kustomization.yaml", "resources: [deployment.yaml]\n")
+    written("base/deployment.yaml", right.deployment())
+
+    def make(patch):
+        path = written("overlay/kustomization.yaml", {"resources": ["../base"], "patches": [{"patch": patch}]})
+        return path.parent
+
+    return make
+
+
+PATCH = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec: {replicas: %s}\n"
+
+
+def test_an_overlay_is_built_and_checked(run, overlay):
+    status, out, _ = run("validate", overlay(PATCH % 3))
+    assert status == 0, out
+    directory = overlay(PATCH % -3)
+    status, out, _ = run("validate", directory)
+    assert status == 1
+    assert f"{directory / 'kustomization.yaml'}:" in out
+    assert "replicas: Deployment/web: spec.replicas" in out
+
+
+def test_an_overlay_that_cannot_be_built_says_why(run, overlay):
+    status, out, _ = run("validate", overlay((PATCH % 3).replace("name: web", "name: other")))
+    assert status == 1
+    assert "kustomize-build" in out
+    assert "other" in out
+
+
+# --- formats
+
+
+def test_for_github_every_finding_is_a_line(run, written):
+    file = written("cluster.yaml", CONFIG)
+    status, out, _ = run("validate", file, "--format", "github")
+    assert status == 1
+    lines = out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"::error file={file},line=3,title=config-unknown-key::")
+
+
+def test_for_programs_there_is_json(run, written):
+    _, out, _ = run("validate", written("cluster.yaml", CONFIG), "--format", "json")
+    report = json.loads(out)
+    assert (report["documents"], report["errors"], report["warnings"]) == (1, 2, 0)
+    assert set(report["findings"][0]) == {"file", "line", "rule", "object", "where", "what", "why", "fix", "level"}
+
+
+def test_without_the_extra_a_manifest_is_refused_in_one_line(run, written, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name.partition(".")[0] in ("celpy", "kubernetes_validate"):
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert run("validate", written("cluster.yaml", "target: {model: smollm2}\n"))[0] == 0
+    status, _, err = run("validate", written("deployment.yaml", right.deployment()))
+    assert status == 2
+    assert err.count("\n") == 1
+    assert "pip install 'paceline[k8s]'" in err
+
+
+# --- parts
+
+
+def test_the_page_lists_the_rules():
+    page = ROOT / "docs" / "validate.md"
+    text = page.read_text(encoding="utf-8")
+    assert with_rules(text) == text, "run python -m cluster.deploy.validate.rules_page docs/validate.md"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500m", "0.5"),
+        ("1Ki", "1024"),
+        ("2e3", "2000"),
+        ("1.5Gi", "1610612736.0"),
+        (2, "2"),
+        (".5", "0.5"),
+        ("1E", "1000000000000000000"),
+    ],
+)
+def test_quantities(text, value):
+    assert str(float(parse_quantity(text))) == str(float(value))
+
+
+@pytest.mark.parametrize("text", ["16GB", "1 Gi", "", "Gi", "1.2.3", None, True, "1kib", "--1"])
+def test_what_is_no_quantity(text):
+    assert parse_quantity(text) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "is_sure"),
+    [
+        ("cluster.serve:cluster_application", None),
+        ("cluster.serve.cluster_application", None),
+        ("cluster.serve:nothing", True),
+        ("cluster.nothing:app", True),
+        ("cluster.serve.deeper:app", True),
+        ("not_installed_anywhere.app:app", False),
+    ],
+)
+def test_import_paths_are_followed_without_running_code(path, is_sure):
+    reason = why_not_importable(path)
+    assert (reason.is_sure if reason else None) == is_sure
+
+
+NODES = [
+    NodeKind("head", {"CPU": 0.0}, frozenset(), 1),
+    NodeKind("target", {"CPU": 32.0, "GPU": 4.0}, frozenset(), 2),
+    NodeKind("small", {"GPU": 1.0}, frozenset({"CPU"}), 1),
+]
+RANK = {"CPU": 1.0, "GPU": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("demands", "num_problems"),
+    [
+        ([Demand("a", (RANK,) * 8)], 0),  # over two nodes
+        ([Demand("a", (RANK,) * 8, on_one_node=True)], 1),
+        ([Demand("a", (RANK,) * 8), Demand("b", (RANK,))], 0),
+        ([Demand("a", (RANK,) * 8), Demand("b", (RANK,)), Demand("c", (RANK,))], 1),  # ten GPUs of nine
+        ([Demand("a", ({"GPU": 8.0},))], 1),
+        ([Demand("a", ({"draft": 1.0},))], 1),
+        ([Demand("a", ({"memory": 1e9, "TPU": 4.0, "accelerator_type:H100": 0.001},))], 0),  # nobody can tell
+        ([Demand("a", (RANK,), replicas=9)], 0),
+        ([Demand("a", (RANK,), replicas=10)], 1),
+        ([Demand("a", (RANK,) * 4, on_one_node=True, replicas=2)], 0),
+        ([Demand("a", (RANK,) * 3, on_one_node=True, replicas=3)], 1),  # nine GPUs, but three in a node of four
+        ([Demand("a", ({"CPU": 100.0},))], 0),  # Ray finds out how many CPUs a small node has
+    ],
+)
+def test_capacity(demands, num_problems):
+    assert len(list(check_capacity(demands, NODES, ("spec",)))) == num_problems
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
+    config = ClusterConfig.model_validate({"target": {"device": device, "tensor_parallel": 3}})
+    settings = TargetSettings(
+        source=ModelSource("x", "x", tmp_path),
+        dtype="float32",
+        device=device,
+        tensor_parallel=3,
+        threads=1,
+        kv_cache_tokens=None,
+        kv_cache_fraction=0.2,
+        block_size=16,
+        prefix_cache=True,
+        exact="default",
+        max_model_len=None,
+        eagle_options=EagleOptions(1, 1),
+    )
+    limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
+    application = target_group_application(settings, "model", "directory", **limits)
+    replica = application._bound_deployment._replica_config
+    (demand,) = [demand for demand in cluster_demands(config) if demand.name == application._bound_deployment.name]
+    assert list(demand.bundles) == replica.placement_group_bundles

@@ -1,0 +1,144 @@
+"""A gateway before several routers: whom Serve's request router chooses, and what all of them say together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import PendingCallsLimitExceeded
+from ray.serve._private.request_router.common import RequestRoutingContext
+
+from actors.errors import RouterLost, Unavailable
+from cluster.gateway import ask_all as asking
+from cluster.gateway.ask_all import ask_all
+from cluster.gateway.router_client import HandleRouterClient, status_of_all
+from cluster.router.deployment import Router
+from cluster.router.ready_first import READY, ReadyFirst
+from cluster.router.status import RouterStatus
+
+
+class Replica:
+    def __init__(self, **stats: bool) -> None:
+        self.routing_stats = stats
+
+
+class Pending:
+    def __init__(self) -> None:
+        self.routing_context = RequestRoutingContext()
+
+
+async def test_those_that_are_ready_come_first_and_in_no_fixed_order():
+    ready = [Replica(**{READY: True}) for _ in range(3)]
+    others = [Replica(**{READY: False}), Replica()]  # one of them has not said anything yet
+    policy = ReadyFirst.__new__(ReadyFirst)
+    policy.initialize_state()
+    first = Counter[int]()
+    for _ in range(200):
+        pending = Pending()
+        ranks = await policy.choose_replicas([*others, *ready], pending)
+        assert [set(rank) for rank in ranks] == [set(ready), set(others)]
+        assert pending.routing_context.should_backoff
+        first[ready.index(ranks[0][0])] += 1
+    assert set(first) == {0, 1, 2}
+    assert await policy.choose_replicas(others) in ([[], others], [[], others[::-1]])
+    assert await policy.choose_replicas([]) == [[], []]
+
+
+def status(ready: bool, live: bool = True, detail: str = "", max_model_len: int | None = None) -> RouterStatus:
+    return RouterStatus(ready=ready, live=live, detail=detail, max_model_len=max_model_len)
+
+
+def test_routers_are_ready_if_one_is_and_dead_if_all_are():
+    alone = status(True, detail="2 draft workers", max_model_len=64)
+    assert status_of_all([alone]) == alone
+    standing_by = status(False, detail="standing by for a target group")
+    together = status_of_all([standing_by, alone, status(True, detail="2 draft workers", max_model_len=48)])
+    assert (together.ready, together.live, together.max_model_len) == (True, True, 48)
+    assert together.detail == "2 of 3 routers ready: 2 draft workers; standing by for a target group"
+    dead = status(False, live=False, detail="rounds have stopped", max_model_len=64)
+    assert (status_of_all([dead, standing_by]).ready, status_of_all([dead, standing_by]).live) == (False, True)
+    assert not status_of_all([dead, dead]).live
+    assert status_of_all([dead, alone]).ready
+
+
+class Handle:
+    """A deployment handle whose replicas answer as they are told."""
+
+    def __init__(self, *answers: Callable[[], Any]) -> None:
+        self._answers = answers
+
+    def options(self, **_: Any) -> Handle:
+        return self
+
+    def broadcast(self, method: str) -> Handle:
+        return self
+
+    async def _fetch_replica_results_async(self) -> list[Any]:
+        if not self._answers:
+            raise RouterLost("none is there")
+        return [Reply(answer) for answer in self._answers]
+
+
+class Reply:
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> Any:
+        return await self._answer()
+
+
+def says(value: Any, after_s: float = 0.0) -> Callable[[], Any]:
+    async def answer() -> Any:
+        await asyncio.sleep(after_s)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    return answer
+
+
+async def test_one_that_hangs_or_fails_keeps_no_other_from_answering(monkeypatch):
+    monkeypatch.setattr(asking, "_STRAGGLERS_S", 0.05)
+    handle = Handle(says(1), says(2, after_s=3600.0), says(RouterLost("gone")), says(4))
+    assert sorted(await ask_all(handle, "status", 30.0)) == [1, 4]
+    stopped = asyncio.CancelledError()  # so Serve tells the end of a replica
+    assert sorted(await ask_all(Handle(says(1), says(stopped), says(4)), "status", 30.0)) == [1, 4]
+    with pytest.raises(Unavailable, match="stopped"):
+        await ask_all(Handle(says(stopped)), "status", 30.0)
+    assert await ask_all(Handle(says(1, after_s=3600.0)), "status", 0.05) == []
+    with pytest.raises(RouterLost, match="gone"):
+        await ask_all(Handle(says(RouterLost("gone"))), "status", 30.0)
+
+
+async def test_a_client_of_several_routers_speaks_of_them_as_one(monkeypatch):
+    ready, waiting = status(True), status(False)
+    client = HandleRouterClient(Handle(says(waiting), says(ready)))
+    assert (await client.status()).ready
+    monkeypatch.setattr(asking, "_STRAGGLERS_S", 0.0)  # whoever stands by answers at once, whoever serves is busy
+    client = HandleRouterClient(Handle(says(waiting), says(ready, after_s=0.1)))
+    assert (await client.status()).ready
+    busy = HandleRouterClient(Handle(says(("a", "")), says(("b", "# TYPE x gauge\nx 2.0\n"), after_s=0.1)))
+    assert await busy.metrics_text()
+    monkeypatch.undo()
+    pages = HandleRouterClient(Handle(says(("a", "# TYPE x gauge\nx 1.0\n")), says(("b", "# TYPE x gauge\nx 2.0\n"))))
+    text = await pages.metrics_text()
+    assert 'x{router="a"} 1.0' in text
+    assert 'x{router="b"} 2.0' in text
+    with pytest.raises(RouterLost, match="no router answered"):
+        await HandleRouterClient(Handle(says(ready, after_s=3600.0)), status_timeout_s=0.05).status()
+    with pytest.raises(Unavailable):
+        await HandleRouterClient(Handle()).status()
+
+
+def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls():
+    def refuse(router_id: str) -> None:
+        raise PendingCallsLimitExceeded("64 calls wait")
+
+    directory = SimpleNamespace(release_target=SimpleNamespace(remote=refuse))
+    router: Any = SimpleNamespace(_has_left=False, _directory=directory, _router_id="r")
+    Router._leave_group(router)
+    assert router._has_left

@@ -1,0 +1,312 @@
+"""What the router tells a token sink: every token that may be learnt from, once, under its place; and no fault of it
+reaches a round."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from actors.draft_tree import DraftTree
+from actors.messages import GenerationRequest, SamplingParams
+from actors.models.toy_target import ToyTarget
+from cache_service.formats.documents import DOCUMENT_ID_BYTES
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+
+VOCAB_SIZE = 97
+EOS = 96
+
+
+class Sink:
+    """Keeps everything, as a sink of arrays must: by copies."""
+
+    def __init__(self):
+        self.followed = []
+        self.budgets = []
+        self.watched = []
+        self.gone = []
+        self.prompts = {}
+        self.pieces = {}
+        self.finishes = []
+        self.answers = []
+
+    def answered(self, organisation, token_ids):
+        self.answers.append((organisation, token_ids.tolist()))
+
+    def finished(self, namespace, earnings):
+        self.finishes.append((namespace, earnings))
+
+    def follow(self, namespaces):
+        self.followed.append(namespaces)
+
+    def bounded(self, namespace, tenant, max_bytes):
+        self.budgets.append((namespace, tenant, max_bytes))
+
+    def watch(self, namespace, learner):
+        self.watched.append(namespace)
+
+    def ended(self, learner):
+        gone, self.gone = self.gone, []
+        return gone
+
+    def prompted(self, namespace, document_id, token_ids):
+        assert (namespace, document_id) not in self.prompts
+        assert (namespace, document_id) not in self.pieces
+        self.prompts[namespace, document_id] = token_ids.tolist()
+
+    def committed(self, namespace, document_id, offset, token_ids):
+        assert len(document_id) == DOCUMENT_ID_BYTES
+        assert len(token_ids)
+        self.pieces.setdefault((namespace, document_id), []).append((offset, token_ids.tolist()))
+
+    @property
+    def documents(self):
+        """Prompt and output of each document; its pieces follow one another without a gap."""
+        found = []
+        for key, pieces in self.pieces.items():
+            tokens = list(self.prompts[key])
+            for offset, piece in pieces:
+                assert offset == len(tokens)
+                tokens += piece
+            found.append((key[0], tokens))
+        return sorted(found)
+
+
+class Broken:
+    def follow(self, *_):
+        raise RuntimeError("follow")
+
+    prompted = committed = finished = bounded = watch = ended = follow
+
+
+class Contexts:
+    """A drafter that keeps the contexts it is shown."""
+
+    name = "contexts"
+
+    def __init__(self):
+        self.seen = []
+
+    def propose(self, contexts):
+        self.seen += contexts
+        return [DraftTree.empty()] * len(contexts)
+
+    def observe(self, outcomes):
+        pass
+
+    def forget(self, seq_id):
+        pass
+
+    def memory_bytes(self):
+        return 0
+
+
+class Right:
+    """Drafts what the target will say, so that rounds commit several tokens."""
+
+    name = "right"
+
+    def __init__(self, target):
+        self.target = target
+
+    def propose(self, contexts):
+        trees = []
+        for context in contexts:
+            tokens = context.tokens.tolist()
+            for _ in range(min(5, context.max_nodes)):
+                tokens.append(self.target.next_token(tokens))
+            new = np.array(tokens[len(context.tokens) :], np.int32)
+            trees.append(DraftTree.chain(new, np.full(len(new), 0.9, np.float32)))
+        return trees
+
+    def observe(self, outcomes):
+        pass
+
+    def forget(self, seq_id):
+        pass
+
+    def memory_bytes(self):
+        return 0
+
+
+def request(name="r", prompt=(1, 2, 3), **fields):
+    fields = {
+        "max_new_tokens": 30,
+        "stop_token_ids": (EOS,),
+        "sampling": SamplingParams(seed=1, temperature=0.0),
+    } | fields
+    return GenerationRequest(request_id=name, prompt_token_ids=np.array(prompt, np.int32), **fields)
+
+
+def make_core(sink, drafters=None, **config):
+    return RouterCore(
+        RouterConfig(**config), SpeculationConfig(), drafters or {}, VOCAB_SIZE, 256, 4, 4, token_sink=sink
+    )
+
+
+def serve(core, target, most_rounds=500):
+    texts, now = {}, 0.0
+    for _ in range(most_rounds):
+        if not core.has_work:
+            return texts
+        round, events = core.plan_round(now)
+        if round is not None:
+            core.draft_locally(round)
+            result = target.verify(core.assemble(round, {}))
+            now += result.elapsed_s
+            events += core.commit(round, result, now)
+        for event in events:
+            texts.setdefault(event.request_id, []).extend(event.token_ids)
+    raise AssertionError("the router does not come to an end")
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_every_committed_token_is_told_once_where_it_stands(drafts):
+    target = ToyTarget(VOCAB_SIZE, eos_token_id=EOS, total_blocks=24)  # too few for all: some are preempted
+    sink = Sink()
+    core = make_core(sink, {"right": Right(target)} if drafts else {})
+    requests = [request(f"r{n}", prompt=range(1, 4 + n), namespace=f"tenant{n % 2}") for n in range(6)]
+    for one in requests:
+        core.add(one, 0.0)
+    texts = serve(core, target)
+    assert core.counters.preempted > 0
+    wanted = [(one.namespace, [*one.prompt_token_ids.tolist(), *texts[one.request_id]]) for one in requests]
+    assert sink.documents == sorted(wanted)
+    assert [target.complete(one)[0] for one in requests] == [texts[one.request_id] for one in requests]
+    assert core.counters.sink_faults == 0
+
+
+@pytest.mark.parametrize("cache", ["off", "read"])
+def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
+    sink = Sink()
+    core = make_core(sink)
+    core.add(request(cache=cache, namespace="a", readable=("b", "c")), 0.0)
+    serve(core, ToyTarget(VOCAB_SIZE))
+    assert sink.documents == []
+    assert sink.followed == ([("a", "b", "c")] if cache == "read" else [])
+
+
+@pytest.mark.parametrize("cache", ["off", "read", "read_write"])
+@pytest.mark.parametrize("cache_bytes", [None, 1000])
+def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache_bytes):
+    sink = Sink()
+    core = make_core(sink)
+    core.add(request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes), 0.0)
+    serve(core, ToyTarget(VOCAB_SIZE))
+    assert sink.budgets == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
+
+
+@pytest.mark.parametrize("cache", ["off", "read", "read_write"])
+def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
+    target = ToyTarget(VOCAB_SIZE)
+    sink = Sink()
+    core = make_core(sink, {"cache": Right(target)})
+    core.add(request(cache=cache, namespace="a"), 0.0)
+    (text,) = serve(core, target).values()
+    if cache == "off":
+        assert sink.finishes == []
+        return
+    ((namespace, earned),) = sink.finishes
+    assert (namespace, earned.requests, earned.hits) == ("a", 1, 1)
+    assert earned.rounds + earned.accepted_tokens == len(text), "a round emits one token, and what was drafted right"
+    right = earned.right_as_expected + earned.right_better + earned.right_worse
+    proposed = earned.proposed_as_expected + earned.proposed_better + earned.proposed_worse
+    assert right == earned.accepted_tokens == proposed, "nobody else drafts, and every draft is right"
+    assert earned.right_as_expected > 0, "of a new text nothing is known yet"
+    assert (earned.proposed_worse, earned.shares_right["worse"]) == (0, None)
+
+
+def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_is():
+    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+    core = make_core(sink)
+    core.add(request("whole", promotes="org"), 0.0)
+    text = serve(core, target)["whole"]
+    assert sink.answers == [("org", text)]
+    resumed = {"prompt": (1, 2, 3, *text[:10]), "num_output_in_prompt": 10, "max_new_tokens": 20}
+    core.add(request("resumed", promotes="org", **resumed), 0.0)
+    serve(core, target)
+    assert sink.answers == 2 * [("org", text)]
+    for name, fields in {"own": {}, "read": {"promotes": "org", "cache": "read"}}.items():
+        core.add(request(name, **fields), 0.0)
+    core.add(request("cancelled", promotes="org"), 0.0)
+    round, _ = core.plan_round(0.0)
+    core.draft_locally(round)
+    core.commit(round, target.verify(core.assemble(round, {})), 0.0)
+    core.cancel("cancelled")
+    serve(core, target)
+    assert len(sink.answers) == 2
+    assert core.counters.sink_faults == 0
+
+
+def test_an_answer_that_stops_at_once_has_nothing_to_tell():
+    class AtOnce(ToyTarget):
+        def next_token(self, tokens):
+            return EOS
+
+    sink = Sink()
+    core = make_core(sink)
+    core.add(request(), 0.0)
+    assert serve(core, AtOnce(VOCAB_SIZE)) == {"r": []}
+    assert (sink.prompts, sink.pieces) == ({}, {})
+
+
+def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood():
+    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+    core = make_core(sink)
+    core.add(request("whole"), 0.0)
+    text = serve(core, target)["whole"]
+    core.add(request("rest", prompt=(1, 2, 3, *text[:10]), num_output_in_prompt=10, max_new_tokens=20), 0.0)
+    serve(core, target)
+    one, other = sink.documents
+    assert one == other
+
+
+def test_requests_of_one_name_are_other_documents_and_so_are_those_of_another_router():
+    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+    for _ in range(2):
+        core = make_core(sink)
+        for _ in range(2):
+            core.add(request("same"), 0.0)
+            serve(core, target)
+    assert len(sink.pieces) == 4
+
+
+def test_drafters_are_told_what_a_sequence_may_read():
+    drafter = Contexts()
+    core = make_core(None, {"contexts": drafter})
+    core.add(request("a", namespace="own", readable=("group", "public")), 0.0)
+    core.add(request("b", namespace="own", cache="off"), 0.0)
+    serve(core, ToyTarget(VOCAB_SIZE))
+    scopes = {(context.namespace, context.readable, context.reads_cache) for context in drafter.seen}
+    assert scopes == {("own", ("group", "public"), True), ("own", (), False)}
+
+
+def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_there():
+    sink = Sink()
+    core = make_core(sink)
+    for name, namespace in (("one", "a"), ("two", "a"), ("three", "b")):
+        core.add(request(name, namespace=namespace), 0.0)
+    assert sink.watched == ["a", "a", "b"]
+    sink.gone = ["a", "nobody's"]
+    core.exchange(0.0)
+    assert sink.watched == ["a", "a", "b", "a"]
+    core.exchange(0.0)
+    serve(core, ToyTarget(VOCAB_SIZE))
+    sink.gone = ["a"]
+    core.exchange(0.0)
+    assert sink.watched == ["a", "a", "b", "a"]
+    assert core.counters.sink_faults == 0
+
+
+def test_a_sink_that_fails_costs_no_round_and_is_reported_once(caplog):
+    target = ToyTarget(VOCAB_SIZE)
+    core = make_core(Broken())
+    with caplog.at_level(logging.WARNING):
+        core.add(request(), 0.0)
+        assert serve(core, target)["r"] == target.complete(request())[0]
+    assert core.counters.sink_faults == 33  # follow, watch, a call a round, and the end
+    core.exchange(0.0)
+    assert core.counters.sink_faults == 34
+    assert len([record for record in caplog.records if "token sink" in record.message]) == 1

@@ -1,0 +1,174 @@
+"""Dashboards and alert rules: files agree with their source, rules work, and all they name is really exposed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from actors.drafters.registry import create_drafters
+from actors.links.keys import LinkKeys
+from actors.messages import GenerationRequest, SamplingParams
+from actors.models.toy_target import ToyTarget
+from cache_service.store.connection import ConnectionSettings
+from cluster.cache.shared_cache import SharedCache
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.gateway.metrics import GatewayMetrics
+from cluster.observability.dashboards import DASHBOARDS, DIRECTORY, rendered
+from cluster.observability.grafana import dashboard_json
+from cluster.router.connections import Connections
+from cluster.router.core import RouterCore
+from cluster.router.counters import Distribution
+from cluster.router.driver import RouterDriver
+from cluster.router.metrics import RouterMetrics
+from paceline_testing.panels import OBSERVABILITY, alerts, asked_by, everything_asked, names_in, names_of
+
+VOCAB_SIZE = 97
+PROMTOOL = shutil.which("promtool")
+SEVERITIES = {"critical", "warning", "info"}
+
+
+def test_the_committed_dashboards_are_those_that_the_code_makes():
+    files = {path.name: path.read_text(encoding="utf-8") for path in DIRECTORY.glob("*.json")}
+    assert files == rendered(), "run `make dashboards`"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_panels_lie_on_the_grid_side_by_side(dashboard):
+    taken = set()
+    panels = dashboard_json(dashboard)["panels"]
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["targets"] and panel["description"] for panel in panels if panel["type"] != "row")
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do():
+    rules = alerts()
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule["labels"]["severity"] in SEVERITIES, rule["alert"]
+        assert rule["annotations"]["summary"], rule["alert"]
+        assert rule["annotations"]["runbook"], rule["alert"]
+
+
+def test_every_alert_has_a_unit_test():
+    tests = (OBSERVABILITY / "alerts_test.yaml").read_text(encoding="utf-8")
+    assert [rule["alert"] for rule in alerts() if rule["alert"] not in tests] == []
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not on the PATH")
+@pytest.mark.parametrize("command", [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]])
+def test_promtool_is_content(command):
+    done = subprocess.run([PROMTOOL, *command], cwd=OBSERVABILITY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+async def metrics():
+    """Those of a router that has answered a request beside a cache that is out of reach."""
+    cache = SharedCache(ConnectionSettings("redis://127.0.0.1:1"), "weights")
+    drafters = create_drafters(("suffix", "soft_ngram"), delta_bytes=1 << 16)
+    core = RouterCore(
+        RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 256, 4, 4,
+        token_sink=cache, soft_sharing=cache.share_counts(drafters),
+    )  # fmt: skip
+    driver = RouterDriver(core, verify_timeout_s=1.0, draft_deadline_s=0.1)
+    connections = Connections(LinkKeys.generate())
+    answer(core)
+    yield RouterMetrics(core, driver, connections, cache)
+    driver.close()
+    connections.close()
+    cache.close(1.0)
+
+
+def answer(core):
+    """One request of 60 tokens, a text that repeats itself."""
+    target = ToyTarget(eos_token_id=3, seed=4)
+    prompt = ToyTarget(eos_token_id=3, seed=4)
+    tokens = [5]
+    while len(tokens) < 20:
+        tokens.append(prompt.next_token(tokens))
+    request = GenerationRequest(
+        request_id="r",
+        prompt_token_ids=np.array(tokens, np.int32),
+        sampling=SamplingParams(seed=1, temperature=0.0),
+        max_new_tokens=60,
+    )
+    core.add(request, time.monotonic())
+    while core.has_work:
+        round, _ = core.plan_round(time.monotonic())
+        if round is not None:
+            core.draft_locally(round)
+            core.commit(round, target.verify(core.assemble(round, {})), time.monotonic())
+    return request
+
+
+async def test_all_that_panels_and_alerts_name_is_exposed_with_its_labels(metrics):
+    gateway = GatewayMetrics()
+    exposed = names_of(list(metrics.collect())) | names_in(gateway.text())
+    for metric in vars(gateway).values():
+        for family in metric.describe() if hasattr(metric, "describe") else ():
+            if family.type == "counter":
+                exposed[f"{family.name}_total"] = frozenset(metric._labelnames)
+    wrong = {asked.where: unknown for asked in everything_asked() if (unknown := asked.unknown(exposed))}
+    assert not wrong
+    assert len(everything_asked()) > 80
+
+
+def test_errors_are_alerted_even_if_nothing_has_ever_succeeded():
+    (rule,) = [rule for rule in alerts() if rule["alert"] == "PacelineErrors"]
+    text = GatewayMetrics().text()
+    assert 'paceline_request_success_total{finished_reason="stop"} 0.0' in text
+    reasons = {reason for found in re.findall(r'reason=~"([^"]+)"', rule["expr"]) for reason in found.split("|")}
+    assert len(reasons) > 1
+    for reason in reasons:
+        assert f'paceline_request_failure_total{{reason="{reason}"}} 0.0' in text
+
+
+def test_a_wrong_name_and_a_wrong_label_are_noticed():
+    exposed = {"paceline_rounds_total": frozenset(), "paceline_x_total": frozenset({"source"})}
+    asked = asked_by("panel", 'sum by (source) (rate(paceline_x_total{sauce="a", job="j"}[5m])) / paceline_round_total')
+    assert asked.unknown(exposed) == {"paceline_x_total.sauce", "paceline_round_total"}
+    assert asked_by("panel", "sum by (kind) (paceline_rounds_total)").unknown(exposed) == {"kind"}
+
+
+async def test_a_request_shows_in_the_stages_the_planner_and_the_cost_curve(metrics):
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+    for stage in ("paceline_request_queue_time_seconds", "paceline_request_prefill_time_seconds"):
+        assert found[f"{stage}_count",] == 1
+        assert found[f"{stage}_bucket", "+Inf"] == 1
+        assert found[f"{stage}_sum",] >= 0
+    rounds = sum(value for key, value in found.items() if key[0] == "paceline_planner_rounds_total")
+    assert rounds == found["paceline_rounds_total",] - 1 > 0  # the last one only has the sequence freed
+    curve = [found["paceline_step_time_seconds", rows] for rows in ("1", "4", "16", "64", "256")]
+    assert curve == sorted(curve)
+    assert curve[0] > 0
+    verified = sum(value for key, value in found.items() if key[0] == "paceline_spec_decode_num_draft_tokens_total")
+    accepted = sum(value for key, value in found.items() if key[0] == "paceline_spec_decode_num_accepted_tokens_total")
+    assert found["paceline_spec_decode_wasted_rows_total",] == verified - accepted
+    assert found["paceline_spec_decode_num_proposed_tokens_total",] >= verified
+
+
+def test_a_value_on_a_bound_belongs_below_it():
+    distribution = Distribution((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        distribution.add(value)
+    assert distribution.counts == [2, 2, 1]
+    assert distribution.total == 7.5

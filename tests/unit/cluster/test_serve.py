@@ -1,0 +1,210 @@
+"""What a configuration makes of a cluster before anything is started."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.drafters.registry import AUTO_DRAFTERS
+from actors.errors import InvalidRequest, ModelError
+from actors.models.catalog import resolve_model
+from actors.models.loader import read_model_info
+from actors.models.source import ModelSource
+from actors.models.toy import save_tiny_model
+from cluster.config import (
+    CacheConfig,
+    ClusterConfig,
+    DraftConfig,
+    GatewayConfig,
+    LookaheadConfig,
+    RouterConfig,
+    SpeculationConfig,
+    load_config,
+)
+from cluster.errors import ConfigError
+from cluster.gateway.call import ServedModel
+from cluster.gateway.deployment import gateway_application
+from cluster.offline.corpus import build_corpus
+from cluster.router.deployment import router_application
+from cluster.serve import plan_cluster, served_model
+from paceline_testing.other_vocabularies import merging_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"), layers=1, hidden_size=16)
+
+
+def plan(model, draft, drafters):
+    config = {
+        "target": {"model": str(model), "device": "cpu"},
+        "draft": {"model": str(draft), "workers": 2, "device": "cpu"},
+        "speculation": {"drafters": drafters},
+    }
+    return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
+@pytest.mark.parametrize("drafters", [["none"], [], ["suffix"], ["suffix", "prompt_lookup"]])
+@pytest.mark.parametrize("draft", ["auto", "given"])
+def test_drafters_without_the_draft_model_start_no_draft_workers_and_build_nothing(model, draft, drafters):
+    planned = plan(model, model if draft == "given" else draft, drafters)
+    assert planned.draft is None
+    assert not planned.builds_drafter
+    assert planned.num_cpus == plan(model, "none", ["auto"]).num_cpus
+
+
+def test_a_cluster_of_another_rule_tells_its_gateways(model):
+    config = {"target": {"model": str(model)}, "draft": {"model": "none"}, "speculation": {"acceptance": "rejection"}}
+    planned = plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+    assert served_model(planned).acceptance == "rejection"
+    assert served_model(plan(model, "none", ["auto"])).acceptance == "coupled"
+
+
+def test_drafting_ahead_is_for_workers_that_have_a_gpu_unless_it_is_set(model):
+    planned = plan(model, model, ["draft_model"])
+    assert planned.draft_ahead == 0
+    assert dataclasses.replace(planned, draft_device="cuda").draft_ahead > 0
+    for ahead in (0, 7):
+        config = ClusterConfig.model_validate({"draft": {"ahead": ahead}})
+        for device in ("cpu", "cuda"):
+            assert dataclasses.replace(planned, config=config, draft_device=device).draft_ahead == ahead
+
+
+@pytest.mark.parametrize("drafters", [["auto"], ["draft_model"], ["suffix", "draft_model"], ["ouroboros"]])
+def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
+    planned = plan(model, model, drafters)
+    assert planned.draft.path == model
+    assert planned.num_cpus == pytest.approx(plan(model, "none", drafters).num_cpus + 1.0)
+    built = plan(model, "auto", drafters)
+    assert built.builds_drafter
+    assert built.drafters == plan(model, model, drafters).drafters
+    assert {"draft_model", "ouroboros"} & set(built.drafters)
+    assert built.draft.spec == "auto"
+
+
+def test_lookahead_has_the_same_defaults_and_limits_as_the_engine():
+    assert LookaheadOptions(**LookaheadConfig().model_dump()) == LookaheadOptions()
+    for field in dataclasses.fields(LookaheadOptions):
+        if field.name == "keep_phrases":
+            continue
+        for value in (-2, 0, 1, 2, 3, 16, 17, 64, 65, 1 << 20, (1 << 20) + 1):
+            try:
+                LookaheadOptions(**{field.name: value})
+            except ModelError:
+                with pytest.raises(ConfigError, match=f"^configuration: draft.lookahead.*{field.name} is {value}"):
+                    load_config(None, [f"draft.lookahead.{field.name}={value}"])
+            else:
+                load_config(None, [f"draft.lookahead.{field.name}={value}"])
+
+
+def test_a_draft_model_of_another_vocabulary_is_found_out_before_anything_is_started(model, tmp_path):
+    other = save_tiny_model(tmp_path, tokenizer=merging_tokenizer(), layers=1, hidden_size=16)
+    assert plan(model, other, ["auto"]).draft_has_own_vocabulary
+    for draft, drafters in ((model, ["auto"]), ("auto", ["auto"]), ("none", ["auto"]), (other, ["suffix"])):
+        assert not plan(model, draft, drafters).draft_has_own_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("drafters", "running"),
+    [
+        (["none"], ()),
+        (["suffix"], ("suffix",)),
+        (["suffix", "draft_model"], ("suffix",)),
+        (["suffix", "ouroboros"], ("suffix",)),
+        (["auto"], AUTO_DRAFTERS),
+    ],
+)
+def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters, running):
+    assert plan(model, "none", drafters).drafters == running
+
+
+def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond(model):
+    config = RouterConfig(max_running=2, max_waiting=3)
+    info = read_model_info(ModelSource("tiny", "tiny", model))
+    router = router_application(config, SpeculationConfig(), DraftConfig(), CacheConfig(), info, "directory")
+    gateway = gateway_application(router, "tokenizer", ServedModel("tiny", 64, 97, ()), GatewayConfig())
+    assert 5 <= router._bound_deployment.max_queued_requests <= 64
+    assert 64 <= gateway._bound_deployment.max_queued_requests <= 4096
+    refusal = gateway._bound_deployment._deployment_config.backpressure_config
+    assert (refusal.status_code, refusal.retry_after_s) == (429, 1.0)
+
+
+def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
+    target = save_tiny_model(tmp_path / "target", "t5", layers=1)
+    planned = plan(target, "auto", ["auto"])
+    assert (planned.draft, planned.builds_drafter) == (None, False)  # no draft model can be made out of it
+    assert plan(target, target, ["auto"]).draft.path == target
+    assert (planned.info.max_side_len, planned.info.max_model_len) == (2048, 4096)
+    with pytest.raises(ModelError, match="drafter 'ouroboros' needs a model without"):
+        plan(target, target, ["ouroboros"])
+    for settings in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int4"}):
+        config = {"target": {"model": str(target), "device": "cpu", **settings}}
+        with pytest.raises(ModelError, match=r"t5 has an encoder; .* needs a model without"):
+            plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"suffix": {"length": 3}}, r"speculation\.drafter_options\.suffix\.length is 3; there is no such option"),
+        ({"suffix": {"top_k": 0}}, r"top_k is 0; it must be in 1 to"),
+        ({"prediction": {"floor": 0.1}}, r"drafters must include prediction"),
+        ({"lookahead": {"window_size": 65}}, r"window_size is 65; it must be from 1 to 64"),
+        ({"lookahead": {"window_size": 20}}, r"speculation\.max_rows is 64; it must be at least 80 "),
+    ],
+)
+def test_options_of_drafters_are_looked_at_before_anything_is_started(model, options, message):
+    config = {
+        "target": {"model": str(model), "device": "cpu"},
+        "speculation": {"drafters": ["suffix", "lookahead"], "drafter_options": options},
+    }
+    with pytest.raises(InvalidRequest, match=message):
+        plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+    config["speculation"]["drafter_options"] = {"suffix": {"len_threshold": 3, "alpha": 2.0, "by_frequency": True}}
+    assert plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent")).drafters == ("suffix", "lookahead")
+
+
+def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
+    pieces = [(np.arange(1, 40, dtype=np.int32), True)]
+    build_corpus(pieces, read_model_info(resolve_model(str(model), tmp_path)), tmp_path / "good")
+    info = read_model_info(resolve_model(str(model), tmp_path))
+    build_corpus(pieces, dataclasses.replace(info, tokenizer_fingerprint="another"), tmp_path / "other")
+
+    def with_corpus(name: str, drafters: list[str]):
+        config = {
+            "target": {"model": str(model), "device": "cpu"},
+            "speculation": {"drafters": drafters, "corpora": [str(tmp_path / name)]},
+        }
+        return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+    assert "retrieval" in with_corpus("good", ["retrieval"]).drafters
+    with pytest.raises(InvalidRequest, match=r"speculation\.corpora.*must include retrieval"):
+        with_corpus("good", ["suffix"])
+    with pytest.raises(ModelError, match="tokenizer"):
+        with_corpus("other", ["retrieval"])
+    with pytest.raises(ModelError, match="missing"):
+        with_corpus("missing", ["retrieval"])
+
+
+def plan_with_head(model, head, drafters, **target):
+    config = {
+        "target": {"model": str(model), "device": "cpu", "eagle_head": str(head), **target},
+        "draft": {"model": "none"},
+        "speculation": {"drafters": drafters},
+    }
+    return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+
+
+def test_a_head_joins_auto_and_asking_for_one_that_is_not_there_is_an_error(model, tmp_path):
+    assert "eagle" in plan_with_head(model, tmp_path, ["auto"]).drafters
+    assert plan_with_head(model, tmp_path, ["eagle", "suffix"]).drafters == ("eagle", "suffix")
+    assert "eagle" not in plan_with_head(model, tmp_path, ["suffix"]).drafters
+    assert "eagle" not in plan_with_head(model, "none", ["auto"]).drafters
+    with pytest.raises(InvalidRequest, match=r"drafters is 'eagle'; target.eagle_head must name a head"):
+        plan_with_head(model, "none", ["eagle"])
+    with pytest.raises(ModelError, match=r"target.eagle_head '/no/such/head': there is no such directory"):
+        plan_with_head(model, "/no/such/head", ["auto"])
+    with pytest.raises(ValueError, match=r"eagle_head is .* with tensor_parallel 2; it needs 1"):
+        plan_with_head(model, tmp_path, ["auto"], tensor_parallel=2)
