@@ -1,0 +1,4 @@
+"""The target engine: ragged batches, paged KV, attention backends, verification of draft trees.
+
+May import: sampling, models, messages.
+"""

@@ -1,0 +1,4 @@
+"""Finds, loads and quantises models and tokenizers.
+
+May import: errors.
+"""

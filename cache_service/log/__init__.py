@@ -1,0 +1,4 @@
+"""Verified tokens on their way: publisher, compactor, reader, follower.
+
+May import: store and formats.
+"""

@@ -1,0 +1,4 @@
+"""One Redis or Valkey: connection, embedded server, scripts, circuit breaker.
+
+May import: formats.
+"""

@@ -1,0 +1,4 @@
+"""The command `paceline`: one module a command, imported when it runs.
+
+May import: everything below.
+"""

@@ -1,0 +1,4 @@
+"""Writes Kubernetes manifests from typed values.
+
+May import: the configuration alone.
+"""

@@ -1,0 +1,4 @@
+"""Who may call: registry, keys, limits, and which namespaces a tenant shares.
+
+May import: the configuration alone.
+"""

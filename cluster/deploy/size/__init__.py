@@ -1,4 +1,4 @@
-"""What a deployment will hold and how fast it can be, from data sheets and model shapes: `docs/sizing.md`.
+"""Estimates from published hardware figures whether a model fits and how fast it can be.
 
-Nothing here runs a model or needs a GPU.
+May import: the configuration alone.
 """

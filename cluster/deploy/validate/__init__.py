@@ -1,4 +1,4 @@
-"""Finds mistakes in cluster configurations, Kustomize overlays and manifests before an API server or an operator does.
+"""Checks cluster files and manifests for mistakes before they are applied.
 
-`check.validate` runs every layer over paths; `rules.RULES` is the table of all that is looked for.
+May import: the configuration alone.
 """
