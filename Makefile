@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet pip==$(PIP_VERSION)
 	$(PIP) install -c requirements.lock $(TORCH_ARGS) $(TORCH)
-	$(PIP) install -c requirements.lock --editable '.[k8s,plot,score]' --group dev
+	$(PIP) install -c requirements.lock --editable '.[k8s,plot]' --group dev
 	$(PIP) check
 	touch $@
 
@@ -78,7 +78,7 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet pip==$(PIP_VERSION)
 	build/lock/bin/python -m pip install --quiet $(TORCH_ARGS) $(TORCH)
-	build/lock/bin/python -m pip install --quiet --editable '.[k8s,plot,score]' --group dev
+	build/lock/bin/python -m pip install --quiet --editable '.[k8s,plot]' --group dev
 	build/lock/bin/python -m pip check
 	{ sed -n '/^#/p' requirements.lock; build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | \
 		sed 's/+[a-z0-9.]*$$//'; } > build/requirements.lock

@@ -3,19 +3,104 @@
     python tests/bench/bench_cache_rounds.py [--batch 8] [--rounds 1500] [--repeats 3]
 
 States take turns, each in a process of its own. Prints the wall time of the router's own part of a round in
-microseconds: median, 99th percentile, greatest.
+microseconds: median, 99th percentile, greatest. A toy target repeats what others have said before and sleeps as long as
+a forward of a large model takes, so the cache's threads run beside the rounds as they would in a router.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 
-from cluster.cli.bench.cache_rounds import STATES, round_seconds
+from actors.drafters.registry import create_drafters
+from actors.messages import GenerationRequest, SamplingParams
+from actors.models.toy_target import ToyTarget
+from cache_service.store.embedded_server import EmbeddedServer
+from cluster.cache.shared_cache import SharedCache
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+
+STATES = ("none", "live", "stopped", "gone")
+VOCAB_SIZE = 5_000
+FORWARD_S = 0.01
+
+
+def round_seconds(state: str, batch: int, rounds: int) -> list[float]:
+    """Seconds of each of `rounds`. state: one of STATES, what becomes of the cache's server after a third as many
+    rounds that are not counted. Raises ServerError where no server can be run."""
+    with tempfile.TemporaryDirectory() as directory, EmbeddedServer(Path(directory)) as server:
+        cache = None if state == "none" else SharedCache(server.settings, "bench")
+        drafters = create_drafters(("cache", "suffix"), index=None if cache is None else cache.index)
+        core = RouterCore(
+            RouterConfig(max_running=batch, max_waiting=batch),
+            SpeculationConfig(),
+            drafters,
+            VOCAB_SIZE,
+            4096,
+            16,
+            4,
+            token_sink=cache,
+        )
+        # Rounds before the fault are not counted: they fill the cache and compile what is compiled late.
+        _run(core, batch, rounds // 3)
+        if state == "stopped":
+            os.kill(server.pid, signal.SIGSTOP)
+        elif state == "gone":
+            server.stop()
+        try:
+            return _run(core, batch, rounds)
+        finally:
+            if state == "stopped":
+                os.kill(server.pid, signal.SIGCONT)
+            if cache is not None:
+                cache.close()
+
+
+def _run(core: RouterCore, batch: int, rounds: int) -> list[float]:
+    target = ToyTarget(VOCAB_SIZE, 4096, 16, 1 << 16, order=2)
+    random = np.random.default_rng(0)
+    seconds: list[float] = []
+    asked_for: list[str] = []
+    now, first = 0.0, time.monotonic_ns()
+    while len(seconds) < rounds:
+        while core.num_running + core.num_waiting < batch:
+            asked_for.append(str(first + len(asked_for)))
+            prompt = random.integers(0, 50, 8).astype(np.int32)  # few beginnings: texts come again
+            core.add(
+                GenerationRequest(
+                    request_id=asked_for[-1],
+                    prompt_token_ids=prompt,
+                    sampling=SamplingParams(seed=1, temperature=0.0),
+                    max_new_tokens=200,
+                ),
+                now,
+            )
+        began = time.perf_counter()
+        round, _ = core.plan_round(now)
+        assert round is not None
+        core.draft_locally(round)
+        message = core.assemble(round, {})
+        asked = time.perf_counter()
+        answer = target.verify(message)
+        time.sleep(FORWARD_S)
+        now += FORWARD_S
+        answered = time.perf_counter()
+        core.commit(round, answer, now)
+        seconds.append(asked - began + time.perf_counter() - answered)
+    core.target_lost()
+    for request_id in asked_for:
+        core.cancel(request_id)
+    core.end_overdue(now)
+    return seconds
 
 
 def main() -> None:

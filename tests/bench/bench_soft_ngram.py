@@ -6,7 +6,7 @@
 to learn from, and keeps the answers with the target's most probable tokens at every row; a run that was interrupted, or
 is asked for more, goes on where the file ends. Every replayed answer is drafted as if it came next after N others.
 With --plot nothing else is measured: all answers are drafted in order, from a cold start, and the picture shows tokens
-a round against requests seen. `paceline compare --learning-plot` draws the same of requests that it really serves.
+a round against requests seen.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
 from measuring import accepted_path
 
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.counts.soft_ngram import SoftNgramTable
-from cluster.cli.bench.learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
 from cluster.cli.bench.prompts import make_blocks
 from cluster.router.calibration import SourceCalibration
 from cluster.router.planner import Proposal, SequenceLimits, choose_nodes, merge_trees, tally_nodes

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 from bench_static_index import documents_below
+from cache_index import IndexBench, drafting_seconds, load_kernels, wait_until
 
 from actors.drafters.registry import create_drafter
 from cache_service.index.warm_index import WarmIndex
 from cache_service.store.embedded_server import EmbeddedServer
-from cluster.cli.bench.cache_index import IndexBench, drafting_seconds, load_kernels, wait_until
 
 VOCAB_SIZE = 49_152
 SEQUENCES = 8

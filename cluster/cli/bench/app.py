@@ -217,20 +217,13 @@ def cache(
     replica: bool = typer.Option(
         False, "--replica", help="Ask an engine, too, that has answered those before itself: a warm replica."
     ),
-    answers: Path = typer.Option(
-        None, help="Keep what was answered before the measurement here, so that the next run has it sooner."
-    ),
     row_times: str = typer.Option(
         "", metavar="ROWS:MS,...", help="What forwards take, such as 1:36,8:42,16:61; by default as measured here."
     ),
-    index_tokens: int = typer.Option(
-        200_000, min=0, help="Tokens in the index whose start, drafting and freshness are timed; 0: left out."
-    ),
-    rounds: int = typer.Option(600, min=0, help="Rounds of the router to time in each state of the server; 0: none."),
     threads: int = typer.Option(None, min=1, help="Torch threads; by default torch's own choice."),
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
 ) -> None:
-    """What the shared cache is worth (warm by cold, on requests of several kinds) and what it costs, on this machine.
+    """What the shared cache is worth on this machine: warm by cold, on requests of several kinds.
 
     Requests that have nothing to do with each other are taken from --prompts or --spec-bench, and left out without.
     """
@@ -239,12 +232,11 @@ def cache(
     if dtype not in DTYPES:
         raise InvalidRequest("--dtype", dtype, f"it must be one of {', '.join(DTYPES)}")
     check_writable("--json", json_file)
-    check_writable("--answers", answers)
     import torch
 
     from cluster.cli.bench.cache import run_cache
     from cluster.cli.bench.cache_plan import CachePlan
-    from cluster.cli.bench.cache_report import print_cache_heading, print_costs, print_scenario
+    from cluster.cli.bench.cache_report import print_cache_heading, print_row_times, print_scenario
     from cluster.cli.bench.cache_value import ScenarioResult
 
     if threads is not None:
@@ -263,10 +255,7 @@ def cache(
         dtype=dtype,
         device=device,
         replica=replica,
-        answers=answers,
         row_seconds=parse_row_times(row_times),
-        index_tokens=index_tokens,
-        rounds=rounds,
     )
     print_cache_heading(plan, sys.stdout)
     shown: list[tuple[str, ...]] = []
@@ -277,7 +266,7 @@ def cache(
 
     with progress_bars() as progress:
         report = run_cache(plan, progress, show)
-    print_costs(report, sys.stdout)
+    print_row_times(report, sys.stdout)
     if json_file is not None:
         save_json(json_file, report.as_json())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from actors.errors import InvalidRequest
@@ -45,11 +44,8 @@ class CachePlan:
     # Whether the engine that has answered before itself is asked as well, beside the first set of drafters, which must
     # be among those of `auto`.
     replica: bool = False
-    answers: Path | None = None  # what was answered before in earlier runs; what is new is added
     row_seconds: tuple[tuple[int, float], ...] = ()  # (rows, seconds) of a forward; none: as measured at the start
-    index_tokens: int = 200_000  # of the index whose costs are measured; 0: left out
-    rounds: int = 600  # of every state of the server; 0: left out
-    batch_size: int = 8  # of those rounds, and of the requests that fill the cache
+    batch_size: int = 8  # of the requests that fill the cache
 
 
 @dataclass(frozen=True, slots=True)

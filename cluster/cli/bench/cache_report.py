@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
-import numpy as np
-
 from actors.drafters.registry import CACHE, SOFT_NGRAM
-from cluster.cli.bench.cache import CacheReport, IndexCost
+from cluster.cli.bench.cache import CacheReport
 from cluster.cli.bench.cache_plan import CachePlan
 from cluster.cli.bench.cache_value import ScenarioResult
 from cluster.cli.bench.local_report import show_ratio
 from cluster.cli.bench.machine import describe_machine, describe_versions
-from cluster.cli.bench.table import print_table
 
 _MAX_SHOWN_DIFFERENCES = 5
 _COLUMNS = (
@@ -61,49 +58,11 @@ def print_scenario(result: ScenarioResult, is_first: bool, out: TextIO) -> None:
     out.flush()
 
 
-def print_costs(report: CacheReport, out: TextIO) -> None:
-    """What it costs, and what the figures before go by."""
+def print_row_times(report: CacheReport, out: TextIO) -> None:
+    """The forward times that the figures go by."""
     times = ", ".join(f"{rows}: {1000 * seconds:.1f}" for rows, seconds in report.config["row_seconds"])
-    print(f"\nms of a forward by its rows, by which rounds were chosen and timed: {times}\n", file=out)
-    if report.index_cost is not None:
-        _print_index(report.index_cost, out)
-    if report.round_costs:
-        rows = [
-            [cost.state, str(cost.rounds), *(f"{us:.0f}" for us in (cost.median_us, cost.p99_us, cost.greatest_us))]
-            for cost in report.round_costs
-        ]
-        header = ("the cache's server", "rounds", "median us", "p99 us", "greatest us")
-        print_table(f"the router's own part of a round, batch {report.config['batch_size']}", header, rows, out)
-        print(f"p99 with the server stopped by p99 with it running: {show_ratio(report.stopped_p99_ratio)}", file=out)
+    print(f"\nms of a forward by its rows, by which rounds were chosen and timed: {times}", file=out)
     out.flush()
-
-
-def _print_index(cost: IndexCost, out: TextIO) -> None:
-    rows = []
-    for name, start in (("that builds", cost.builds), ("that maps", cost.maps)):
-        rows.append(
-            [
-                f"warm start of a process {name}",
-                f"{start.seconds:.2f} s for {start.tokens:,} tokens, {start.wire_bytes / max(1, start.tokens):.2f} "
-                f"bytes/token on the wire, {start.stats.mapped_bytes / max(1, start.stats.tokens):.1f} mapped",
-            ]
-        )
-    rows.append(
-        [
-            f"drafting a round for {cost.drafting_sequences} sequences",
-            f"median {cost.drafting_median_us:.0f} us, p99 {cost.drafting_p99_us:.0f} us",
-        ]
-    )
-    fresh = cost.freshness
-    rows.append(
-        [
-            f"published to draftable at {fresh.tokens_per_second:,.0f} tokens/s",
-            f"median {np.median(fresh.delays):.3f} s, p99 {np.quantile(fresh.delays, 0.99):.3f} s, "
-            f"{fresh.cpu_share:.0%} of a core, {fresh.dropped_tokens} tokens dropped",
-        ]
-    )
-    print_table("the local index", ("what", "cost"), rows, out)
-    print(file=out)
 
 
 def _line(cells: Sequence[str]) -> str:

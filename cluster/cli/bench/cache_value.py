@@ -33,7 +33,6 @@ from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.cache.soft_sharing import SoftSharing
 from cluster.cli.bench.cache_plan import CachePlan, Scenario
-from cluster.cli.bench.known_answers import KnownAnswers
 from cluster.cli.bench.local import compare_answers
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.speed import Answer, Equality, Speed, TimedBlock, measure_speed
@@ -179,7 +178,6 @@ class _Feeder:
         self._writer = writer
         self._token_ids = token_ids
         self._progress = progress
-        self._known = KnownAnswers(plan.answers, info.weights_fingerprint, plan.max_new_tokens)
         self._vocab_size = info.vocab_size
         self._random = random.Random(0)
         drafters = create_drafters((SOFT_NGRAM,), delta_bytes=DELTA_BYTES)
@@ -203,7 +201,6 @@ class _Feeder:
             _until(lambda cache=cache: cache.publisher.queued_tokens == 0)  # type: ignore[misc]
 
     def _answer(self, rows: Sequence[BenchPrompt], namespace: str) -> list[list[int]]:
-        """What is known from an earlier run is told to the engine as a prediction, which it verifies."""
         answers: list[list[int]] = []
         step = _AT_ONCE * self._plan.batch_size
         for begin in range(0, len(rows), step):
@@ -212,13 +209,10 @@ class _Feeder:
             said = self._engine.generate(
                 prompts,
                 max_new_tokens=self._plan.max_new_tokens,
-                predictions=[self._known.find(prompt) or "" for prompt in prompts],
                 namespace=namespace,
                 cache="off" if namespace == _REFERENCE else "read_write",
             )
-            for prompt, generation in zip(prompts, said, strict=True):
-                self._known.keep(prompt, generation.token_ids)
-                answers.append(generation.token_ids)
+            answers += [generation.token_ids for generation in said]
         self._progress(f"before {namespace}", len(rows), len(rows))
         return answers
 

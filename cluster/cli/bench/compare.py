@@ -21,7 +21,6 @@ from cluster.cli.bench.local import MethodResult, check_room, compare_answers, e
 from cluster.cli.bench.machine import describe_machine, describe_versions
 from cluster.cli.bench.methods import EngineMethod, EngineSettings, create_engines
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
-from cluster.cli.bench.scores import Score, score_answers
 from cluster.cli.bench.speed import Answer, TimedBlock, answers_by_prompt, measure_speed
 from cluster.config import paceline_home
 
@@ -48,7 +47,6 @@ class ComparePlan:
     quantization: Quantization = "none"
     device: str = "auto"
     exact: Literal["default", "bitwise"] = "default"
-    is_scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class ComparedMethod(MethodResult):
     rows_per_token: float  # without prompts: those of the rounds that emitted tokens, by the tokens
     acceptance: Acceptance
     gamma: int | None = None  # of its draft model; None: it has none
-    scores: tuple[Score, ...] = ()  # where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +108,7 @@ def run_compare(plan: ComparePlan, progress: Progress = silent) -> CompareReport
     config["model_name"] = info.name
     config["weights"] = info.weights_fingerprint
     reference = methods[0].name
-    scored = rows if plan.is_scored else []
-    compared = [_summarise(method, reference, blocks, counters[method.name].result(), scored) for method in methods]
+    compared = [_summarise(method, reference, blocks, counters[method.name].result()) for method in methods]
     return CompareReport(machine, describe_versions(), config, reference, compared, blocks)
 
 
@@ -158,11 +154,9 @@ def _summarise(
     reference: str,
     blocks: Sequence[TimedBlock],
     acceptance: Acceptance,
-    scored: Sequence[BenchPrompt],
 ) -> ComparedMethod:
     tasks = dict.fromkeys(block.task for block in blocks)
-    answers_of = answers_by_prompt(blocks, method.name)
-    answers = list(answers_of.values())
+    answers = list(answers_by_prompt(blocks, method.name).values())
     num_tokens = _total(answers, lambda answer: len(answer.token_ids))
     emitting_rows = _total(answers, lambda answer: answer.rounds + answer.draft_tokens)
     return ComparedMethod(
@@ -175,7 +169,6 @@ def _summarise(
         rows_per_token=emitting_rows / num_tokens if num_tokens else 0.0,
         acceptance=acceptance,
         gamma=method.gamma,
-        scores=score_answers(scored, {prompt: answer.text for prompt, answer in answers_of.items()}),
     )
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -39,24 +36,12 @@ from cluster.cli.engine import (
 from cluster.cli.generate import check_sampling_options
 from cluster.cli.progress import progress_bars
 
-if TYPE_CHECKING:
-    from cluster.cli.bench.prompts import BenchPrompt
-
 _PLOT_SUFFIXES = (".png", ".svg")
 
 
 def compare(
     prompts: PromptsOption = None,
     spec_bench: SpecBenchOption = None,
-    answers: Path = typer.Option(
-        None,
-        metavar="DIR",
-        help="Write files for scripts that judge answers there, for every set of drafters: with --spec-bench its "
-        "answer files, else programs for HumanEval and MBPP, as the harness of HumanEval reads them.",
-    ),
-    score: bool = typer.Option(
-        False, help="Score answers against references: numbers of maths, ROUGE of summaries, BLEU of translations."
-    ),
     drafter: list[str] = typer.Option(
         ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
     ),
@@ -81,9 +66,6 @@ def compare(
     threads: ThreadsOption = None,
     json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
     plot: Path = typer.Option(None, help="Draw speed and acceptance by position: a .png or .svg file."),
-    learning_plot: Path = typer.Option(
-        None, help="Draw tokens per round against requests answered before, from a cold start: a .png or .svg file."
-    ),
 ) -> None:
     """Compare sets of drafters with each other and with decoding without drafts, interleaved on the same prompts."""
     check_sampling_options({"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
@@ -91,25 +73,12 @@ def compare(
     _check_corpora(corpus, sets)
     gammas = _gammas(gamma)
     rows = read_bench_prompts(prompts, spec_bench)
-    from cluster.cli.bench.prompts import pick_rows
-
-    asked = pick_rows(rows, rows_per_task)[0]
-    if score:
-        from cluster.cli.bench.scores import check_scoring
-
-        check_scoring(asked, "--score")
-    _check_answers(answers, spec_bench, asked)
     check_writable("--json", json_file)
     _check_plot("--plot", plot)
-    _check_plot("--learning-plot", learning_plot)
-    if plot is not None and learning_plot is not None and plot.resolve() == learning_plot.resolve():
-        raise InvalidRequest("--learning-plot", str(learning_plot), "it must be another file than that of --plot")
     import torch
 
-    from cluster.cli.bench.code_samples import write_samples
     from cluster.cli.bench.compare import ComparePlan, run_compare
     from cluster.cli.bench.compare_report import print_plan, print_report
-    from cluster.cli.bench.spec_bench_answers import write_answers
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -132,7 +101,6 @@ def compare(
         quantization=quantization.value,
         device=device,
         exact=exact.value,
-        is_scored=score,
     )
     print_plan(plan, sys.stdout)
     with progress_bars() as progress:
@@ -140,17 +108,10 @@ def compare(
     print_report(report, sys.stdout)
     if json_file is not None:
         save_json(json_file, report.as_json())
-    if answers is not None:
-        write = write_answers if spec_bench is not None else write_samples
-        write(report, rows, answers)
     if plot is not None:
         from cluster.cli.bench.compare_plot import draw_comparison
 
         draw_comparison(report, plot)
-    if learning_plot is not None:
-        from cluster.cli.bench.learning_plot import draw_compared_learning
-
-        draw_compared_learning(report, learning_plot)
 
 
 def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
@@ -184,25 +145,6 @@ def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> No
             raise InvalidRequest("--corpus", str(directory), "there is no such directory")
         if not any(RETRIEVAL in expand_drafters(names) for names in sets):
             raise InvalidRequest("--corpus", str(directory), f"a --drafter must include {RETRIEVAL} to use it")
-
-
-def _check_answers(answers: Path | None, spec_bench: Path | None, rows: Sequence[BenchPrompt]) -> None:
-    if answers is None:
-        return
-    from cluster.cli.bench.prompts import CODE_BENCHMARKS
-
-    if spec_bench is None and not any(row.benchmark in CODE_BENCHMARKS for row in rows):
-        raise InvalidRequest("--answers", str(answers), "give --spec-bench too, or rows of HumanEval or MBPP")
-    try:
-        if answers.is_dir():
-            TemporaryFile(dir=answers).close()  # permissions do not tell all
-        elif answers.exists() or not answers.parent.is_dir():
-            raise InvalidRequest("--answers", str(answers), "it must be a directory, or a new one in one that exists")
-        else:
-            answers.mkdir()
-            answers.rmdir()
-    except OSError as error:
-        raise InvalidRequest("--answers", str(answers), f"it cannot be written: {error.strerror}") from None
 
 
 def _check_plot(option: str, plot: Path | None) -> None:

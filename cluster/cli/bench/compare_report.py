@@ -43,7 +43,6 @@ def print_report(report: CompareReport, out: TextIO) -> None:
     title = "speed; x: of decoding without drafts; rows: computed by the target, without those of prompts"
     print_table(title, header, [_speed_row(method) for method in methods], out)
     print_task_ratios(methods, report.reference, out)
-    _print_scores(methods, out)
     _print_positions(methods, out)
     rows = [
         [method.name, source, str(one.proposed), str(one.verified), str(one.accepted), _percent(one.share)]
@@ -69,15 +68,6 @@ def _speed_row(method: ComparedMethod) -> list[str]:
         f"{method.rows_per_token:.2f}",
         "reference" if same is None else f"{same.num_identical}/{same.num_compared}",
     ]
-
-
-def _print_scores(methods: list[ComparedMethod], out: TextIO) -> None:
-    if not methods[0].scores:
-        return
-    header = [f"{score.task}: {score.metric}" for score in methods[0].scores]
-    rows = [["answers", *(str(score.num_answers) for score in methods[0].scores)]]
-    rows += [[method.name, *(f"{score.value:.2f}" for score in method.scores)] for method in methods]
-    print_table("scores, 0 to 100; lossless drafts leave them as they are", ("drafters", *header), rows, out)
 
 
 def _print_positions(methods: list[ComparedMethod], out: TextIO) -> None:

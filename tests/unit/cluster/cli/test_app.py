@@ -370,18 +370,14 @@ def prompts_file(tmp_path):
         (["--drafter", ","], "--drafter is ','; it must hold at least one name"),
         (["--drafter", "none,suffix"], "--drafter is ('none', 'suffix'); none excludes every other drafter"),
         (["--spec-bench", "."], "give either --prompts or --spec-bench"),
-        (["--answers", "."], "--answers is '.'; give --spec-bench too"),
         (["--json", "/absent/out.json"], "--json is '/absent/out.json'; its directory must exist"),
         (["--plot", "/absent/out.png"], "--plot is '/absent/out.png'; its directory must exist"),
         (["--plot", "out.pdf"], "--plot is 'out.pdf'; its name must end in .png or .svg"),
-        (["--learning-plot", "out.pdf"], "--learning-plot is 'out.pdf'; its name must end in .png or .svg"),
-        (["--score"], "--score is True; no row has a reference and one of the tasks gsm8k"),
         (["--gamma", "2,65"], "--gamma is '2,65'; it must hold integers from 1 to 64, comma-separated"),
         (["--gamma", ","], "--gamma is ','; it must hold integers"),
         (["--gamma", "9" * 5000], "it must hold integers from 1 to 64"),
         (["--json", "/proc/out.json"], "--json is '/proc/out.json'; it cannot be written: "),
         (["--plot", "x" * 300 + ".png"], "it cannot be written: "),
-        (["--plot", "out.svg", "--learning-plot", "./out.svg"], "it must be another file than that of --plot"),
         (["--corpus", "/absent"], "--corpus is '/absent'; there is no such directory"),
         (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; a --drafter must include retrieval to use it"),
         (["--temperature", "3"], "--temperature is 3.0; it should be less than or equal to 2"),
@@ -392,35 +388,9 @@ def test_what_is_wrong_with_a_comparison_is_said_before_a_model_is_looked_for(re
     assert expected in refuse("compare", "--model", "/no/such/model", "--prompts", prompts_file, *options)
 
 
-def test_rows_that_are_left_out_do_not_count_as_rows_to_score(refuse, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"question": "two?", "answer": "no idea"}\n{"question": "one?", "answer": "#### 1"}\n')
-    options = ["--prompts", file, "--score", "--rows-per-task", 1]
-    assert "--score is True; no row has a reference" in refuse("compare", "--model", "/no/such/model", *options)
-
-
-def test_rows_that_are_left_out_do_not_count_as_rows_to_write_programs_for(refuse, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "x", "task": "t"}\n{"task_id": "HumanEval/0", "prompt": "def f():", "task": "t"}\n')
-    options = ["--prompts", file, "--answers", tmp_path / "answers", "--rows-per-task", 1]
-    line = refuse("compare", "--model", "/no/such/model", *options)
-    assert line.endswith("give --spec-bench too, or rows of HumanEval or MBPP")
-
-
-def test_questions_that_cannot_be_read_and_a_place_for_answers_that_cannot_be_made_are_named(refuse, tmp_path):
+def test_questions_that_cannot_be_read_are_named(refuse, tmp_path):
     assert "--spec-bench is '/absent/question.jsonl'; it cannot be read" in refuse("compare", "--spec-bench", "/absent")
     assert "prompts.jsonl'; it cannot be read" in refuse("compare", "--prompts", tmp_path / "prompts.jsonl")
-    questions = tmp_path / "question.jsonl"
-    questions.write_text('{"question_id": 1, "category": "qa", "turns": ["who?"]}\n')
-    for place in (questions, tmp_path / "absent" / "answers"):
-        line = refuse("compare", "--spec-bench", tmp_path, "--answers", place)
-        assert line == f"--answers is '{place}'; it must be a directory, or a new one in one that exists"
-    for place in (Path("/proc/answers"), Path("/proc")):
-        line = refuse("compare", "--spec-bench", tmp_path, "--answers", place)
-        assert line.startswith(f"--answers is '{place}'; it cannot be written: ")
-    line = refuse("compare", "--spec-bench", tmp_path, "--answers", tmp_path / ("x" * 300))
-    assert line.startswith(f"--answers is '{tmp_path}/xxx")
-    assert "; it cannot be written: " in line
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(refuse, prompts_file, tmp_path, monkeypatch):

@@ -15,9 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from cluster.cli.bench.compare import CompareReport
 from cluster.cli.bench.compare_plot import method_colour, tidy
-from cluster.cli.bench.speed import answers_by_prompt
 
 _WINDOWS = 5  # that do not overlap; so many answers are averaged that a curve has room for these
 _LABEL_GAP = 0.055  # of the height, between the labels of two curves
@@ -60,26 +58,6 @@ def window_for(num_answers: int, num_tasks: int) -> int:
     return num_tasks * max(1, ceil(num_answers / (_WINDOWS * num_tasks)))
 
 
-def draw_compared_learning(report: CompareReport, file: Path) -> None:
-    """The drafters of a comparison, which start cold and answer its prompts in order. Writes a PNG or SVG, as the
-    file's suffix says. Raises OSError."""
-    answers = {
-        method.name: [
-            AnswerRounds(len(answer.token_ids), answer.rounds)
-            for answer in answers_by_prompt(report.blocks, method.name).values()
-        ]
-        for method in report.methods
-        if method.name != report.reference
-    }
-    config = report.config
-    draw_learning(
-        answers,
-        len(report.methods[0].tasks),
-        f"{config['model_name']}, {config['max_draft_tokens']} draft tokens",
-        file,
-    )
-
-
 def draw_learning(
     answers: Mapping[str, Sequence[AnswerRounds]],
     num_tasks: int,
@@ -89,7 +67,7 @@ def draw_learning(
 ) -> None:
     """answers: of every set of drafters to the same requests in the same order, whose `num_tasks` tasks take turns;
     cold: what the same took of some of the sets when every request began with empty drafters, drawn dashed: what lies
-    between is learnt from other requests. Written as draw_compared_learning does."""
+    between is learnt from other requests. The file's suffix decides between PNG and SVG. Raises OSError."""
     figure = Figure(figsize=(8.4, 4.8), layout="constrained")
     axes = figure.subplots()
     first = next(iter(answers.values()), ())
