@@ -25,7 +25,7 @@ MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow lint format proto dashboards lock image-lock k8s sbom scan clean
+.PHONY: help setup serve test test-slow lint format proto lock image-lock k8s sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,9 +69,6 @@ format: $(STAMP)  ## rewrite the sources in the house's format
 
 proto: $(STAMP)  ## regenerate the gRPC code after a change of a .proto file
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
-
-dashboards: $(STAMP)  ## rewrite k8s/observability/dashboards after a change of their source
-	$(BIN)/python -m cluster.observability.dashboards
 
 # The lock is what a fresh environment holds, so that it names nothing that somebody happened to install.
 lock:  ## refresh requirements.lock from pyproject.toml

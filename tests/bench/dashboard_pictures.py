@@ -1,6 +1,7 @@
 """Pictures of the dashboards, out of a Prometheus that scrapes a server: one PNG a dashboard.
 
 prometheus --config.file prometheus.yml &   # with a scrape job of http://127.0.0.1:8000/metrics
+export PYTHONPATH=tests/support
 python tests/bench/dashboard_pictures.py --prometheus http://127.0.0.1:9090 --minutes 5 --out pictures
 """
 
@@ -11,13 +12,13 @@ import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 
-from cluster.observability.dashboards import DASHBOARDS
-from cluster.observability.grafana import Dashboard, Panel
+from paceline_testing.panels import DASHBOARDS, panels_of
 
 
 def series(client: httpx.Client, expression: str, start: float, end: float, step: float, window: str) -> list[dict]:
@@ -33,32 +34,33 @@ def legend(pattern: str, labels: dict[str, str]) -> str:
     return pattern
 
 
-def draw(axes: plt.Axes, panel: Panel, client: httpx.Client, start: float, end: float, window: str) -> int:
+def draw(axes: plt.Axes, panel: dict[str, Any], client: httpx.Client, start: float, end: float, window: str) -> int:
     """Returns how many series there were."""
     lines = []
-    for query in panel.queries:
-        for one in series(client, query.expression, start, end, max(1.0, (end - start) / 120), window):
+    defaults = panel["fieldConfig"]["defaults"]
+    for query in panel["targets"]:
+        for one in series(client, query["expr"], start, end, max(1.0, (end - start) / 120), window):
             times = [datetime.fromtimestamp(at, UTC) for at, _ in one["values"]]
             values = [float(value) for _, value in one["values"]]
-            lines.append((legend(query.legend, one["metric"]), times, values))
-    unit = panel.unit.removeprefix("suffix:").strip()
-    axes.set_title(f"{panel.title} [{unit}]", fontsize=9, loc="left")
+            lines.append((legend(query["legendFormat"], one["metric"]), times, values))
+    unit = defaults["unit"].removeprefix("suffix:").strip()
+    axes.set_title(f"{panel['title']} [{unit}]", fontsize=9, loc="left")
     axes.set_xlim(datetime.fromtimestamp(start, UTC), datetime.fromtimestamp(end, UTC))
     axes.tick_params(labelsize=6)
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_formatter(mdates.DateFormatter("%H:%M:%S"))
     axes.xaxis.set_major_locator(mdates.AutoDateLocator(maxticks=4))
-    if panel.kind == "stat":
+    if panel["type"] == "stat":
         shown = lines[0][2][-1] if lines else math.nan
         axes.text(0.5, 0.5, f"{shown:.3g}", ha="center", va="center", fontsize=22, transform=axes.transAxes)
         axes.set_axis_off()
-        axes.set_title(panel.title, fontsize=9, loc="left")
+        axes.set_title(panel["title"], fontsize=9, loc="left")
     elif not lines:
-        axes.text(0.5, 0.5, panel.empty, ha="center", va="center", color="grey", transform=axes.transAxes)
+        axes.text(0.5, 0.5, defaults["noValue"], ha="center", va="center", color="grey", transform=axes.transAxes)
     else:
         for name, times, values in lines:
             axes.plot(times, values, linewidth=1, label=name)
-        if panel.logarithmic:
+        if defaults.get("custom", {}).get("scaleDistribution", {}).get("type") == "log":
             axes.set_yscale("log")
         else:
             top = max((value for _, _, values in lines for value in values if math.isfinite(value)), default=0)
@@ -67,8 +69,8 @@ def draw(axes: plt.Axes, panel: Panel, client: httpx.Client, start: float, end: 
     return len(lines)
 
 
-def picture(dashboard: Dashboard, client: httpx.Client, start: float, end: float, window: str, path: Path) -> None:
-    panels = dashboard.panels
+def picture(dashboard: dict[str, Any], client: httpx.Client, start: float, end: float, window: str, path: Path) -> None:
+    panels = panels_of(dashboard)
     columns = 3
     rows = math.ceil(len(panels) / columns)
     figure, grid = plt.subplots(rows, columns, figsize=(15, 2.6 * rows), squeeze=False)
@@ -77,8 +79,8 @@ def picture(dashboard: Dashboard, client: httpx.Client, start: float, end: float
         if index >= len(panels):
             axes.set_axis_off()
         elif not draw(axes, panels[index], client, start, end, window):
-            empty.append(panels[index].title)
-    figure.suptitle(dashboard.title, fontsize=12)
+            empty.append(panels[index]["title"])
+    figure.suptitle(dashboard["title"], fontsize=12)
     figure.tight_layout(rect=(0, 0, 1, 0.98))
     figure.savefig(path, dpi=90)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The administrators' server: the same actions over HTTP and gRPC, for those who have the credential."""
+"""The administrators' server: the same actions over HTTP, for those who have the credential."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import socket
 import threading
 from contextlib import contextmanager
 
-import grpc
 import httpx
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
@@ -28,14 +26,11 @@ from cluster.cache.admin.service import CacheAdminService
 from cluster.cache.admin.work import Work, lines, pulled
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
-from cluster.gateway.paceline.v1 import cache_admin_pb2 as pb
-from cluster.gateway.paceline.v1 import cache_admin_pb2_grpc, inference_pb2
 from cluster.tenants.registry_file import read_registry
 from paceline_testing.cache_stores import PATIENCE_S, Namespace, piece
 
 TOKEN = "a-credential-of-32-characters-00"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-METADATA = (("authorization", f"Bearer {TOKEN}"),)
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +46,21 @@ def redis_server(tmp_path_factory):
 
 @contextmanager
 def running(service):
-    """In a thread: (HTTP port, gRPC port)."""
+    """In a thread: the port."""
     ports, loop, stop = [], asyncio.new_event_loop(), asyncio.Event()
     is_ready = threading.Event()
 
-    def ready(*found):
-        ports.extend(found)
+    def ready(port):
+        ports.append(port)
         is_ready.set()
 
-    settings = AdminServerSettings(http_port=0, grpc_port=0)
+    settings = AdminServerSettings(port=0)
     serving = serve_admin(service, Credential(TOKEN, "test"), settings, stop, ready)
     thread = threading.Thread(target=loop.run_until_complete, args=(serving,))
     thread.start()
     try:
         assert is_ready.wait(PATIENCE_S)
-        yield ports
+        yield ports[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(PATIENCE_S)
@@ -79,8 +74,8 @@ def test_an_import_that_has_stalled_is_told_that_the_server_stops(redis_server, 
     namespace = Namespace(redis_server.settings, "open.docs")
     service = CacheAdminService(CacheAdministration(namespace.connection), lambda: model, Names)
     head = f"POST /v1/cache/namespaces/docs/documents HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-    with running(service) as ports:
-        client = socket.create_connection(("127.0.0.1", ports[0]), timeout=PATIENCE_S)
+    with running(service) as port:
+        client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         client.sendall(f"{head}Content-Length: 99\r\nExpect: 100-continue\r\n\r\n".encode())
         assert client.recv(100).startswith(b"HTTP/1.1 100 "), "it waits for the document"
         client.sendall(b'{"text": ')
@@ -98,31 +93,19 @@ def audit_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ports(redis_server, target, audit_file):
+def port(redis_server, target, audit_file):
     connection = Namespace(redis_server.settings).connection
     administration = CacheAdministration(connection, audit=AuditLog(audit_file))
     model = ImportModel(resolve_model(str(target), paceline_home()))
-    with running(CacheAdminService(administration, lambda: model, Names)) as ports:
-        yield ports
+    with running(CacheAdminService(administration, lambda: model, Names)) as port:
+        yield port
 
 
 @pytest.fixture
-def http(ports, redis_server):
+def http(port, redis_server):
     Namespace(redis_server.settings).redis.flushall()
-    with httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}/v1/cache", headers=BEARER, timeout=PATIENCE_S) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/cache", headers=BEARER, timeout=PATIENCE_S) as client:
         yield client
-
-
-@pytest.fixture
-def channel(ports, redis_server):
-    Namespace(redis_server.settings).redis.flushall()
-    with grpc.insecure_channel(f"127.0.0.1:{ports[1]}") as channel:
-        yield channel
-
-
-@pytest.fixture
-def stub(channel):
-    return cache_admin_pb2_grpc.CacheAdminStub(channel)
 
 
 def ids(text):
@@ -173,6 +156,8 @@ def test_documents_come_and_go_over_http(http, audit_file):
         ("DELETE", "/tenants/acme", b"", 400, "invalid_value", "there are no tenants"),
         ("POST", "/namespaces/docs/documents", b'{"text": "x"}\nno', 400, "invalid_document", "body:2: not valid JSON"),
         ("POST", "/namespaces/docs/documents?fingerprint=x", b"", 400, "invalid_value", "imports here are for"),
+        ("POST", "/namespaces/docs/documents", b'{"token_ids": [259]}', 400, "invalid_document", "0 to 258"),
+        ("GET", "/namespaces/docs?fingerprint=" + "f" * 10_000, b"", 404, "namespace_not_found", "of model 'ffff"),
         ("GET", "/nothing", b"", 404, "not_found", "Not Found"),
         ("PUT", "/namespaces", b"", 405, "method_not_allowed", "Method Not Allowed"),
     ],
@@ -183,8 +168,8 @@ def test_what_is_refused_over_http_says_why(http, method, path, content, status,
     assert words in answer.json()["error"]["message"]
 
 
-def test_without_the_credential_nothing_is_read(ports):
-    url = f"http://127.0.0.1:{ports[0]}"
+def test_without_the_credential_nothing_is_read(port):
+    url = f"http://127.0.0.1:{port}"
     for headers in (
         {}, {"Authorization": "Bearer"},
         {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Bearer {TOKEN[:-1]}"},
@@ -197,96 +182,18 @@ def test_without_the_credential_nothing_is_read(ports):
     assert httpx.get(f"{url}/livez").status_code == 200
 
 
-def test_documents_come_and_go_over_grpc(stub):
-    name = pb.NamespaceName(namespace="docs")
-    sent = [
-        pb.ImportRequest(name=name, text="some text"),
-        pb.ImportRequest(token_ids=pb.TokenIdsDocument(ids=[1, 2])),
-        pb.ImportRequest(json_line='{"token_ids": [3]}'),
-    ]
-    result = stub.ImportDocuments(iter(sent), metadata=METADATA)
-    assert (result.documents, result.tokens) == (3, 12)
-    assert stub.ImportDocuments(iter(sent), metadata=METADATA).known_documents == 3
-    request = pb.NamespaceRequest(name=name)
-    pieces = list(stub.ExportDocuments(request, metadata=METADATA))
-    assert sorted(list(part.token_ids) for part in pieces) == sorted([ids("some text"), [1, 2], [3]])
-    assert {(len(part.document_id), part.kind) for part in pieces} == {(16, 2)}
-    (listed,) = stub.ListNamespaces(pb.ListNamespacesRequest(), metadata=METADATA).namespaces
-    assert (listed.namespace, listed.HasField("expires_in_s")) == ("open.docs", True)
-    stats = stub.GetStats(request, metadata=METADATA)
-    assert (stats.documents, stats.tokens, stats.earnings.requests) == (3, 12, 0)
-    assert stub.Compact(request, metadata=METADATA).is_busy is False
-    assert stub.Verify(request, metadata=METADATA).tokens >= 12
-    (purged,) = stub.Purge(pb.PurgeRequest(name=name, until_s=5), metadata=METADATA).namespaces
-    assert purged.tokens == 0
-    assert len(stub.Purge(pb.PurgeRequest(name=name), metadata=METADATA).namespaces) == 1
-    with pytest.raises(grpc.RpcError) as raised:
-        stub.GetStats(request, metadata=METADATA)
-    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_what_is_refused_over_grpc_says_why(stub):
-    empty = pb.NamespaceRequest()
-    cases = [
-        (lambda **more: stub.GetStats(empty, **more), "name one, or a tenant"),
-        (
-            lambda **more: list(stub.ExportDocuments(pb.NamespaceRequest(name={"namespace": "A B"}), **more)),
-            "namespace is",
-        ),
-        (lambda **more: stub.ImportDocuments(iter([]), **more), "the first message must have it"),
-        (lambda **more: stub.ImportDocuments(iter([pb.ImportRequest(text="x")]), **more), "the first message"),
-        (
-            lambda **more: stub.ImportDocuments(
-                iter([pb.ImportRequest(name={"namespace": "d"}, token_ids={"ids": [259]})]), **more
-            ),
-            "0 to 258",
-        ),
-        # More than gRPC's clients take in an error: they would say so, and try again.
-        (lambda **more: stub.GetStats(pb.NamespaceRequest(name={"namespace": "a" * 10**6}), **more), "-32 characters"),
-    ]
-    for call, words in cases:
-        with pytest.raises(grpc.RpcError) as raised:
-            call(metadata=METADATA)
-        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert words in raised.value.details()
-        for metadata in ((), (("authorization", "Bearer x"),), METADATA * 2):
-            with pytest.raises(grpc.RpcError) as raised:
-                call(metadata=metadata)
-            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-def test_a_model_of_any_length_is_unknown_over_grpc(stub):
-    name = {"namespace": "docs", "fingerprint": "f" * 10**6}
-    with pytest.raises(grpc.RpcError) as raised:
-        stub.GetStats(pb.NamespaceRequest(name=name), metadata=METADATA)
-    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
-    assert "there is no namespace 'open.docs' of model 'ffff" in raised.value.details()
-
-
-def test_health_needs_no_credential(channel):
-    stub = health_pb2_grpc.HealthStub(channel)
-    for service in ("", "paceline.v1.CacheAdmin"):
-        status = stub.Check(health_pb2.HealthCheckRequest(service=service)).status
-        assert status == health_pb2.HealthCheckResponse.SERVING
-
-
 def test_an_outage_is_told_and_passes(tmp_path, target):
     with EmbeddedServer(tmp_path) as server:
         namespace = Namespace(server.settings, "open")
         namespace.append(piece("a", 0, [1]))
         service = CacheAdminService(CacheAdministration(namespace.connection), lambda: None, Names)
-        with running(service) as (port, grpc_port), grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        with running(service) as port:
             url = f"http://127.0.0.1:{port}/v1/cache/namespaces"
             assert len(httpx.get(url, headers=BEARER, timeout=PATIENCE_S).json()["namespaces"]) == 1
             server._process.kill()
             server._process.wait()
             answer = httpx.get(url, headers=BEARER, timeout=PATIENCE_S)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            with pytest.raises(grpc.RpcError) as raised:
-                cache_admin_pb2_grpc.CacheAdminStub(channel).ListNamespaces(
-                    pb.ListNamespacesRequest(), metadata=METADATA
-                )
-            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
             server.restart()
             assert httpx.get(url, headers=BEARER, timeout=PATIENCE_S).status_code == 200
 
@@ -297,33 +204,21 @@ def test_tenants_that_cannot_be_read_are_no_fault_of_the_caller(redis_server, tm
     namespace = Namespace(redis_server.settings)
     administration = CacheAdministration(namespace.connection)
     service = CacheAdminService(administration, lambda: None, lambda: Names(read_registry(file)))
-    with running(service) as (port, grpc_port), grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+    with running(service) as port:
         url = f"http://127.0.0.1:{port}/v1/cache/namespaces/-"
         answer = httpx.get(url, params={"tenant": "acme"}, headers=BEARER, timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "registry_unusable")
         assert str(file) in answer.json()["error"]["message"]
-        with pytest.raises(grpc.RpcError) as raised:
-            cache_admin_pb2_grpc.CacheAdminStub(channel).GetStats(
-                pb.NamespaceRequest(name={"tenant": "acme"}), metadata=METADATA
-            )
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     namespace.connection.close()
 
 
-def test_an_export_tells_what_it_could_not_read(http, stub, redis_server):
+def test_an_export_tells_what_it_could_not_read(http, redis_server):
     secret = Namespace(redis_server.settings, "open", ring=KeyRing({1: b"1" * 32}))
     secret.append(piece("a", 0, [1]))
-    request = pb.NamespaceRequest(name={"namespace": "open"})
     assert http.get("/namespaces/open/documents").json()["error"]["code"] == "namespace_unread"
-    with pytest.raises(grpc.RpcError) as raised:
-        list(stub.ExportDocuments(request, metadata=METADATA))
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     Namespace(redis_server.settings, "open").append(piece("b", 0, [2]))
     exported = http.get("/namespaces/open/documents")
     assert (len(exported.text.splitlines()), exported.headers["x-paceline-unread"]) == (2, "1")
-    call = stub.ExportDocuments(request, metadata=METADATA)
-    assert len(list(call)) == 1
-    assert ("x-paceline-unread", "1") in call.trailing_metadata()
 
 
 # --- parts
@@ -391,4 +286,3 @@ def test_credentials_come_from_a_file_or_the_environment_and_are_long(tmp_path, 
         assert text not in str(raised.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_credential(tmp_path / "absent")
-    assert inference_pb2.DESCRIPTOR.package == pb.DESCRIPTOR.package == "paceline.v1"

@@ -61,9 +61,9 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel):
 def test_every_module_is_used_by_another_or_found_by_its_name():
     """What only tests use lives beside them."""
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in source_files()}
-    # By the wheel's entry point, to Ray, in a serveConfigV2, and by those who write pages and dashboards anew.
+    # By the wheel's entry point, to Ray, in a serveConfigV2, and by those who write pages anew.
     named = {"cluster.cli.main", "cluster.gateway.proxy_errors", "cluster.app"}
-    named |= {"cluster.deploy.validate.rules_page", "cluster.observability.dashboards"}
+    named |= {"cluster.deploy.validate.rules_page"}
     toys = {"actors.models.toy", "actors.models.toy_target"}
     drafters = {name for name in modules if name.startswith("actors.drafters.")}
     imported = {name for path in modules.values() for name in imports_of(path)}

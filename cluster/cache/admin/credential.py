@@ -1,4 +1,4 @@
-"""The credential of administrators: its own, not one of a tenant's keys."""
+"""The administrators' bearer token. It is not one of the tenants' API keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEME = "bearer "
 
 
 class Credential:
-    """A bearer token, of which only a digest is kept. Comparing takes as long whatever is sent."""
+    """A bearer token. Only its digest is kept, and comparisons take constant time."""
 
     __slots__ = ("_digest",)
 
@@ -32,7 +32,7 @@ class Credential:
         return "Credential(...)"
 
     def admits(self, authorization: str | None) -> bool:
-        """Whether an Authorization header (or metadata) carries it: `Bearer <token>`."""
+        """Whether an Authorization header carries it: `Bearer <token>`."""
         text = authorization or ""
         token = text[len(_SCHEME) :] if text[: len(_SCHEME)].lower() == _SCHEME else ""
         return hmac.compare_digest(_digest_of(token.strip().encode("utf-8", "replace")), self._digest)

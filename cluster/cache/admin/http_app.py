@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -35,24 +35,111 @@ from cache_service.formats.documents import Piece
 from cache_service.formats.export_format import encode_header, encode_piece
 from cluster.cache.admin.credential import Credential
 from cluster.cache.admin.documents import DocumentReader
-from cluster.cache.admin.errors import RETRY_AFTER_S, UNREAD, AdminStatus, status_of
+from cluster.cache.admin.errors import RETRY_AFTER_S, AdminStatus, status_of
 from cluster.cache.admin.service import CacheAdminService, Export, NamespaceQuery
 from cluster.cache.admin.work import Work, lines, pulled
 
 logger = logging.getLogger(__name__)
 
-NDJSON = "application/x-ndjson"
-MAX_TEXT_BYTES = 64 * 2**20
-MAX_LINE_BYTES = 64 * 2**20
+_NDJSON = "application/x-ndjson"
+_UNREAD = "x-paceline-unread"
+_MAX_TEXT_BYTES = 64 * 2**20
+_MAX_LINE_BYTES = 64 * 2**20
 _OPEN_PATHS = ("/livez",)
 
 
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The service, acting for the client in the audit log, and the threads to call it in."""
+
+    service: CacheAdminService
+    work: Work
+    imports: Work
+
+
+async def _desk(request: Request) -> _Desk:
+    desk: _Desk = request.app.state.desk
+    return replace(desk, service=desk.service.acting_for(f"http {_client(request.scope)}"))
+
+
+async def _query(namespace: str = "", tenant: str = "", fingerprint: str = "") -> NamespaceQuery:
+    return NamespaceQuery("" if namespace == "-" else namespace, tenant, fingerprint)
+
+
+_Desked = Annotated[_Desk, Depends(_desk)]
+_Named = Annotated[NamespaceQuery, Depends(_query)]
+_Time = Annotated[int | None, Query()]
+
+_routes = APIRouter(prefix="/v1/cache")
+_PLACE = "/namespaces/{namespace}"
+
+
+@_routes.get("/namespaces")
+async def _list(desk: _Desked, fingerprint: str = "") -> Response:
+    return _json({"namespaces": await desk.work.run(lambda: desk.service.namespaces(fingerprint))})
+
+
+@_routes.get(_PLACE)
+async def _stats(desk: _Desked, query: _Named) -> Response:
+    return _json(await desk.work.run(lambda: desk.service.stats(query)))
+
+
+@_routes.get(f"{_PLACE}/documents")
+async def _export(desk: _Desked, query: _Named) -> Response:
+    """The format that imports and `paceline cache import` read. The header x-paceline-unread counts objects that are
+    missing from the export because they could not be read."""
+    found = await desk.work.run(lambda: desk.service.export(query))
+    return StreamingResponse(_export_lines(found), headers={_UNREAD: str(found.unread)}, media_type=_NDJSON)
+
+
+@_routes.post(f"{_PLACE}/documents")
+async def _import(request: Request, desk: _Desked, query: _Named) -> Response:
+    loop = asyncio.get_running_loop()
+    is_text = request.headers.get("content-type", "").partition(";")[0].strip() == "text/plain"
+    chunks = request.stream()
+
+    def documents(reader: DocumentReader) -> Iterator[Piece]:
+        received = pulled(chunks, loop)
+        return reader.text(_text(received)) if is_text else reader.rows(lines(received, _MAX_LINE_BYTES), "body")
+
+    return _json(await desk.imports.run(lambda: desk.service.import_documents(query, documents)))
+
+
+@_routes.delete(_PLACE)
+async def _purge(desk: _Desked, query: _Named, since_s: _Time = None, until_s: _Time = None) -> Response:
+    return _json({"purged": await desk.work.run(lambda: desk.service.purge(query, since_s, until_s))})
+
+
+@_routes.delete("/tenants/{tenant}")
+async def _purge_tenant(
+    desk: _Desked, tenant: str, fingerprint: str = "", since_s: _Time = None, until_s: _Time = None
+) -> Response:
+    query = NamespaceQuery("", tenant, fingerprint)
+    return _json({"purged": await desk.work.run(lambda: desk.service.purge(query, since_s, until_s))})
+
+
+@_routes.post(f"{_PLACE}/compact")
+async def _compact(desk: _Desked, query: _Named) -> Response:
+    return _json(await desk.work.run(lambda: desk.service.compact(query)))
+
+
+@_routes.post(f"{_PLACE}/verify")
+async def _verify(desk: _Desked, query: _Named) -> Response:
+    return _json(await desk.work.run(lambda: desk.service.verify(query)))
+
+
 def create_admin_app(service: CacheAdminService, credential: Credential, work: Work, imports: Work) -> FastAPI:
-    """All routes. work, imports: where the service is called."""
+    """work, imports: threads that the service is called in."""
     app = FastAPI(title="Paceline cache administration", docs_url=None, redoc_url=None)
+    app.state.desk = _Desk(service, work, imports)
+    app.include_router(_routes)
     _add_error_handlers(app)
-    _add_routes(app, service, work, imports)
     app.add_middleware(_Guard, credential=credential)
+
+    @app.get("/livez")
+    async def livez() -> Response:
+        return _json({"status": "live"})
+
     return app
 
 
@@ -93,79 +180,6 @@ class _Guard:
                 await _json({"error": error}, 503, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
 
 
-def _query(namespace: str = "", tenant: str = "", fingerprint: str = "") -> NamespaceQuery:
-    return NamespaceQuery("" if namespace == "-" else namespace, tenant, fingerprint)
-
-
-_Named = Annotated[NamespaceQuery, Depends(_query)]
-_Time = Annotated[int | None, Query()]
-
-
-def _add_routes(app: FastAPI, service: CacheAdminService, work: Work, imports: Work) -> None:
-    place = "/v1/cache/namespaces/{namespace}"
-
-    @app.get("/livez")
-    async def livez() -> Response:
-        """Whether this process answers."""
-        return _json({"status": "live"})
-
-    @app.get("/v1/cache/namespaces")
-    async def list_namespaces(request: Request, fingerprint: str = "") -> Response:
-        acting = service.acting_for(_actor(request))
-        return _json({"namespaces": await work.run(lambda: acting.namespaces(fingerprint))})
-
-    @app.get(place)
-    async def stats(request: Request, query: _Named) -> Response:
-        acting = service.acting_for(_actor(request))
-        return _json(await work.run(lambda: acting.stats(query)))
-
-    @app.get(f"{place}/documents")
-    async def export(request: Request, query: _Named) -> Response:
-        """The format that imports and `paceline cache import` read. x-paceline-unread: objects that were left out,
-        since they could not be read."""
-        acting = service.acting_for(_actor(request))
-        found = await work.run(lambda: acting.export(query))
-        return StreamingResponse(_export_lines(found), headers={UNREAD: str(found.unread)}, media_type=NDJSON)
-
-    @app.post(f"{place}/documents")
-    async def import_documents(request: Request, query: _Named) -> Response:
-        acting = service.acting_for(_actor(request))
-        loop = asyncio.get_running_loop()
-        is_text = request.headers.get("content-type", "").partition(";")[0].strip() == "text/plain"
-        chunks = request.stream()
-
-        def documents(reader: DocumentReader) -> Iterator[Piece]:
-            received = pulled(chunks, loop)
-            if is_text:
-                return reader.text(_text(received))
-            return reader.rows(lines(received, MAX_LINE_BYTES), "body")
-
-        return _json(await imports.run(lambda: acting.import_documents(query, documents)))
-
-    @app.delete(place)
-    async def purge(request: Request, query: _Named, since_s: _Time = None, until_s: _Time = None) -> Response:
-        acting = service.acting_for(_actor(request))
-        return _json({"purged": await work.run(lambda: acting.purge(query, since_s, until_s))})
-
-    @app.delete("/v1/cache/tenants/{tenant}")
-    async def purge_tenant(
-        request: Request, tenant: str, fingerprint: str = "", since_s: _Time = None, until_s: _Time = None
-    ) -> Response:
-        acting = service.acting_for(_actor(request))
-        query = NamespaceQuery("", tenant, fingerprint)
-        return _json({"purged": await work.run(lambda: acting.purge(query, since_s, until_s))})
-
-    @app.post(f"{place}/compact")
-    async def compact(request: Request, query: _Named) -> Response:
-        acting = service.acting_for(_actor(request))
-        return _json(await work.run(lambda: acting.compact(query)))
-
-    @app.post(f"{place}/verify")
-    async def verify(request: Request, query: _Named) -> Response:
-        acting = service.acting_for(_actor(request))
-        return _json(await work.run(lambda: acting.verify(query)))
-
-
 def _add_error_handlers(app: FastAPI) -> None:
     async def on_known_error(_: Request, error: Exception) -> Response:
         return _error(status_of(error))
@@ -202,8 +216,8 @@ def _text(chunks: Iterator[bytes]) -> str:
     parts, size = [], 0
     for chunk in chunks:
         size += len(chunk)
-        if size > MAX_TEXT_BYTES:
-            raise InvalidRequest("body", f"more than {MAX_TEXT_BYTES} bytes", "send a longer text in parts")
+        if size > _MAX_TEXT_BYTES:
+            raise InvalidRequest("body", f"more than {_MAX_TEXT_BYTES} bytes", "send a longer text in parts")
         parts.append(chunk)
     try:
         return b"".join(parts).decode()
@@ -215,10 +229,6 @@ async def _export_lines(export: Export) -> AsyncIterator[bytes]:
     yield encode_header(export.header)
     for piece in export.pieces:
         yield encode_piece(piece)
-
-
-def _actor(request: Request) -> str:
-    return f"http {_client(request.scope)}"
 
 
 def _client(scope: Scope) -> str:

@@ -1,6 +1,6 @@
-"""What administrators may ask for, whichever way they ask: names become namespaces, and results plain records.
+"""What administrators may ask for, on the command line or over HTTP: names become namespaces, results plain records.
 
-Methods take their time and wait for Redis: HTTP and gRPC call them in threads. They raise InvalidRequest, ConfigError
+Methods block on Redis, so the HTTP server calls them in threads. They raise InvalidRequest, ConfigError
 for documents that cannot be read, and what `CacheAdministration` raises.
 """
 

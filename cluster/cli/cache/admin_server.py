@@ -19,16 +19,15 @@ from cluster.errors import ConfigError
 def serve_admin(
     place: Place,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of HTTP; 0: any that is free.")] = 8001,
-    grpc_port: Annotated[int, typer.Option(min=0, max=65_535, help="Of paceline.v1.CacheAdmin.")] = 9001,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any that is free.")] = 8001,
     credential_file: Annotated[
-        Path | None, typer.Option(help="The administrators' token; without, $PACELINE_CACHE_ADMIN_TOKEN.")
+        Path | None, typer.Option(help="File with the administrators' token; by default $PACELINE_CACHE_ADMIN_TOKEN.")
     ] = None,
-    certificate_file: Annotated[Path | None, typer.Option(help="For TLS on both ports, with --key-file.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="Of the certificate.")] = None,
+    certificate_file: Annotated[Path | None, typer.Option(help="For TLS, with --key-file.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
     target: TargetOption = None,
 ) -> None:
-    """Serve all of this over HTTP and gRPC, to those who have the administrators' credential, until Ctrl-C."""
+    """Serve the same actions over HTTP to those who have the administrators' credential, until Ctrl-C."""
     from actors.workers.ray_environment import is_loopback
     from cluster.cache.admin.credential import load_credential
     from cluster.cache.admin.server import AdminServerSettings
@@ -37,14 +36,13 @@ def serve_admin(
     if (certificate_file is None) != (key_file is None):
         raise ConfigError("--certificate-file and --key-file go together")
     credential = load_credential(credential_file)
-    listen = AdminServerSettings(host, port, grpc_port, certificate_file, key_file)
+    listen = AdminServerSettings(host, port, certificate_file, key_file)
     if certificate_file is None and not is_loopback(host):
         typer.echo(f"no TLS: whoever sees the traffic of {host} sees the credential and the tokens", err=True)
 
-    def ready(http: int, grpc: int) -> None:
+    def ready(port: int) -> None:
         scheme = "http" if certificate_file is None else "https"
-        typer.echo(f"http    {scheme}://{host}:{http}/v1/cache/namespaces")
-        typer.echo(f"grpc    {host}:{grpc} (paceline.v1.CacheAdmin)")
+        typer.echo(f"http    {scheme}://{host}:{port}/v1/cache/namespaces")
 
     async def run(service: CacheAdminService) -> None:
         stop = asyncio.Event()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.observability.dashboards import DASHBOARDS
-
 OBSERVABILITY = Path(__file__).parents[3] / "k8s" / "observability"
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_bytes()) for path in sorted((OBSERVABILITY / "dashboards").glob("*.json"))
+}
 
 _OF_SCRAPING = {"job", "instance", "router"}  # labels that Prometheus adds, or the gateway when it is scraped
 _SELECTOR = re.compile(r"(paceline_\w+)(?:\{([^}]*)\})?")
@@ -48,12 +51,20 @@ def alerts() -> list[dict]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Without the rows, which only have a title. A collapsed row holds its panels itself."""
+    found: list[dict[str, Any]] = []
+    for panel in dashboard["panels"]:
+        found += panel.get("panels", []) if panel["type"] == "row" else [panel]
+    return found
+
+
 def everything_asked() -> list[Asked]:
     panels = [
-        asked_by(f"{name}: {panel.title}", query.expression)
+        asked_by(f"{name}: {panel['title']}", query["expr"])
         for name, dashboard in DASHBOARDS.items()
-        for panel in dashboard.panels
-        for query in panel.queries
+        for panel in panels_of(dashboard)
+        for query in panel["targets"]
     ]
     return panels + [asked_by(rule["alert"], rule["expr"]) for rule in alerts()]
 

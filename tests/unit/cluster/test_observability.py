@@ -1,4 +1,4 @@
-"""Dashboards and alert rules: files agree with their source, rules work, and all they name is really exposed."""
+"""Dashboards and alert rules: every metric and label that they name is exposed, and the rules work."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.gateway.metrics import GatewayMetrics
-from cluster.observability.dashboards import DASHBOARDS, DIRECTORY, rendered
-from cluster.observability.grafana import dashboard_json
 from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
 from cluster.router.counters import Distribution
 from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics
-from paceline_testing.panels import OBSERVABILITY, alerts, asked_by, everything_asked, names_in, names_of
+from paceline_testing.panels import (
+    DASHBOARDS,
+    OBSERVABILITY,
+    alerts,
+    asked_by,
+    everything_asked,
+    names_in,
+    names_of,
+    panels_of,
+)
 
 VOCAB_SIZE = 97
 PROMTOOL = shutil.which("promtool")
 SEVERITIES = {"critical", "warning", "info"}
 
 
-def test_the_committed_dashboards_are_those_that_the_code_makes():
-    files = {path.name: path.read_text(encoding="utf-8") for path in DIRECTORY.glob("*.json")}
-    assert files == rendered(), "run `make dashboards`"
-
-
 @pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
-def test_panels_lie_on_the_grid_side_by_side(dashboard):
-    taken = set()
-    panels = dashboard_json(dashboard)["panels"]
+def test_every_panel_says_what_it_shows_and_asks_the_data_source_that_is_chosen(dashboard):
+    assert {"uid", "title", "schemaVersion"} <= dashboard.keys()
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "job"}
+    panels = panels_of(dashboard)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     for panel in panels:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert max(x for x, _ in cells) < 24
-        assert not cells & taken, panel["title"]
-        taken |= cells
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert all(panel["targets"] and panel["description"] for panel in panels if panel["type"] != "row")
+        assert panel["description"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        assert all(query["expr"] for query in panel["targets"]), panel["title"]
+
+
+def test_dashboards_have_names_of_their_own():
+    assert DASHBOARDS.keys() == {"overview", "speculation", "cache", "pools"}
+    assert len({dashboard["uid"] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do():
