@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 
-from actors.messages import TopProbs
+
+class TopProbs(msgspec.Struct, frozen=True, array_like=True):
+    """A truncated draft distribution per node: q is *defined* as these pairs, so nothing is lost by sending few."""
+
+    token_ids: np.ndarray  # int32 [n * k]
+    probs: np.ndarray  # float32 [n * k], each run of k sums to 1
+    k: int
+
+    def first(self, count: int) -> TopProbs:
+        """The distributions of the first `count` nodes."""
+        return TopProbs(self.token_ids[: count * self.k], self.probs[: count * self.k], self.k)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTree:
-    """Guessed continuations of one sequence.
+class DraftTree(msgspec.Struct, frozen=True, array_like=True):
+    """Guessed continuations of one sequence, in memory and on the wire.
 
     Invariants: parents[i] < i, so parents come before children; siblings have distinct tokens; confidence does not
     rise from parent to child. confidence[i] estimates the probability that node i is on the accepted path.
 
-    A required node is to be computed whether it pays or not, because its drafter wants to see what the target says
-    there; so are its parents. With confidence 0 it is no guess at the text: nothing is concluded from its being wrong.
+    The target computes a required node whether it pays or not, because its drafter reads the target's prediction
+    there; the parents of a required node are required. A required node with confidence 0 is not a guess: nothing is
+    concluded from its being wrong. Only drafters inside the router may require nodes; `required` has no encoding.
     """
 
     token_ids: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n]; -1: child of the root, which is the last committed token
     confidence: np.ndarray  # float32 [n], in [0, 1]
-    probs: TopProbs | None = field(default=None)  # draft distributions, only for acceptance == "rejection"
-    required: np.ndarray | None = field(default=None)  # bool [n]; None: no node is
+    probs: TopProbs | None = None  # draft distributions, only for acceptance == "rejection"
+    required: np.ndarray | None = None  # bool [n]; None: no node is
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -42,6 +51,18 @@ class DraftTree:
             np.arange(-1, count - 1, dtype=np.int32),
             np.asarray(confidence, dtype=np.float32),
             probs,
+        )
+
+    def first(self, count: int) -> DraftTree:
+        """The tree of the first `count` nodes; views of the same arrays."""
+        if count >= len(self.token_ids):
+            return self
+        return DraftTree(
+            self.token_ids[:count],
+            self.parents[:count],
+            self.confidence[:count],
+            None if self.probs is None else self.probs.first(count),
+            None if self.required is None else self.required[:count],
         )
 
     def is_valid(self, vocab_size: int) -> bool:

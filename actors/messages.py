@@ -14,7 +14,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 3
+from actors.draft_tree import DraftTree
+
+PROTOCOL_VERSION = 4
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -155,31 +157,10 @@ class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
     drops_all: bool = False  # the same for all namespaces: who asks cannot tell which have been purged
 
 
-class TopProbs(msgspec.Struct, frozen=True, array_like=True):
-    """A truncated draft distribution per node: q is *defined* as these pairs, so nothing is lost by sending few."""
-
-    token_ids: np.ndarray  # int32 [n * k]
-    probs: np.ndarray  # float32 [n * k], each run of k sums to 1
-    k: int
-
-
-class TreeMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A draft tree on the wire; see `actors.draft_tree.DraftTree` for the invariants."""
-
-    token_ids: np.ndarray  # int32 [n]
-    parents: np.ndarray  # int32 [n], -1 for children of the root
-    confidence: np.ndarray  # float32 [n]
-    probs: TopProbs | None = None  # with acceptance == "rejection"
-
-
-def no_tree() -> TreeMessage:
-    return TreeMessage(no_tokens(), no_tokens(), np.empty(0, np.float32))
-
-
 class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     round_id: int
     seq_ids: list[int]
-    trees: list[TreeMessage]
+    trees: list[DraftTree]
     stale_seq_ids: list[int] = []
     elapsed_s: float = 0.0
     num_ahead: int = 0  # sequences for which the worker drafts ahead, where it could have had this draft ready
@@ -189,13 +170,15 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
 class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     delta: SequenceDelta
     max_rows: int  # at most this many not yet computed tokens are computed this round (chunked prefill)
-    token_ids: np.ndarray = msgspec.field(default_factory=no_tokens)  # draft tree: int32 [n]
-    parents: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32 [n], -1: child of the last token
-    probs: TopProbs | None = None
+    draft: DraftTree | None = None  # to verify behind the last token; None, which is cheaper to send: an empty tree
     begin: SequenceStart | None = None  # present when delta.start == 0
     # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
+
+    @property
+    def tree(self) -> DraftTree:
+        return DraftTree.empty() if self.draft is None else self.draft
 
 
 class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
@@ -237,7 +220,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     elapsed_s: float = 0.0  # without the head's time
     successors: Successors | None = None
     drafted_seq_ids: list[int] = []  # sequences for which the EAGLE head drafts the next round
-    drafts: list[TreeMessage] = []  # their trees: behind the verdict's next token, likeliest nodes first
+    drafts: list[DraftTree] = []  # their trees: behind the verdict's next token, likeliest nodes first
     head_s: float = 0.0  # the head's time
 
 
@@ -269,19 +252,22 @@ Message = Hello | WorkerInfo | Failure | DraftBatch | DraftResult | VerifyBatch 
 
 _EXT_INT32, _EXT_FLOAT32 = 1, 2
 _EXT_OF_DTYPE = {np.dtype(np.int32): _EXT_INT32, np.dtype(np.float32): _EXT_FLOAT32}
-_DTYPE_OF_EXT = {_EXT_INT32: np.int32, _EXT_FLOAT32: np.float32}
+_DTYPE_OF_EXT = {code: dtype for dtype, code in _EXT_OF_DTYPE.items()}
 
 
 def _encode_array(value: object) -> msgspec.msgpack.Ext:
-    if isinstance(value, np.ndarray) and value.dtype in _EXT_OF_DTYPE and value.ndim == 1:
-        return msgspec.msgpack.Ext(_EXT_OF_DTYPE[value.dtype], value.tobytes())
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        code = _EXT_OF_DTYPE.get(value.dtype)
+        if code is not None:
+            return msgspec.msgpack.Ext(code, value.tobytes())
     raise TypeError(f"only 1-D int32 and float32 arrays go on the wire, not {type(value).__name__}")
 
 
 def _decode_ext(code: int, data: memoryview) -> np.ndarray:
-    if code not in _DTYPE_OF_EXT:
+    dtype = _DTYPE_OF_EXT.get(code)
+    if dtype is None:
         raise ValueError(f"extension type {code} is unknown")
-    return np.frombuffer(data, _DTYPE_OF_EXT[code])
+    return np.frombuffer(data, dtype)
 
 
 def _check_array(expected: type, value: object) -> object:

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -27,22 +28,14 @@ from actors.draft_model.growing_tree import GrowingTree, most_computed
 from actors.draft_model.guesser import Guesser, Want
 from actors.draft_model.known_guesses import Growth, KnownGuesses
 from actors.draft_model.lookahead_drafter import LookaheadDraft, LookaheadDrafter, LookaheadOptions
-from actors.draft_tree import DraftTree
+from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import (
-    DraftBatch,
-    DraftItem,
-    DraftResult,
-    SequenceStart,
-    TopProbs,
-    TreeMessage,
-    no_tree,
-)
+from actors.messages import DraftBatch, DraftItem, DraftResult, SequenceStart
 from actors.models.loader import length_limits
 
 logger = logging.getLogger(__name__)
@@ -158,7 +151,7 @@ class DraftEngine:
         return DraftResult(
             batch.round_id,
             [*(draft.sequence.seq_id for draft in drafts), *unfit],
-            [*(self._finished(draft) for draft in drafts), *(no_tree() for _ in unfit)],
+            [*(self._finished(draft) for draft in drafts), *(DraftTree.empty() for _ in unfit)],
             stale,
             time.perf_counter() - started,
             len(hoped),
@@ -321,7 +314,7 @@ class DraftEngine:
             sequence.cut_tree(known.num_reserved)
         self._known.clear()
 
-    def _finished(self, draft: _Draft | LookaheadDraft) -> TreeMessage:
+    def _finished(self, draft: _Draft | LookaheadDraft) -> DraftTree:
         """What is sent. If that is a tree, its outcomes can be drafted for from now on."""
         if isinstance(draft, LookaheadDraft):
             assert self._lookahead is not None
@@ -335,7 +328,7 @@ class DraftEngine:
             plan = DraftAhead(tree, known, draft.shape, room, self._max_outcomes)
             self._ahead[sequence.seq_id] = _Ahead(sequence, known, plan)
             known.is_ahead = True
-        return TreeMessage(tree.token_ids, tree.parents, tree.confidence)
+        return tree
 
     def _prefill(self, drafts: list[_Draft | LookaheadDraft]) -> None:
         """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
@@ -390,10 +383,10 @@ def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:
     return is_tree and item.max_nodes > 0 and item.branch <= width
 
 
-def _with_probs(chain: DraftTree, known: KnownGuesses) -> TreeMessage:
+def _with_probs(chain: DraftTree, known: KnownGuesses) -> DraftTree:
     path = tuple(chain.token_ids.tolist())
     probs = None
     if path:
         ids, shares = zip(*(known.probs[path[:depth]] for depth in range(len(path))), strict=True)
         probs = TopProbs(np.concatenate(ids), np.concatenate(shares), len(ids[0]))
-    return TreeMessage(chain.token_ids, chain.parents, chain.confidence, probs)
+    return msgspec.structs.replace(chain, probs=probs)

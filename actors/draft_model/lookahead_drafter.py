@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from actors.draft_model.growing_tree import GrowingTree
+from actors.draft_tree import DraftTree
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
@@ -29,7 +30,6 @@ from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
 from actors.lookahead.token_trie import ROOT, TokenTrie
 from actors.lookahead.window import LookaheadWindow
-from actors.messages import TreeMessage
 from actors.sampling.sampler import likeliest_tokens, rows_for
 
 MAX_SUFFIXES = 16
@@ -288,7 +288,7 @@ class LookaheadDrafter:
         for token, phrase in state.window.advance(step.last_token, behind.tolist()):
             self.pool.insert(state.scope, token, phrase)
 
-    def finished(self, draft: LookaheadDraft) -> TreeMessage:
+    def finished(self, draft: LookaheadDraft) -> DraftTree:
         """The chain and the suffixes behind it: the likeliest max_nodes nodes."""
         state = self._states[draft.sequence]
         chain = draft.chain[: draft.max_nodes]
@@ -304,5 +304,4 @@ class LookaheadDrafter:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
             tree.add(len(chain) + parent, token, state.suffix_shares[depths[-1]])
         state.chain, state.suffixes = chain, suffixes
-        best = tree.finished()
-        return TreeMessage(best.token_ids, best.parents, best.confidence)
+        return tree.finished()

@@ -15,23 +15,15 @@ import math
 import time
 from collections.abc import Sequence as Sequences
 
+import msgspec
 import numpy as np
 
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_sequence import RetokenizedSequence
+from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
 from actors.engine.sequence_table import distinct
-from actors.messages import (
-    DraftBatch,
-    DraftItem,
-    DraftResult,
-    SamplingParams,
-    SequenceDelta,
-    SequenceStart,
-    TopProbs,
-    TreeMessage,
-    no_tree,
-)
+from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.token_text import TokenText
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -103,7 +95,7 @@ class RetokenizedDraftEngine:
         sequence.extend(delta.token_ids.tolist())
         return True
 
-    def _guess(self, items: Sequences[DraftItem], batch: DraftBatch, stale: Sequences[int]) -> dict[int, TreeMessage]:
+    def _guess(self, items: Sequences[DraftItem], batch: DraftBatch, stale: Sequences[int]) -> dict[int, DraftTree]:
         """The inner engine's chains by sequence, of those that it can follow."""
         asked: list[DraftItem] = []
         unfit: list[int] = []
@@ -143,18 +135,18 @@ class RetokenizedDraftEngine:
             begin = SequenceStart(_GREEDY, len(token_ids), sequence.begin.namespace)
         return DraftItem(SequenceDelta(item.delta.seq_id, sequence.num_sent, token_ids), depth, begin, depth)
 
-    def _realign(self, item: DraftItem, guess: TreeMessage | None) -> TreeMessage:
+    def _realign(self, item: DraftItem, guess: DraftTree | None) -> DraftTree:
         if guess is None or not len(guess.token_ids):
-            return no_tree()
+            return DraftTree.empty()
         sequence = self._sequences[item.delta.seq_id]
         is_rejection = sequence.begin.sampling.acceptance == "rejection"
         tree = sequence.realign(guess, _depth(item) if is_rejection else item.max_nodes)
         if tree is None:
             self.num_unaligned += 1
-            return no_tree()
+            return DraftTree.empty()
         if is_rejection:
             probs = TopProbs(tree.token_ids, np.ones(len(tree.token_ids), np.float32), 1)
-            return TreeMessage(tree.token_ids, tree.parents, tree.confidence, probs)
+            return msgspec.structs.replace(tree, probs=probs)
         return tree
 
 

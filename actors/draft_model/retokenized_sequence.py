@@ -7,7 +7,8 @@ from collections.abc import Sequence as Sequences
 
 import numpy as np
 
-from actors.messages import SequenceStart, TreeMessage
+from actors.draft_tree import DraftTree
+from actors.messages import SequenceStart
 from actors.models.token_text import TokenText
 
 # Draft tokens at the end that more text may still change, and how far behind them a word is looked for to begin at.
@@ -53,7 +54,7 @@ class RetokenizedSequence:
             self._text += new.encode()
             self._respell(self._first_to_redo())
 
-    def realign(self, guess: TreeMessage, most: int) -> TreeMessage | None:
+    def realign(self, guess: DraftTree, most: int) -> DraftTree | None:
         """The draft model's chain, as at most `most` tokens of the target behind the committed ones.
 
         None where the guess does not go on from the committed bytes, or the target's tokenizer has no token begin
@@ -73,7 +74,7 @@ class RetokenizedSequence:
         places = skip + np.cumsum([len(self._target.bytes_of(token)) for token in token_ids])
         logs = np.log(np.maximum(guess.confidence[: len(ends)], 1e-30))
         confidence = np.exp(np.interp(places, [0, *ends], [0.0, *logs]))
-        return _chain(token_ids, confidence)
+        return DraftTree.chain(np.asarray(token_ids), confidence)
 
     def check_integrity(self) -> str | None:
         """Text of the first contradiction, or None."""
@@ -166,10 +167,3 @@ class RetokenizedSequence:
 
     def _context(self, end: int) -> str:
         return self._text[max(0, end - _CONTEXT_BYTES) : end].decode(errors="ignore")
-
-
-def _chain(token_ids: list[int], confidence: np.ndarray) -> TreeMessage:
-    count = len(token_ids)
-    return TreeMessage(
-        np.asarray(token_ids, np.int32), np.arange(-1, count - 1, dtype=np.int32), confidence.astype(np.float32)
-    )

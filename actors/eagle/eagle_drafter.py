@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from actors.draft_tree import DraftTree
 from actors.eagle.eagle_head import EagleHead
 from actors.eagle.feature_tap import FeatureTap
 from actors.engine.attention import ATTENTION_NAME, PaddedPlan
@@ -23,7 +24,6 @@ from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import row_tier
 from actors.engine.packed_linear import pack_linears
 from actors.errors import ModelError
-from actors.messages import TreeMessage
 
 DEFAULT_DEPTH, DEFAULT_TOP_K = 7, 10  # of the published code
 MAX_DEPTH, MAX_TOP_K = 32, 64
@@ -98,13 +98,13 @@ class _Tree:
         self.sight = sight
         return sight[before:]
 
-    def best(self) -> TreeMessage:
+    def best(self) -> DraftTree:
         """The `max_nodes` likeliest nodes, likeliest first. Scores only fall along a path and equal ones keep their
         order, so that every parent comes before its children and every beginning of the list is a tree."""
         order = np.argsort(-self.scores, kind="stable")[: self.max_nodes]
         new_index = np.full(len(self.scores) + 1, -1, np.int32)  # the last one is that of the root, parent -1
         new_index[order] = np.arange(len(order), dtype=np.int32)
-        return TreeMessage(
+        return DraftTree(
             self.tokens[order].astype(np.int32),
             new_index[self.parents[order]],
             np.exp(self.scores[order]).astype(np.float32),
@@ -149,7 +149,7 @@ class EagleDrafter:
         """The target has written these slots (int64): what the head had there was of other tokens."""
         self._is_known[slots] = False
 
-    def draft(self, rows: Sequences[HeadRows], features: torch.Tensor) -> list[TreeMessage]:
+    def draft(self, rows: Sequences[HeadRows], features: torch.Tensor) -> list[DraftTree]:
         """Run over all rows, then grow the trees that are wanted. features [rows of the target's forward, size].
 
         Returns a tree for each of `rows` with max_nodes > 0, in order.
@@ -157,7 +157,7 @@ class EagleDrafter:
         hidden, contexts = self._catch_up(rows, features)
         growing = [(index, part) for index, part in enumerate(rows) if part.max_nodes > 0]
         ends = np.cumsum([len(part.token_ids) for part in rows]) - 1
-        trees: list[TreeMessage] = []
+        trees: list[DraftTree] = []
         for first in range(0, len(growing), self._trees_at_a_time):
             group = growing[first : first + self._trees_at_a_time]
             started = [

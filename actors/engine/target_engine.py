@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.draft_tree import DraftTree, depths_of
+from actors.draft_tree import DraftTree, TopProbs, depths_of
 from actors.eagle.eagle_drafter import EagleDrafter, EagleOptions, HeadRows
 from actors.eagle.eagle_head import EagleHead
 from actors.engine.batch import SequenceRows, is_chain
@@ -21,16 +21,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import (
-    Successors,
-    TopProbs,
-    TreeMessage,
-    Verdict,
-    VerifyBatch,
-    VerifyItem,
-    VerifyResult,
-    no_tokens,
-)
+from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection, walk_tree
 
@@ -54,7 +45,7 @@ class _Outcome:
     verdicts: list[Verdict] = field(default_factory=list)
     successors: Successors | None = None
     drafted_seq_ids: list[int] = field(default_factory=list)
-    drafts: list[TreeMessage] = field(default_factory=list)
+    drafts: list[DraftTree] = field(default_factory=list)
     head_s: float = 0.0
 
 
@@ -142,10 +133,10 @@ class TargetEngine:
         the first nodes stay, whatever their tokens: under rejection, which are judged must not depend on those."""
         pending = sequence.num_pending
         count = min(pending, max(1, item.max_rows))
-        tree = DraftTree(item.token_ids, item.parents, np.zeros(len(item.token_ids), dtype=np.float32))
+        tree = item.tree
         wanted = count == pending and len(tree) > 0 and tree.is_valid(self.vocab_size)
-        if item.probs is not None and sequence.sampling.params.acceptance == "rejection":
-            wanted = wanted and _fits_chain(item.probs, tree)
+        if tree.probs is not None and sequence.sampling.params.acceptance == "rejection":
+            wanted = wanted and _fits_chain(tree.probs, tree)
         if not wanted:
             return SequenceRows(sequence, count, no_tokens(), no_tokens())
         room = (len(sequence.blocks) + self.pool.num_free) * self.pool.block_size - sequence.length
@@ -224,7 +215,8 @@ class TargetEngine:
             rows = slice(first, first + 1 + len(tree_tokens))
             first = rows.stop
             sequence = part.rows.sequence
-            if part.item.probs is not None and sequence.sampling.params.acceptance == "rejection" and len(tree_tokens):
+            is_rejection = sequence.sampling.params.acceptance == "rejection"
+            if is_rejection and part.item.tree.probs is not None and len(tree_tokens):
                 outcomes[sequence.seq_id] = self._accept_by_rejection(part, logits[rows])
             else:
                 path, next_token = walk_tree(sampled[rows], tree_tokens, tree_parents)
@@ -236,10 +228,9 @@ class TargetEngine:
         return sample_tokens(logits, _row_sampling(parts)).cpu().numpy()
 
     def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
-        assert part.item.probs is not None
-        tokens, probs = part.rows.tree_tokens, part.item.probs
-        count = len(tokens) * probs.k
-        probs = TopProbs(probs.token_ids[:count], probs.probs[:count], probs.k)
+        assert part.item.tree.probs is not None
+        tokens = part.rows.tree_tokens
+        probs = part.item.tree.probs.first(len(tokens))
         accepted, next_token = verify_rejection(logits, _row_sampling([part]), tokens, probs)
         return next_token, np.arange(accepted, dtype=np.int32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from actors.draft_tree import DraftTree
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
@@ -30,10 +31,15 @@ def _fastest(engine: TargetEngine, rows: int) -> float:
     position is beyond what the model was made for."""
     begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
     delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
-    token_ids, parents = np.arange(rows - 1, dtype=np.int32), np.full(rows - 1, -1, dtype=np.int32)
+    count = rows - 1
+    tree = DraftTree(
+        token_ids=np.arange(count, dtype=np.int32),
+        parents=np.full(count, -1, dtype=np.int32),
+        confidence=np.zeros(count, dtype=np.float32),
+    )
     seconds = []
     for _ in range(_PROFILE_RUNS):
-        batch = VerifyBatch(0, [VerifyItem(delta, 1, token_ids, parents, begin=begin)])
+        batch = VerifyBatch(0, [VerifyItem(delta, 1, tree, begin)])
         seconds.append(engine.verify(batch).elapsed_s)
         engine.verify(VerifyBatch(0, [], [1]))
     return min(seconds)

@@ -155,8 +155,9 @@ class ToyTarget:
             raise ValueError("a sequence starts without tokens")
         if item.max_rows < 1:
             raise ValueError(f"max_rows is {item.max_rows}; it must be at least 1")
-        tokens, parents = item.token_ids.tolist(), item.parents.tolist()
-        if item.token_ids.dtype != np.int32 or item.parents.dtype != np.int32 or len(tokens) != len(parents):
+        tree = item.tree
+        tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
+        if tree.token_ids.dtype != np.int32 or tree.parents.dtype != np.int32 or len(tokens) != len(parents):
             raise ValueError("a draft tree is two int32 arrays of one length")
         if any(not 0 <= token < self.vocab_size for token in (*tokens, *delta.token_ids.tolist())):
             raise ValueError("a token id is out of range")
@@ -187,9 +188,9 @@ class ToyTarget:
             computed = old.computed + _num_kept(old, delta.token_ids.tolist())
         rows = min(item.max_rows, len(tokens) - computed)
         is_complete = computed + rows == len(tokens)
-        if len(item.token_ids) and not is_complete:
+        if len(item.tree) and not is_complete:
             raise ValueError("drafts for a sequence whose tokens are not all computed")
-        nodes = len(item.token_ids)
+        nodes = len(item.tree)
         held = old.num_blocks if old is not None else 0
         needed = -(-(computed + rows + nodes) // self.block_size)
         if needed - held > self.free_blocks:
@@ -202,7 +203,7 @@ class ToyTarget:
         self._sequences[delta.seq_id] = sequence
         if not is_complete:
             return Verdict(delta.seq_id, sequence.computed, rows, -1, num_cached=num_cached)
-        sequence.tree, sequence.parents = item.token_ids.tolist(), item.parents.tolist()
+        sequence.tree, sequence.parents = item.tree.token_ids.tolist(), item.tree.parents.tolist()
         path, token = self._walk(tokens, sequence.tree, sequence.parents)
         return Verdict(
             delta.seq_id, sequence.computed, rows + nodes, token, np.array(path, np.int32), num_cached, nodes

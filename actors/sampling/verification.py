@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.messages import TopProbs
+from actors.draft_tree import TopProbs
 from actors.sampling import noise
 from actors.sampling.processors import process_logits
 from actors.sampling.rows import RowSampling

@@ -34,7 +34,6 @@ from actors.messages import (
     SequenceDelta,
     SpeculationStats,
     TokenChunk,
-    TopProbs,
     Verdict,
     VerifyBatch,
     VerifyItem,
@@ -526,18 +525,10 @@ class RouterCore:
         delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
         sequence.target_known = sequence.num_tokens
         sequence.is_at_target = True
-        probs = None
-        if entry.num_chain:
-            whole = entry.proposals[0][1].probs
-            assert whole is not None
-            count = entry.num_chain * whole.k
-            probs = TopProbs(whole.token_ids[:count], whole.probs[:count], whole.k)
         return VerifyItem(
             delta,
             entry.rows,
-            entry.token_ids,
-            entry.parents,
-            probs,
+            entry.tree if len(entry.tree) else None,
             sequence.begin if start == 0 else None,
             entry.head_nodes,
         )
@@ -553,10 +544,10 @@ class RouterCore:
         path: list[int] = verdict.path.tolist()
         if verdict.next_token < 0:
             return None if path or not 0 <= verdict.num_computed < entry.num_tokens else path
-        if not 0 <= verdict.num_nodes <= len(entry.token_ids):
+        if not 0 <= verdict.num_nodes <= len(entry.tree):
             return None
         if path:
-            parents = entry.parents[: verdict.num_nodes].tolist()
+            parents = entry.tree.parents[: verdict.num_nodes].tolist()
             previous = -1
             for node in path:
                 if not previous < node < len(parents) or parents[node] != previous:
@@ -590,7 +581,7 @@ class RouterCore:
         """
         sequence = entry.sequence
         stats = sequence.stats
-        tokens: list[int] = entry.token_ids[path].tolist() if path else []
+        tokens: list[int] = entry.tree.token_ids[path].tolist() if path else []
         sources = self._credits(round, entry, path)
         tokens.append(next_token)
         sources.append(TARGET)
@@ -697,7 +688,7 @@ class RouterCore:
         needs_room = False
         for entry in hungry:
             entry.sequence.drafts_from = round.round_id + _DRAFTLESS_ROUNDS
-            needs_room |= not len(entry.token_ids)
+            needs_room |= not len(entry.tree)
             # The target left the sequence as it was.
             entry.sequence.target_known = entry.target_known
         if not needs_room:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import SourceCalibration
 from cluster.router.context_class import DraftRecord
@@ -269,8 +270,7 @@ class DraftChoice:
                 expected += probability
                 count += 1
             entry.num_chain = count
-            entry.token_ids = tree.token_ids[:count]
-            entry.parents = tree.parents[:count]
+            entry.tree = tree.first(count)
             rows += count
         return expected, rows
 
@@ -314,15 +314,16 @@ class DraftChoice:
             forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
         round.forest, round.node_index = forest, node_index
         start = forest.start.tolist()
+        confidence = forest.probability.astype(np.float32)
         for index, entry in enumerate(round.entries):
             if entry.is_coupled and start[index + 1] > start[index]:
                 entry.node_start, entry.node_end = start[index], start[index + 1]
-                entry.token_ids = forest.token_ids[entry.node_start : entry.node_end]
-                entry.parents = forest.parents[entry.node_start : entry.node_end]
+                nodes = slice(entry.node_start, entry.node_end)
+                entry.tree = DraftTree(forest.token_ids[nodes], forest.parents[nodes], confidence[nodes])
 
 
 def _decision_of(round: Round) -> PlannerDecision:
-    if any(len(entry.token_ids) for entry in round.entries):
+    if any(len(entry.tree) for entry in round.entries):
         return "explored" if round.explores else "drafted"
     if any(entry.proposals for entry in round.entries):
         return "declined"

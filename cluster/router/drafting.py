@@ -19,7 +19,7 @@ from actors.drafters.contract import (
     VerifiedRows,
 )
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
-from actors.messages import DraftItem, DraftResult, GenerationRequest, TreeMessage, VerifyResult, no_tokens
+from actors.messages import DraftItem, DraftResult, GenerationRequest, VerifyResult, no_tokens
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
 from cluster.router.discarded import discarded_texts
@@ -192,12 +192,12 @@ class Drafting:
             self._counters.invalid_head_drafts += 1
             return
         asked = {entry.seq_id: entry for entry in round.entries if entry.head_nodes > 0}
-        for seq_id, message in zip(result.drafted_seq_ids, result.drafts, strict=True):
+        for seq_id, tree in zip(result.drafted_seq_ids, result.drafts, strict=True):
             entry = asked.pop(seq_id, None)
             if entry is None:
                 self._counters.unknown_sequences += 1
             elif entry.sequence.num_tokens > entry.num_tokens:  # else it emitted nothing
-                entry.sequence.head_tree = DraftTree(message.token_ids, message.parents, message.confidence)
+                entry.sequence.head_tree = tree
                 entry.sequence.head_length = entry.sequence.num_tokens
 
     def _propose_head_trees(self, round: Round, head: int) -> None:
@@ -207,8 +207,7 @@ class Drafting:
             if tree is None or not most or not entry.is_coupled or sequence.head_length != entry.num_tokens:
                 continue
             # Likeliest nodes come first: the beginning is the best tree of that size.
-            kept = DraftTree(tree.token_ids[:most], tree.parents[:most], tree.confidence[:most])
-            self._take_tree(entry, head, kept, most)
+            self._take_tree(entry, head, tree.first(most), most)
 
     def draft_locally(self, round: Round) -> None:
         """Run the CPU drafters, and propose what the head has drafted. Whatever one of them does wrong costs only its
@@ -287,7 +286,7 @@ class Drafting:
             if len(path) < num_nodes:
                 likeliest = token_ids[row : row + 1 + num_nodes, 0]
                 entry.sequence.corrections = discarded_texts(
-                    entry.sequence.tokens(), entry.num_tokens, path, entry.parents[:num_nodes], likeliest
+                    entry.sequence.tokens(), entry.num_tokens, path, entry.tree.parents[:num_nodes], likeliest
                 )
 
     def drop(self, namespace: str) -> None:
@@ -407,21 +406,19 @@ class Drafting:
             self._counters.stale_drafts += 1
             sequence.draft_known = 0
         asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
-        for seq_id, message in zip(result.seq_ids, result.trees, strict=True):
+        for seq_id, tree in zip(result.seq_ids, result.trees, strict=True):
             entry = asked.pop(seq_id, None)
             if entry is None:
                 self._counters.unknown_sequences += 1
             elif entry.is_coupled:
-                tree = DraftTree(message.token_ids, message.parents, message.confidence)
                 source = self.draft_model
                 if self.lookahead is not None and entry.sequence.wants_lookahead:
                     source = self.lookahead
                 self._take_tree(entry, source, tree, self._most_nodes(entry))
             else:
-                self._take_chain(entry, message)
+                self._take_chain(entry, tree)
 
-    def _take_chain(self, entry: RoundEntry, message: TreeMessage) -> None:
-        tree = DraftTree(message.token_ids, message.parents, message.confidence, message.probs)
+    def _take_chain(self, entry: RoundEntry, tree: DraftTree) -> None:
         if not has_tree_shape(tree, min(self._gamma, entry.max_nodes)) or not is_chain(tree, self._vocab_size):
             self._counters.invalid_trees[DRAFT_MODEL] += 1
         elif len(tree):
@@ -430,4 +427,4 @@ class Drafting:
 
 def _corrects(entry: RoundEntry) -> bool:
     """Whether a draft worker with a phrase pool is to hear what the target thinks of the entry's draft."""
-    return entry.sequence.wants_lookahead and entry.draft_worker is not None and len(entry.token_ids) > 0
+    return entry.sequence.wants_lookahead and entry.draft_worker is not None and len(entry.tree) > 0

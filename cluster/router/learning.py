@@ -61,7 +61,7 @@ def rows_of_round(
         known = entry.sequence.tokens()[max(0, entry.num_tokens - MAX_CONTEXT) : entry.num_tokens]
         before[MAX_CONTEXT - len(known) :] = known
         # Copies: numba would compile another version for read-only arrays, which messages are made of.
-        tree = np.array(entry.token_ids[:num_nodes], np.int32), np.array(entry.parents[:num_nodes], np.int32)
+        tree = np.array(entry.tree.token_ids[:num_nodes], np.int32), np.array(entry.tree.parents[:num_nodes], np.int32)
         contexts = _tree_contexts(before, *tree)
         rows = np.arange(row, row + 1 + num_nodes)
         group = entry.sequence.begin.namespace, _may_share(entry, shares_prompts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.errors import PacelineError
-from actors.messages import DraftBatch, TokenChunk, no_tokens
+from actors.messages import DraftBatch, TokenChunk
 from cluster.router.planner import Forest, ProposedNodes
 from cluster.router.sequence import Sequence
 from cluster.router.traffic import Traffic
@@ -47,8 +47,7 @@ class RoundEntry:
     node_start: int = 0  # its nodes in the round's forest
     node_end: int = 0
     num_chain: int = 0  # nodes of a rejection chain, which the forest does not hold
-    token_ids: np.ndarray = field(default_factory=no_tokens)  # int32 [n]: the nodes sent to the target
-    parents: np.ndarray = field(default_factory=no_tokens)
+    tree: DraftTree = field(default_factory=DraftTree.empty)  # sent to the target
     num_verified: int = 0  # of these nodes, as the target says
 
 

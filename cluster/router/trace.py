@@ -53,9 +53,9 @@ def trace_round(
         verified.update(_sources_of_nodes(round, entry, source_names))
         path = paths.get(entry.seq_id, set())
         nodes = [node for node in range(entry.num_verified) if node in path or _is_guess(round, entry, node)]
-        rejected.extend(int(entry.token_ids[node]) for node in nodes if node not in path)
+        rejected.extend(int(entry.tree.token_ids[node]) for node in nodes if node not in path)
         if nodes:
-            depths.append((int(depths_of(entry.parents[: entry.num_verified])[nodes].max()), len(path)))
+            depths.append((int(depths_of(entry.tree.parents[: entry.num_verified])[nodes].max()), len(path)))
     num_emitted = 0
     for event in events:
         if isinstance(event, TokenChunk):

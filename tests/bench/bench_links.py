@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from actors.draft_tree import DraftTree
 from actors.links.address import LinkAddress
 from actors.links.client import AsyncLink, Request
 from actors.links.keys import LinkKeys
@@ -42,7 +43,8 @@ def work(pipe: Connection, client_public_key: bytes) -> None:
 def verify_batch(round_id: int, sequences: int, nodes: int) -> VerifyBatch:
     tokens = np.arange(nodes, dtype=np.int32)
     delta = np.arange(4, dtype=np.int32)
-    items = [VerifyItem(SequenceDelta(index, 96, delta), 64, tokens, tokens - 1) for index in range(sequences)]
+    tree = DraftTree.chain(tokens, np.ones(nodes))
+    items = [VerifyItem(SequenceDelta(index, 96, delta), 64, tree) for index in range(sequences)]
     return VerifyBatch(round_id, items)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import DraftContext, Outcome
-from actors.messages import DraftBatch, DraftResult, GenerationRequest, SamplingParams, TreeMessage
+from actors.messages import DraftBatch, DraftResult, GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
@@ -74,7 +74,7 @@ def draft(batch: DraftBatch, worker: ReadyDrafter) -> DraftResult:
         if item.max_nodes:
             tree = worker.tree(item.delta.token_ids, item.max_nodes)
             seq_ids.append(item.delta.seq_id)
-            trees.append(TreeMessage(tree.token_ids, tree.parents, tree.confidence))
+            trees.append(tree)
     return DraftResult(batch.round_id, seq_ids, trees)
 
 
@@ -139,7 +139,7 @@ def measure(batch: int, rounds: int, is_profiled: bool) -> np.ndarray:
         drafting = sum(drafter.seconds for drafter in drafters.values()) - drafting
         seconds[index] = (paused - began) + (assembled - resumed) + (ended - committing) - drafting
         rows += answer.rows
-        nodes += sum(len(item.token_ids) for item in message.items)
+        nodes += sum(len(item.tree) for item in message.items)
         tokens += sum(len(event.token_ids) for event in events)
     print(f"batch {batch}: {tokens / rounds:.1f} tokens, {nodes / rounds:.1f} nodes, {rows / rounds:.1f} rows a round")
     if is_profiled:

@@ -24,6 +24,7 @@ from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
 from actors.workers.target_group import RankHealth, TargetGroup
 from actors.workers.target_worker import TargetSettings
+from paceline_testing.drafting import tree_to_verify
 from paceline_testing.free_ports import free_ports
 
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
@@ -44,13 +45,13 @@ def decode(engine, steps: int = STEPS) -> list[list[int]]:
             tree, parents = [1, tokens[-1], 2, 3], [-1, -1, 1, 0]
             if tree[0] == tree[1]:
                 tree, parents = [], []
-            items.append(VerifyItem(delta, 7, np.array(tree, np.int32), np.array(parents, np.int32), begin=begin))
+            items.append(VerifyItem(delta, 7, tree_to_verify(tree, parents), begin))
             known[index] = len(tokens)
         for verdict in engine.answer(VerifyBatch(1, items)).verdicts:
             if verdict.next_token < 0:
                 continue
             index = verdict.seq_id - 1
-            new = [int(items[index].token_ids[node]) for node in verdict.path] + [verdict.next_token]
+            new = [int(items[index].tree.token_ids[node]) for node in verdict.path] + [verdict.next_token]
             sequences[index] += new
             outputs[index] += new
     return [output[:steps] for output in outputs]

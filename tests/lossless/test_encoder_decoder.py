@@ -32,6 +32,7 @@ from actors.models.loader import load_config, read_model_info
 from actors.models.source import ModelSource
 from actors.models.toy import TINY_ENCODER_DECODER_KINDS, make_tiny_model, save_tiny_model
 from cluster.offline.engine import LocalEngine
+from paceline_testing.drafting import tree_to_verify
 from paceline_testing.other_vocabularies import merging_tokenizer
 
 NEW_TOKENS = 24
@@ -337,13 +338,13 @@ def test_of_any_trees_what_the_target_says_is_accepted(tiny, data):
             wanted[seq_id] = walk_by_hand(tiny, prompt, output, tree)
             begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), len(prompt)) if not known[seq_id] else None
             delta = SequenceDelta(seq_id, known[seq_id], np.array(text[known[seq_id] :], np.int32))
-            items.append(VerifyItem(delta, 64, tree.token_ids, tree.parents, begin=begin))
+            items.append(VerifyItem(delta, 64, tree, begin))
             known[seq_id] = len(text)
         result = target.verify(VerifyBatch(round_id, items))
         for verdict in result.verdicts:
             path, token = wanted[verdict.seq_id]
             assert (verdict.path.tolist(), verdict.next_token) == (path, token)
-            tree_tokens = next(item.token_ids for item in items if item.delta.seq_id == verdict.seq_id)
+            tree_tokens = next(item.tree.token_ids for item in items if item.delta.seq_id == verdict.seq_id)
             texts[verdict.seq_id] += [*tree_tokens[verdict.path].tolist(), token]
         assert target.check_integrity() is None
     target.clear()
@@ -371,7 +372,7 @@ def test_wide_trees_are_computed_in_parts_and_kept(tiny, monkeypatch):
     parents = np.full(len(firsts), -1, np.int32)
     parents[-1] = len(firsts) - 2
     begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), len(prompt))
-    item = VerifyItem(SequenceDelta(1, 0, np.array(prompt, np.int32)), 64, firsts, parents, begin=begin)
+    item = VerifyItem(SequenceDelta(1, 0, np.array(prompt, np.int32)), 64, tree_to_verify(firsts, parents), begin)
     (verdict,) = target.verify(VerifyBatch(1, [item])).verdicts
     assert verdict.path.tolist() == [len(firsts) - 2, len(firsts) - 1]
     assert verdict.next_token == next_token(tiny, prompt, right)
@@ -447,7 +448,7 @@ def rejection_round(target, draft, seed: int, max_nodes: int = 3) -> tuple[int, 
     delta = SequenceDelta(seed, 0, np.array(PROMPT, np.int32))
     (tree,) = draft.draft(DraftBatch(1, [DraftItem(delta, max_nodes, begin)], [seed - 1])).trees
     assert all(parent == node - 1 for node, parent in enumerate(tree.parents.tolist()))
-    item = VerifyItem(delta, 64, tree.token_ids, tree.parents, tree.probs, begin)
+    item = VerifyItem(delta, 64, tree, begin)
     (verdict,) = target.verify(VerifyBatch(1, [item], [seed - 1])).verdicts
     assert all(first < second for first, second in pairwise(verdict.path.tolist()))
     tokens = [*tree.token_ids[verdict.path].tolist(), verdict.next_token]

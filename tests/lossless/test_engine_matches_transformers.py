@@ -26,6 +26,7 @@ from actors.messages import (
     no_tokens,
 )
 from actors.models.toy import TINY_KINDS, make_tiny_model
+from paceline_testing.drafting import tree_to_verify
 
 VOCAB = 61
 GREEDY = SamplingParams(seed=1, temperature=0.0)
@@ -114,8 +115,8 @@ class Stream:
         begin = SequenceStart(GREEDY, self.num_prompt) if self.known == 0 else None
         delta = SequenceDelta(self.seq_id, self.known, np.array(self.tokens[self.known :], np.int32))
         self.known = len(self.tokens)
-        tokens, parents = np.array(tree_tokens or [], np.int32), np.array(tree_parents or [], np.int32)
-        return VerifyItem(delta, self.max_rows, tokens, parents, None, begin)
+        tree = tree_to_verify(tree_tokens or [], tree_parents or [])
+        return VerifyItem(delta, self.max_rows, tree, begin)
 
     def take(self, verdict, tree_tokens: list[int] | None = None) -> None:
         self.num_cached = verdict.num_cached

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_tree import DraftTree
+from actors.draft_tree import DraftTree, TopProbs
 from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
 from actors.engine.options import EngineOptions
@@ -25,7 +25,6 @@ from actors.messages import (
     SamplingParams,
     SequenceDelta,
     SequenceStart,
-    TopProbs,
     VerifyBatch,
     VerifyItem,
     decode_message,
@@ -93,8 +92,8 @@ def test_a_draft_that_is_right_to_its_last_node_yields_one_token_more():
     for depth in range(6):
         begin = SequenceStart(GREEDY, 3)
         delta = SequenceDelta(1, 0, np.array([7, 3, 9], np.int32))
-        chain = np.array(truth[:depth], np.int32)
-        item = VerifyItem(delta, 99, chain, np.arange(-1, depth - 1, dtype=np.int32), begin=begin)
+        chain = DraftTree.chain(np.array(truth[:depth], np.int32), np.zeros(depth))
+        item = VerifyItem(delta, 99, chain, begin)
         verdict = target_engine().verify(VerifyBatch(1, [item])).verdicts[0]
         assert [*(truth[node] for node in verdict.path), verdict.next_token] == truth[: depth + 1]
 
@@ -206,9 +205,9 @@ def test_token_zero_everywhere_is_a_word_like_any_other():
     items = []
     for seq_id, prompt in enumerate(prompts):  # ragged: drafts of 0 to 3 zeros in a chain
         nodes = seq_id % 4
-        chain = np.zeros(nodes, np.int32), np.arange(-1, nodes - 1, dtype=np.int32)
+        chain = DraftTree.chain(np.zeros(nodes, np.int32), np.zeros(nodes))
         delta = SequenceDelta(seq_id, 0, np.array(prompt, np.int32))
-        items.append(VerifyItem(delta, 99, *chain, None, SequenceStart(GREEDY, len(prompt))))
+        items.append(VerifyItem(delta, 99, chain, SequenceStart(GREEDY, len(prompt))))
     verdicts = engine.verify(VerifyBatch(1, items)).verdicts
     assert any(len(verdict.path) for verdict in verdicts)
     for verdict, truth in zip(verdicts, wanted, strict=True):
@@ -305,7 +304,7 @@ def test_scaled_positions_and_heads_wider_than_the_model_are_kept(target_dir, tm
 
 def test_ids_beyond_sixteen_bits_survive_drafters_and_wire():
     ids = np.array([70_000, 128_255, 151_935, 200_018] * 4, np.int32)
-    item = VerifyItem(SequenceDelta(1, 0, ids), 1, ids[:2], np.array([-1, 0], np.int32))
+    item = VerifyItem(SequenceDelta(1, 0, ids), 1, DraftTree.chain(ids[:2], np.zeros(2)))
     received = decode_message(encode_message(VerifyBatch(1, [item])))
     assert isinstance(received, VerifyBatch)
     assert received.items[0].delta.token_ids.tolist() == ids.tolist()
@@ -342,8 +341,8 @@ def test_bitwise_an_answer_is_the_same_from_chunks_from_the_prefix_cache_and_fro
         while True:
             begin = SequenceStart(GREEDY, len(prompt)) if start == 0 else None
             delta = SequenceDelta(seq_id, start, prompt[start:])
-            tree = np.array([5], np.int32), np.array([-1], np.int32)
-            verdict = engine.verify(VerifyBatch(1, [VerifyItem(delta, max_rows, *tree, None, begin)])).verdicts[0]
+            tree = DraftTree.chain(np.array([5]), np.zeros(1))
+            verdict = engine.verify(VerifyBatch(1, [VerifyItem(delta, max_rows, tree, begin)])).verdicts[0]
             start = len(prompt)
             if verdict.next_token >= 0:
                 runner.forward = plain

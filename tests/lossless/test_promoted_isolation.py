@@ -125,7 +125,7 @@ class Cluster:
             result = msgspec.structs.replace(target.verify(batch), elapsed_s=0.02, head_s=0.0)
             chunks = [e for e in core.commit(round, result, step * 0.02) if isinstance(e, TokenChunk)]
             (item,) = batch.items
-            drafts = paths(item.token_ids.tolist(), item.parents.tolist())
+            drafts = paths(item.tree.token_ids.tolist(), item.tree.parents.tolist())
             emitted = [token for chunk in chunks for token in chunk.token_ids]
             trace.append((known[-2:], drafts, emitted))
             known += emitted

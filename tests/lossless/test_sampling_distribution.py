@@ -21,7 +21,8 @@ import pytest
 import torch
 from scipy import stats
 
-from actors.messages import SamplingParams, TopProbs
+from actors.draft_tree import TopProbs
+from actors.messages import SamplingParams
 from actors.sampling.sampler import RowSampling, SequenceSampling, draft_with_probs, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejections, walk_tree
 

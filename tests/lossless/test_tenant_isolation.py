@@ -70,7 +70,7 @@ class Cluster:
             self.now += verify_s + (0.02 if round.asked_draft_model else 0.001)
             told = msgspec.structs.replace(result, elapsed_s=verify_s, head_s=0.0)
             chunks = [event for event in self.core.commit(round, told, self.now) if isinstance(event, TokenChunk)]
-            nodes = [(item.token_ids.tolist(), item.parents.tolist()) for item in batch.items]
+            nodes = [(item.tree.token_ids.tolist(), item.tree.parents.tolist()) for item in batch.items]
             trace.append((nodes, result.rows, round.asked_draft_model, [(c.token_ids, c.sources) for c in chunks]))
             if chunks and chunks[-1].finish_reason is not None:
                 return trace

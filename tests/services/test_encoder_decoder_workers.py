@@ -43,7 +43,7 @@ async def test_what_one_worker_drafts_the_other_one_accepts(tmp_path):
         begin = SequenceStart(SamplingParams(seed=1, temperature=0.0), len(prompt))
         delta = SequenceDelta(1, 0, prompt)
         (tree,) = (await to_draft.call(DraftBatch(1, [DraftItem(delta, 4, begin)]), 20.0)).trees
-        item = VerifyItem(delta, len(prompt), tree.token_ids, tree.parents, begin=begin)
+        item = VerifyItem(delta, len(prompt), tree, begin)
         (verdict,) = (await to_target.call(VerifyBatch(1, [item]), 20.0)).verdicts
         assert len(tree.token_ids) > 0
         assert verdict.path.tolist() == list(range(len(tree.token_ids)))

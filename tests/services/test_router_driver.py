@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from actors.draft_tree import DraftTree
 from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, RouterLost, Unavailable
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
@@ -22,7 +23,6 @@ from actors.messages import (
     DraftResult,
     GenerationRequest,
     SamplingParams,
-    TreeMessage,
     VerifyBatch,
     VerifyResult,
     WorkerInfo,
@@ -94,7 +94,7 @@ class DraftEngine:
             nodes = np.array(text[len(tokens) :], np.int32)
             parents = np.arange(-1, len(nodes) - 1, dtype=np.int32)
             seq_ids.append(delta.seq_id)
-            trees.append(TreeMessage(nodes, parents, (0.8 ** np.arange(1, len(nodes) + 1)).astype(np.float32)))
+            trees.append(DraftTree(nodes, parents, (0.8 ** np.arange(1, len(nodes) + 1)).astype(np.float32)))
         return DraftResult(batch.round_id, seq_ids, trees, stale)
 
     def clear(self) -> None:

@@ -18,15 +18,7 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.known_guesses import KnownGuesses
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
-from actors.messages import (
-    DraftBatch,
-    DraftItem,
-    DraftResult,
-    SamplingParams,
-    SequenceDelta,
-    SequenceStart,
-    TreeMessage,
-)
+from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.toy import TINY_KINDS, make_tiny_model
 from paceline_testing.drafting import Path, count_forwards, paths_of
 
@@ -78,7 +70,7 @@ def work_ahead(engine: DraftEngine, most: int = 1000) -> int:
     return most
 
 
-def assert_same(found: TreeMessage, wanted: TreeMessage) -> None:
+def assert_same(found: DraftTree, wanted: DraftTree) -> None:
     mine, its = (dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True)) for tree in (found, wanted))
     assert len(mine) == len(its)
     for path in mine.keys() | its.keys():

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.growing_tree import ROOT, GrowingTree, most_computed
-from actors.draft_tree import depths_of
+from actors.draft_tree import DraftTree, depths_of
 from actors.engine.options import EngineOptions
-from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, TreeMessage, no_tokens
+from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, no_tokens
 from actors.models.toy import TINY_KINDS, make_tiny_model
 from actors.sampling import noise
 from paceline_testing.drafting import Path, count_forwards, paths_of
@@ -67,7 +67,7 @@ def brute_force(candidates: Candidates, max_nodes: int, max_depth: int) -> dict[
     return {path: confidence[path] for path in best}
 
 
-def assert_is(tree: TreeMessage, wanted: dict[Path, float]) -> None:
+def assert_is(tree: DraftTree, wanted: dict[Path, float]) -> None:
     assert (np.diff(tree.confidence) <= 0).all()
     found = dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True))
     assert found.keys() == wanted.keys()
@@ -146,7 +146,7 @@ def test_the_kv_of_an_accepted_path_is_kept_and_of_others_dropped(models):
 
 
 def test_one_sibling_is_the_chain_that_is_drawn_by_itself(models):
-    def tree(branch: int, max_nodes: int, temperature: float) -> TreeMessage:
+    def tree(branch: int, max_nodes: int, temperature: float) -> DraftTree:
         engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(64, 4))
         begin = SequenceStart(SamplingParams(seed=5, temperature=temperature), 9)
         delta = SequenceDelta(1, 0, np.array(PROMPTS[1], np.int32))

@@ -14,7 +14,7 @@ from actors.draft_model.lookahead_drafter import LookaheadOptions
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.errors import ModelError
-from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, TreeMessage
+from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.toy import TINY_KINDS, make_tiny_model
 from actors.sampling import noise
 from paceline_testing.drafting import count_forwards, paths_of
@@ -72,11 +72,11 @@ def item(seq_id: int, text: list[int], known: int, params: SamplingParams, num_p
     return DraftItem(delta, begin=begin, method="lookahead", **fields)
 
 
-def children_of(tree: TreeMessage, node: int) -> dict[int, int]:
+def children_of(tree: DraftTree, node: int) -> dict[int, int]:
     return {int(tree.token_ids[child]): int(child) for child in np.flatnonzero(tree.parents == node)}
 
 
-def chain_of(tree: TreeMessage) -> list[int]:
+def chain_of(tree: DraftTree) -> list[int]:
     """Tokens from the root on, as long as there is one only."""
     chain: list[int] = []
     node = -1
@@ -86,7 +86,7 @@ def chain_of(tree: TreeMessage) -> list[int]:
     return chain
 
 
-def leaf_paths(tree: TreeMessage) -> list[list[int]]:
+def leaf_paths(tree: DraftTree) -> list[list[int]]:
     return [list(path) for node, path in enumerate(paths_of(tree)) if node not in tree.parents]
 
 
@@ -121,7 +121,7 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
         assert result.seq_ids == [0, 1, 2]
         assert engine.check_integrity() is None
         for index, tree in enumerate(result.trees):
-            assert DraftTree(tree.token_ids, tree.parents, tree.confidence).is_valid(VOCAB)
+            assert tree.is_valid(VOCAB)
             assert (np.diff(tree.confidence) <= 0).all()
             assert GAMMA <= len(tree.token_ids) <= 16
             wanted = drawing[index].continuation(texts[index], GAMMA)
@@ -175,7 +175,7 @@ def test_a_batch_of_several_is_each_alone(models):
     options = LookaheadOptions(keep_phrases=False)
     params = SamplingParams(seed=7, temperature=0.8)
 
-    def trees(*indices: int) -> list[list[TreeMessage]]:
+    def trees(*indices: int) -> list[list[DraftTree]]:
         engine = DraftEngine(copy.deepcopy(models["qwen3"]), EngineOptions(256, 4), lookahead=options)
         texts = {index: list(PROMPTS[index]) for index in indices}
         known = dict.fromkeys(indices, 0)
@@ -218,7 +218,7 @@ def test_phrases_outlive_a_request_unless_that_is_turned_off_and_stay_in_their_n
 def test_what_the_target_had_in_mind_at_a_refused_draft_is_drafted_next(models):
     params, phrase = SamplingParams(seed=1, temperature=0.0), [60, 58, 60, 58]
 
-    def tree(texts: np.ndarray, num_suffixes: int) -> TreeMessage:
+    def tree(texts: np.ndarray, num_suffixes: int) -> DraftTree:
         options = LookaheadOptions(num_suffixes=num_suffixes)
         engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
         one = item(1, PROMPTS[1], 0, params, 9, max_nodes=40, corrections=texts)

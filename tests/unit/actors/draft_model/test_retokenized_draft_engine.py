@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from actors.build import build_draft_engine
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
-from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
@@ -40,7 +39,7 @@ def ask(engine: RetokenizedDraftEngine, *items: DraftItem, finished: tuple[int, 
     assert engine.check_integrity() is None
     for seq_id, tree in zip(result.seq_ids, result.trees, strict=True):
         asked = next(item for item in items if item.delta.seq_id == seq_id)
-        assert DraftTree(tree.token_ids, tree.parents, tree.confidence).is_valid(len(TARGET))
+        assert tree.is_valid(len(TARGET))
         assert len(tree.token_ids) <= asked.max_nodes
         assert (np.diff(tree.confidence) <= 0.0).all()
     return result
@@ -163,7 +162,7 @@ def test_under_rejection_each_token_has_all_the_mass_of_its_distribution():
     params = SamplingParams(seed=3, temperature=0.8, acceptance="rejection")
     tree = ask(engine(), item(1, "the cat and", params=params)).trees[0]
     assert 0 < len(tree.token_ids) <= 4
-    assert is_chain(DraftTree(tree.token_ids, tree.parents, tree.confidence, tree.probs), len(TARGET))
+    assert is_chain(tree, len(TARGET))
     assert tree.probs.k == 1
     assert tree.probs.token_ids.tolist() == tree.token_ids.tolist()
     assert tree.probs.probs.tolist() == [1.0] * len(tree.token_ids)

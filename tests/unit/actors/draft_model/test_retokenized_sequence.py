@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.draft_model.retokenized_sequence import RetokenizedSequence
-from actors.messages import SamplingParams, SequenceStart, TreeMessage
+from actors.draft_tree import DraftTree
+from actors.messages import SamplingParams, SequenceStart
 from actors.models.token_text import TokenText
 from actors.models.toy import make_byte_tokenizer
 from paceline_testing.other_vocabularies import (
@@ -56,9 +57,9 @@ def text_of(name: str, token_ids: list[int]) -> bytes:
     return body.removeprefix(b" ") if name == "sentence piece" else body
 
 
-def chain(token_ids: list[int], confidence: list[float]) -> TreeMessage:
+def chain(token_ids: list[int], confidence: list[float]) -> DraftTree:
     parents = np.arange(-1, len(token_ids) - 1, dtype=np.int32)
-    return TreeMessage(np.array(token_ids, np.int32), parents, np.array(confidence, np.float32))
+    return DraftTree(np.array(token_ids, np.int32), parents, np.array(confidence, np.float32))
 
 
 def in_parts(token_ids: list[int], cuts: list[int]) -> list[list[int]]:

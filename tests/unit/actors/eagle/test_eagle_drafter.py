@@ -16,7 +16,7 @@ from actors.eagle.eagle_head import load_eagle_head
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
-from actors.messages import SamplingParams, SequenceDelta, SequenceStart, TreeMessage, VerifyBatch, VerifyItem
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from paceline_testing.drafting import paths_of
@@ -150,8 +150,8 @@ class Reference:
         return {path: math.exp(score) for path, score in best}
 
 
-def likely_paths(tree: TreeMessage) -> dict[tuple[int, ...], float]:
-    assert DraftTree(tree.token_ids, tree.parents, tree.confidence).is_valid(VOCAB)
+def likely_paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    assert tree.is_valid(VOCAB)
     assert (np.diff(tree.confidence) <= 0).all()  # every beginning is a tree of the likeliest nodes
     return dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True))
 
@@ -163,16 +163,15 @@ class Text:
         self.seq_id, self.tokens, self.known, self.nodes = seq_id, list(prompt), 0, nodes
         self.num_prompt = len(prompt)
         self.computed = 0
-        self.tree: TreeMessage | None = None
+        self.tree: DraftTree | None = None
         self.accepted = 0
 
-    def item(self, max_rows: int = 1000, draft: TreeMessage | None = None, sampling: SamplingParams = GREEDY):
+    def item(self, max_rows: int = 1000, draft: DraftTree | None = None, sampling: SamplingParams = GREEDY):
         delta = SequenceDelta(self.seq_id, self.known, np.array(self.tokens[self.known :], np.int32))
         begin = SequenceStart(sampling, self.num_prompt) if self.known == 0 else None
         self.known = len(self.tokens)
-        nodes = {} if draft is None else {"token_ids": draft.token_ids, "parents": draft.parents}
         self.sent = draft
-        return VerifyItem(delta, max_rows, begin=begin, head_nodes=self.nodes, **nodes)
+        return VerifyItem(delta, max_rows, draft, begin, self.nodes)
 
     def take(self, verdict) -> None:
         if verdict.next_token >= 0:
@@ -199,14 +198,14 @@ def assert_tree(text: Text, reference: Reference, depth: int, top_k: int) -> Non
     assert got == pytest.approx(wanted, rel=1e-2, abs=1e-6)  # logits of random heads are large
 
 
-def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> TreeMessage:
+def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> DraftTree:
     """A draft whose second branch is what the target will say, so that its path is accepted and has to move."""
     greedy = list(tokens)
     for _ in range(depth):
         greedy.append(int(model(torch.tensor([greedy])).logits[0, -1].argmax()))
     wrong = (greedy[len(tokens)] + 1) % VOCAB
     ids = [wrong, *greedy[len(tokens) :]]
-    return TreeMessage(
+    return DraftTree(
         np.array(ids, np.int32), np.array([-1, -1, *range(1, depth)], np.int32), np.ones(len(ids), np.float32)
     )
 

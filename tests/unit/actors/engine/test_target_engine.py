@@ -6,9 +6,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from actors.draft_model.draft_engine import DraftEngine
+from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.kv_cache import KvCache
@@ -23,7 +25,6 @@ from actors.messages import (
     SamplingParams,
     SequenceDelta,
     SequenceStart,
-    TopProbs,
     VerifyBatch,
     VerifyItem,
     no_tokens,
@@ -39,10 +40,10 @@ def target(**options) -> TargetEngine:
     return TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, **options))
 
 
-def item(seq_id: int, start: int, tokens, max_rows: int = 1000, sampling: SamplingParams = GREEDY, **draft):
+def item(seq_id: int, start: int, tokens, max_rows: int = 1000, sampling: SamplingParams = GREEDY, tree=None):
     begin = SequenceStart(sampling, len(PROMPT)) if start == 0 else None
     delta = SequenceDelta(seq_id, start, np.array(tokens, np.int32))
-    return VerifyItem(delta, max_rows, begin=begin, **draft)
+    return VerifyItem(delta, max_rows, tree, begin)
 
 
 def verify(engine: TargetEngine, *items: VerifyItem):
@@ -123,26 +124,26 @@ def test_a_batch_of_nothing_is_answered_with_nothing():
 
 
 HALF = np.array([0.5, 0.5], np.float32)
-CHAIN = {"token_ids": np.array([3, 4], np.int32), "parents": np.array([-1, 0], np.int32)}
+CHAIN = DraftTree.chain(np.array([3, 4]), HALF)
 
 
 @pytest.mark.parametrize(
-    "draft",
+    "tree",
     [
-        {**CHAIN, "probs": TopProbs(np.array([3, 4], np.int32), HALF, 2)},  # of one node only
-        {**CHAIN, "probs": TopProbs(np.array([3, 4], np.int32), HALF[:1], 1)},
-        {**CHAIN, "probs": TopProbs(no_tokens(), HALF[:0], 0)},
-        {**CHAIN, "probs": TopProbs(no_tokens(), HALF[:0], -1)},
-        {**CHAIN, "parents": np.array([-1, -1], np.int32), "probs": TopProbs(np.array([3, 4], np.int32), HALF, 1)},
-        {**CHAIN, "parents": np.array([-1, 0], np.float32)},
-        {**CHAIN, "token_ids": np.array([3, np.nan], np.float32)},
+        replace(CHAIN, probs=TopProbs(np.array([3, 4], np.int32), HALF, 2)),  # of one node only
+        replace(CHAIN, probs=TopProbs(np.array([3, 4], np.int32), HALF[:1], 1)),
+        replace(CHAIN, probs=TopProbs(no_tokens(), HALF[:0], 0)),
+        replace(CHAIN, probs=TopProbs(no_tokens(), HALF[:0], -1)),
+        DraftTree(CHAIN.token_ids, np.array([-1, -1], np.int32), HALF, TopProbs(CHAIN.token_ids, HALF, 1)),
+        replace(CHAIN, parents=np.array([-1, 0], np.float32)),
+        replace(CHAIN, token_ids=np.array([3, np.nan], np.float32)),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_cannot_be_judged_is_an_empty_one(draft, temperature):
+def test_a_draft_that_cannot_be_judged_is_an_empty_one(tree, temperature):
     sampling = SamplingParams(seed=1, temperature=temperature, acceptance="rejection")
     plain = verify(target(), item(1, 0, PROMPT, sampling=sampling)).verdicts[0]
-    drafted = verify(target(), item(1, 0, PROMPT, sampling=sampling, **draft)).verdicts[0]
+    drafted = verify(target(), item(1, 0, PROMPT, sampling=sampling, tree=tree)).verdicts[0]
     assert (drafted.rows, drafted.path.tolist(), drafted.next_token) == (20, [], plain.next_token)
 
 
@@ -154,8 +155,8 @@ def test_of_a_chain_without_room_its_first_nodes_are_verified_whatever_they_are(
     chain = np.array([right if sure else (right + 1) % 61, *range(5)], np.int32)
     probs = TopProbs(chain, np.ones(6, np.float32), 1) if acceptance == "rejection" else None
     engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(6, 4))  # room for 4 nodes
-    draft = {"token_ids": chain, "parents": np.arange(-1, 5, dtype=np.int32), "probs": probs}
-    verdict = verify(engine, item(1, 0, PROMPT, sampling=sampling, **draft)).verdicts[0]
+    tree = DraftTree.chain(chain, np.zeros(6), probs)
+    verdict = verify(engine, item(1, 0, PROMPT, sampling=sampling, tree=tree)).verdicts[0]
     assert (verdict.rows, verdict.num_nodes) == (24, 4)
     assert verdict.path.tolist()[:1] == ([0] if sure else [])
 
@@ -169,8 +170,10 @@ def test_arrays_from_the_wire_may_be_read_only_and_unaligned():
     probs = TopProbs(of_wire([3, 5, 4, 6], np.int32), of_wire([0.5, 0.5, 0.5, 0.5], np.float32), 2)
     delta = SequenceDelta(1, 0, of_wire(PROMPT, np.int32))
     begin = SequenceStart(sampling, len(PROMPT))
+    arrays = of_wire([3, 4], np.int32), of_wire([-1, 0], np.int32), of_wire([0.5, 0.5], np.float32)
+    tree = DraftTree(*arrays, probs)
     engine = target()
-    one = VerifyItem(delta, 99, of_wire([3, 4], np.int32), of_wire([-1, 0], np.int32), probs, begin)
+    one = VerifyItem(delta, 99, tree, begin)
     assert len(verify(engine, one).verdicts) == 1
     draft = DraftEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4))
     assert len(draft.draft(DraftBatch(1, [DraftItem(delta, 3, begin)])).trees[0].token_ids) >= 1

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from actors.draft_tree import DraftTree, TopProbs
 from actors.errors import LinkError
 from actors.links.codec import MAGIC, FrameError, pack, unpack
 from actors.messages import (
@@ -24,8 +25,6 @@ from actors.messages import (
     SamplingParams,
     SequenceDelta,
     SequenceStart,
-    TopProbs,
-    TreeMessage,
     Verdict,
     VerifyBatch,
     VerifyItem,
@@ -56,8 +55,8 @@ deltas = st.builds(SequenceDelta, ids, counts, int32s)
 top_probs = st.none() | st.builds(TopProbs, int32s, float32s, counts)
 methods = st.sampled_from(["tree", "lookahead"])
 draft_items = st.builds(DraftItem, deltas, counts, st.none() | starts, counts, counts, methods, int32s, int32s)
-verify_items = st.builds(VerifyItem, deltas, counts, int32s, int32s, top_probs, st.none() | starts)
-trees = st.builds(TreeMessage, int32s, int32s, float32s, top_probs)
+trees = st.builds(DraftTree, int32s, int32s, float32s, top_probs)
+verify_items = st.builds(VerifyItem, deltas, counts, st.none() | trees, st.none() | starts)
 verdicts = st.builds(Verdict, ids, counts, counts, st.integers(-1, 2**31 - 1), int32s, counts)
 messages = st.one_of(
     st.just(Hello()),

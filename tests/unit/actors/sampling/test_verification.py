@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages import SamplingParams, TopProbs
+from actors.draft_tree import TopProbs
+from actors.messages import SamplingParams
 from actors.sampling import noise
 from actors.sampling.sampler import RowSampling, SequenceSampling, draft_with_probs, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection, verify_rejections, walk_tree

@@ -106,7 +106,8 @@ def serve_many_requests(corpus: Path) -> list[str]:
 
 def drafted(batch):
     """A chain with probabilities for everybody."""
-    from actors.messages import DraftResult, TopProbs, TreeMessage
+    from actors.draft_tree import DraftTree, TopProbs
+    from actors.messages import DraftResult
 
     ids, trees = [], []
     for item in batch.items:
@@ -115,7 +116,7 @@ def drafted(batch):
             tokens, sure = np.arange(5, 5 + count, dtype=np.int32), np.full(count, 0.5, np.float32)
             probs = TopProbs(tokens.copy(), np.ones(count, np.float32), 1)
             ids.append(item.delta.seq_id)
-            trees.append(TreeMessage(tokens, np.arange(-1, count - 1, dtype=np.int32), sure, probs))
+            trees.append(DraftTree(tokens, np.arange(-1, count - 1, dtype=np.int32), sure, probs))
     return DraftResult(batch.round_id, ids, trees, [])
 
 

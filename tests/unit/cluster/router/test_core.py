@@ -4,15 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.draft_tree import DraftTree
+from actors.draft_tree import DraftTree, TopProbs
 from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
     GenerationRequest,
     SamplingParams,
     TokenChunk,
-    TopProbs,
-    TreeMessage,
     Verdict,
     VerifyResult,
     decode_message,
@@ -144,7 +142,7 @@ def test_no_draft_is_spent_on_a_stop_token_or_what_follows_it():
     core = make_core({"chain": Chain(right(target))})
     core.add(request(), 0.0)
     _, batch = one_round(core, target)
-    assert batch.items[0].token_ids.tolist() == [5, 6]
+    assert batch.items[0].tree.token_ids.tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 8, 9])
@@ -581,7 +579,7 @@ def test_a_verdict_that_cannot_be_true_is_not_believed(verdict):
     round, _ = core.plan_round(0.0)
     core.draft_locally(round)
     batch = core.assemble(round, {})
-    assert batch.items[0].parents.tolist() == [-1, 0, 1]
+    assert batch.items[0].tree.parents.tolist() == [-1, 0, 1]
     seq_id = batch.items[0].delta.seq_id
     target.verify(batch)
     events = core.commit(
@@ -685,7 +683,7 @@ def test_requests_choose_their_drafters_and_how_much_they_draft():
         core.add(request(name, prompt=[len(name)], stop_token_ids=(), **fields), 0.0)
     _, batch = one_round(core, target)
     assert [len(ids) for ids in (one.asked[0], two.asked[0])] == [3, 2]
-    counts = [len(item.token_ids) for item in batch.items]
+    counts = [len(item.tree) for item in batch.items]
     assert counts[1] == counts[5] == 0
     assert counts[4] == 1
     assert min(counts[0], counts[2], counts[3]) > 1
@@ -701,7 +699,7 @@ def test_a_target_at_full_load_gets_no_drafts_and_the_drafters_rest():
     now = 0.0
     for _ in range(150):
         _, batch = one_round(core, target, now)
-        now += 0.01 * sum(item.max_rows + len(item.token_ids) for item in batch.items)
+        now += 0.01 * sum(item.max_rows + len(item.tree) for item in batch.items)
     # Only the rounds that explore draft at all.
     assert 1 <= len(drafter.asked) <= 6
 
@@ -712,7 +710,7 @@ def test_an_idle_target_gets_all_drafts_that_may_be_right():
     core.add(request(stop_token_ids=(), max_new_tokens=100), 0.0)
     for _ in range(5):
         _, batch = one_round(core, target)
-    assert len(batch.items[0].token_ids) == 16
+    assert len(batch.items[0].tree) == 16
 
 
 def test_drafts_that_are_never_right_stop_costing_rows_when_rows_cost():
@@ -723,7 +721,7 @@ def test_drafts_that_are_never_right_stop_costing_rows_when_rows_cost():
     for _ in range(190):
         _, batch = one_round(core, target, now)
         now += 0.03
-        spent.append(len(batch.items[0].token_ids))
+        spent.append(len(batch.items[0].tree))
     assert spent[0] == 1
     assert sum(spent[100:]) <= 12
 
@@ -753,7 +751,7 @@ class Worker:
             drafts = right(self.target)(tokens, item.max_nodes)
             tree = Chain.chain(drafts)
             ids.append(item.delta.seq_id)
-            trees.append(TreeMessage(tree.token_ids, tree.parents, tree.confidence))
+            trees.append(tree)
         return DraftResult(batch.round_id, ids, trees, stale)
 
 
@@ -872,7 +870,7 @@ def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_
         told += [item.corrections.tolist() for batch in round.draft_batches.values() for item in batch.items]
         assert all(not len(entry.sequence.corrections) for entry in round.entries)
         batch = core.assemble(round, asking({"w": worker})(round))
-        drafted = [len(item.token_ids) for item in batch.items]
+        drafted = [len(item.tree) for item in batch.items]
         assert batch.num_successors == max(map(bool, drafted), default=0)
         assert decode_message(encode_message(batch)).num_successors == batch.num_successors
         result = target.verify(batch)
@@ -936,7 +934,7 @@ def test_of_a_tree_of_a_draft_model_every_branch_may_be_accepted():
         right_chain = trees[0]
         count = min(3, len(right_chain.token_ids) - 1)
         wrong = (right_chain.token_ids[:1] + 1) % VOCAB_SIZE
-        tree = TreeMessage(
+        tree = DraftTree(
             np.concatenate([wrong, right_chain.token_ids[:count]]),
             np.array([-1, -1, 1, 2][: 1 + count], np.int32),
             np.array([0.5, 0.4, 0.3, 0.3][: 1 + count], np.float32),
@@ -1057,13 +1055,13 @@ def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
             "round": {"round_id": 99},
             "lengths": {"seq_ids": []},
             "stranger": {"seq_ids": [5]},
-            "arrays": {"trees": [TreeMessage(tree.confidence, tree.parents, tree.token_ids)]},
+            "arrays": {"trees": [DraftTree(tree.confidence, tree.parents, tree.token_ids)]},
         }[fault]
         return {"w": msgspec.structs.replace(good, **bad)}
 
     core.add(request(stop_token_ids=()), 0.0)
     events, batch = one_round(core, target, results=results)
-    assert not len(batch.items[0].token_ids)
+    assert not len(batch.items[0].tree)
     assert len(events[0].token_ids) == 1
     counters = core.counters
     assert counters.invalid_draft_results + counters.unknown_sequences + counters.invalid_trees["draft_model"] == 1
@@ -1079,7 +1077,7 @@ def rejection(**fields):
 def chain_with_probs(tokens, confidence, probs=None, k=2):
     ids = np.array([[token, (token + 1) % VOCAB_SIZE] for token in tokens], np.int32).ravel()
     probs = np.tile(np.array([0.75, 0.25], np.float32), len(tokens)) if probs is None else probs
-    return TreeMessage(
+    return DraftTree(
         np.array(tokens, np.int32),
         np.arange(-1, len(tokens) - 1, dtype=np.int32),
         np.array(confidence, np.float32),
@@ -1104,8 +1102,8 @@ def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified
     events, batch = one_round(core, target, results=answer_with(chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])))
     assert not drafter.asked
     item = batch.items[0]
-    assert item.token_ids.tolist() == [5, 6, 40]
-    assert len(item.probs.token_ids) == len(item.probs.probs) == 6
+    assert item.tree.token_ids.tolist() == [5, 6, 40]
+    assert len(item.tree.probs.token_ids) == len(item.tree.probs.probs) == 6
     assert events[0].token_ids == (5, 6, 7)
     assert events[0].sources == ("draft_model", "draft_model", "target")
 
@@ -1113,7 +1111,7 @@ def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified
 @pytest.mark.parametrize(
     "tree",
     [
-        TreeMessage(np.array([5], np.int32), np.array([-1], np.int32), np.array([0.9], np.float32)),
+        DraftTree(np.array([5], np.int32), np.array([-1], np.int32), np.array([0.9], np.float32)),
         chain_with_probs([5, 6], [0.9, 0.8], np.array([0.75, 0.25, 0.9, 0.9], np.float32)),
         chain_with_probs([5, 6], [0.9, 0.8], np.array([0.75, 0.25, 0.0, 1.0], np.float32)),
         chain_with_probs([5, 6], [0.9, 0.8], np.array([0.75, 0.25, np.nan, 1.0], np.float32)),
@@ -1127,8 +1125,8 @@ def test_under_rejection_a_chain_without_its_distribution_is_dropped(tree):
     core.set_draft_workers(["w"])
     core.add(rejection(), 0.0)
     events, batch = one_round(core, target, results=answer_with(tree))
-    assert not len(batch.items[0].token_ids)
-    assert batch.items[0].probs is None
+    assert not len(batch.items[0].tree)
+    assert batch.items[0].tree.probs is None
     assert events[0].token_ids == (5,)
     assert core.counters.invalid_trees["draft_model"] == 1
 
@@ -1150,7 +1148,7 @@ def test_under_rejection_a_nodes_own_token_has_no_say_in_whether_it_is_verified(
         core.set_draft_workers(["w"])
         core.add(rejection(stop_token_ids=(EOS,)), 0.0)
         _, batch = one_round(core, target, results=answer_with(chain_with_probs(tokens, confidence)))
-        return len(batch.items[0].token_ids)
+        return len(batch.items[0].tree)
 
     assert verified([5, 6, 7, 8], [1.0, 1.0, 1.0, 1.0]) == 4
     # The last node, sure or not, a stop token or not.

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.messages import GenerationRequest, SamplingParams, TokenChunk, TreeMessage
+from actors.draft_tree import DraftTree
+from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
@@ -35,7 +36,7 @@ class TargetWithHead(ToyTarget):
         for verdict in result.verdicts:
             item = items[verdict.seq_id]
             if verdict.next_token >= 0 and item.head_nodes > 0:
-                text = [*self.known[verdict.seq_id], *item.token_ids[verdict.path].tolist(), verdict.next_token]
+                text = [*self.known[verdict.seq_id], *item.tree.token_ids[verdict.path].tolist(), verdict.next_token]
                 drafted.append(verdict.seq_id)
                 drafts.append(chain(self.continuation(text, item.head_nodes)))
         asked = any(item.head_nodes > 0 for item in batch.items)
@@ -51,9 +52,9 @@ class TargetWithHead(ToyTarget):
         return tokens[len(text) :]
 
 
-def chain(tokens: list[int]) -> TreeMessage:
+def chain(tokens: list[int]) -> DraftTree:
     count = len(tokens)
-    return TreeMessage(
+    return DraftTree(
         np.array(tokens, np.int32), np.arange(-1, count - 1, dtype=np.int32), np.full(count, 0.9, np.float32)
     )
 
@@ -129,8 +130,8 @@ def with_trees(change):
         lambda result: msgspec.structs.replace(result, drafts=[]),
         lambda result: msgspec.structs.replace(result, drafted_seq_ids=[seq + 1 for seq in result.drafted_seq_ids]),
         with_trees(lambda tree: chain([VOCAB_SIZE])),
-        with_trees(lambda tree: TreeMessage(tree.token_ids, tree.parents[::-1].copy(), tree.confidence)),
-        with_trees(lambda tree: TreeMessage(tree.token_ids, tree.parents[:1], tree.confidence)),
+        with_trees(lambda tree: DraftTree(tree.token_ids, tree.parents[::-1].copy(), tree.confidence)),
+        with_trees(lambda tree: DraftTree(tree.token_ids, tree.parents[:1], tree.confidence)),
         with_trees(lambda tree: chain([3, 4, 5])),
     ],
     ids=["too few", "of others", "beyond the vocabulary", "children first", "of other lengths", "wrong"],

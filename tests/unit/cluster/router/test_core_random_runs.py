@@ -19,7 +19,6 @@ from actors.messages import (
     GenerationRequest,
     SamplingParams,
     TokenChunk,
-    TreeMessage,
     Verdict,
     decode_message,
     encode_message,
@@ -170,7 +169,7 @@ class OddDraftWorker:
             confidence = 0.8 ** np.arange(1, len(drafts) + 1)
             seq_ids.append(delta.seq_id)
             trees.append(
-                TreeMessage(drafts, np.arange(-1, len(drafts) - 1, dtype=np.int32), confidence.astype(np.float32))
+                DraftTree(drafts, np.arange(-1, len(drafts) - 1, dtype=np.int32), confidence.astype(np.float32))
             )
         result = DraftResult(batch.round_id, seq_ids, trees, stale, 0.001)
         if not self.is_reliable:
@@ -184,7 +183,7 @@ class OddDraftWorker:
             if fault < 0.2:
                 return msgspec.structs.replace(result, seq_ids=[12345 + index for index in range(len(seq_ids))])
             if fault < 0.25:
-                odd = [TreeMessage(tree.confidence, tree.parents, tree.confidence) for tree in trees]
+                odd = [DraftTree(tree.confidence, tree.parents, tree.confidence) for tree in trees]
                 return msgspec.structs.replace(result, trees=odd)
         return decode_message(encode_message(result))
 
@@ -318,8 +317,8 @@ class Life:
             self.take(core.end_overdue(self.now))
             return
         batch = decode_message(encode_message(core.assemble(round, results)))
-        assert sum(len(item.token_ids) for item in batch.items) <= 20
-        assert all(len(item.token_ids) <= 7 + self.most_required for item in batch.items)
+        assert sum(len(item.tree) for item in batch.items) <= 20
+        assert all(len(item.tree) <= 7 + self.most_required for item in batch.items)
         result = self.target.verify(batch)
         self.disturb()
         if rng.random() < self.faults / 2:

@@ -55,7 +55,7 @@ def serve(core: RouterCore, target: ToyTarget) -> tuple[dict[str, list[int]], li
 
 
 def nodes(batch: VerifyBatch) -> list[int]:
-    return [len(item.token_ids) for item in batch.items]
+    return [len(item.tree) for item in batch.items]
 
 
 def flat(rows: int) -> float:
@@ -92,7 +92,7 @@ def test_no_round_has_more_rows_than_allowed_and_windows_take_turns(max_rows):
     assert text == {one.request_id: target.complete(one)[0] for one in requests}
     assert all(sum(nodes(batch)) <= max_rows for batch in batches)
     assert all(count <= WINDOW + 3 for batch in batches for count in nodes(batch))
-    with_window = [[item.delta.seq_id for item in batch.items if len(item.token_ids) > 3] for batch in batches[1:13]]
+    with_window = [[item.delta.seq_id for item in batch.items if len(item.tree) > 3] for batch in batches[1:13]]
     assert max(map(len, with_window)) == max(1, max_rows // 2 // WINDOW)
     turns = [sum(seq_id in round for round in with_window) for seq_id in {seq for one in with_window for seq in one}]
     assert len(turns) == 6

@@ -30,6 +30,7 @@ from actors.models.toy import save_tiny_model
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.learning import rows_of_prompt, successors_of
+from paceline_testing.drafting import tree_to_verify
 
 VOCAB = 50
 
@@ -100,9 +101,9 @@ def round_of(core: RouterCore, next_token: int, path: list[int], make) -> None:
     core.draft_locally(round)
     batch = core.assemble(round, {})
     assert batch.num_successors == 3
-    num_nodes = len(batch.items[0].token_ids)
+    num_nodes = len(batch.items[0].tree)
     verdicts = [
-        Verdict(item.delta.seq_id, 0, item.max_rows, next_token, np.array(path, np.int32), 0, len(item.token_ids))
+        Verdict(item.delta.seq_id, 0, item.max_rows, next_token, np.array(path, np.int32), 0, len(item.tree))
         for item in batch.items
     ]
     core.commit(round, VerifyResult(batch.round_id, verdicts, successors=make(len(batch.items), num_nodes)), 0.1)
@@ -273,7 +274,7 @@ def test_every_row_of_a_round_is_told_what_the_unpatched_model_thinks_there(tmp_
     prompts = [[65, 66, 67, 68], [70, 71, 72]]
     tree, parents = [80, 81, 82, 83], [-1, -1, 0, 2]
     items = [
-        VerifyItem(SequenceDelta(0, 0, int32(prompts[0])), 16, int32(tree), int32(parents), None, begin),
+        VerifyItem(SequenceDelta(0, 0, int32(prompts[0])), 16, tree_to_verify(tree, parents), begin),
         VerifyItem(SequenceDelta(1, 0, int32(prompts[1])), 16, begin=begin),
     ]
     result = engine.verify(VerifyBatch(1, items, num_successors=6))
