@@ -42,7 +42,9 @@ from actors.messages import (
     GenerationRequest,
     SpeculationStats,
     TokenChunk,
+    VerifyBatch,
     VerifyResult,
+    WorkerInfo,
 )
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
@@ -54,8 +56,11 @@ from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.offline.requests import GenerateOptions, LocalRequests, Prompt
 from cluster.request_limits import first_problem
 from cluster.router.core import RouterCore
+from cluster.router.drafting import DraftShape
 from cluster.router.required_rows import check_required_rows, least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
+from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
+from cluster.router.shared_learning import SharedLearning
 from cluster.router.trace import RoundTrace, trace_round
 from cluster.text.detokenizer import Detokenizer
 from cluster.text.text_codec import TextCodec
@@ -244,20 +249,22 @@ class LocalEngine:
         sharing = None if cache is None else cache.share_counts(local)
         self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
         self.core = RouterCore(
+            WorkerInfo(
+                role="target",
+                incarnation=0,
+                vocab_size=self._target.vocab_size,
+                max_model_len=self.max_model_len,
+                block_size=options.block_size,
+                total_blocks=options.num_blocks,
+                step_times=list(profile),
+                has_head=self._target.has_head,
+                row_steps=list(self._target.row_steps),
+            ),
             router_config,
             speculation,
             local,
-            self._target.vocab_size,
-            self.max_model_len,
-            options.block_size,
-            gamma,
-            branch=branch,
-            profile=profile,
-            row_steps=self._target.row_steps,
-            has_head=self._target.has_head,
-            token_sink=cache,
-            index=None if cache is None else cache.index,
-            soft_sharing=sharing,
+            draft_shape=DraftShape(gamma, branch),
+            shared=SharedLearning(token_sink=cache, soft_sharing=sharing, index=None if cache is None else cache.index),
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
@@ -456,27 +463,17 @@ class LocalEngine:
             self._run_round()
 
     def _run_round(self, on_round: OnRound | None = None) -> None:
-        """Draft, verify, commit: one round of all running sequences. What it emits goes to the inboxes."""
-        started = time.perf_counter()
+        """One round of all running sequences. What it emits goes to the inboxes."""
+        began: dict[RoundStage, float] = {}
+
+        def mark(stage: RoundStage) -> None:
+            began[stage] = time.perf_counter()
+
         self._is_in_round = True
-        trace = None
         try:
             self.core.exchange(time.monotonic())
-            round, events = self.core.plan_round(self._now())
-            self._deliver(events)
-            if round is None:
-                return
-            results = {worker_id: self._ask_draft_model(batch) for worker_id, batch in round.draft_batches.items()}
-            self.core.draft_locally(round)
-            batch = self.core.assemble(round, results)
-            drafted = time.perf_counter()
-            result = self._timed(self._target.verify(batch))
-            verified = time.perf_counter()
-            events = self.core.commit(round, result, self._now())
-            self._deliver(events)
-            if on_round is not None:
-                draft_s, verify_s = drafted - started + result.head_s, verified - drafted - result.head_s
-                trace = trace_round(round, result, events, self.core.source_names, draft_s, verify_s)
+            hooks = RoundHooks(self._now, self._deliver, mark)
+            outcome = run_local_round(self.core, self._verify, self._ask_draft_model, hooks)
         except BaseException:
             # Stopped half-way, perhaps by Ctrl-C: no KV can be trusted, and the next round begins from the tokens.
             self._target.clear()
@@ -484,8 +481,13 @@ class LocalEngine:
             raise
         finally:
             self._is_in_round = False
-        if on_round is not None and trace is not None:
-            on_round(trace)
+        if on_round is None or outcome.round is None:
+            return
+        assert isinstance(outcome.result, VerifyResult)
+        head_s = outcome.result.head_s
+        draft_s, verify_s = began["verify"] - began["plan"] + head_s, began["commit"] - began["verify"] - head_s
+        names = self.core.source_names
+        on_round(trace_round(outcome.round, outcome.result, outcome.events, names, draft_s, verify_s))
 
     def _catch_up(self) -> None:
         """Take in what has come while nobody asked for anything."""
@@ -499,8 +501,9 @@ class LocalEngine:
         """Of the clock that rounds go by."""
         return time.monotonic() if self._seconds_of_rows is None else self._told_s
 
-    def _timed(self, result: VerifyResult) -> VerifyResult:
-        """With the time that the round is said to have taken, if that is told."""
+    def _verify(self, batch: VerifyBatch) -> VerifyResult:
+        """The target's answer, with the told time of a round if there is one."""
+        result = self._target.verify(batch)
         if self._seconds_of_rows is None:
             return result
         seconds = self._seconds_of_rows(max(1, result.rows))
@@ -512,7 +515,7 @@ class LocalEngine:
             if event.request_id in self._inboxes:  # else it was abandoned
                 self._inboxes[event.request_id].append(event)
 
-    def _ask_draft_model(self, batch: DraftBatch) -> DraftResult | None:
+    def _ask_draft_model(self, worker_id: str, batch: DraftBatch) -> DraftResult | None:
         """Its drafts; None where it fails, which costs nothing but speed."""
         assert self._draft is not None
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
@@ -38,32 +38,33 @@ from actors.messages import (
     VerifyBatch,
     VerifyItem,
     VerifyResult,
+    WorkerInfo,
 )
 from actors.workers.target_demand import TargetDemand
-from cache_service.automata.automata_index import AutomataIndex
 from cache_service.automata.shared_phrases import SharedPhrases
-from cluster.cache.soft_sharing import SoftSharing
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_scaling import DraftScaling
-from cluster.router.drafting import Drafting
+from cluster.router.drafting import Drafting, DraftShape
 from cluster.router.guarded_sink import GuardedSink
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
 from cluster.router.required_rows import check_required_rows
-from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RouterEvent
+from cluster.router.round import Emitted, RequestFailed, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, share_prompt_rows
-from cluster.router.sequence import Sequence
+from cluster.router.sequence import DraftState, Sequence
+from cluster.router.shared_learning import SharedLearning
 from cluster.router.step_time import StepTimeCurve
-from cluster.router.token_sink import TokenSink
 from cluster.router.traffic import TrafficRecords
 
 logger = logging.getLogger(__name__)
 
 TARGET = "target"  # who proposed a recovered or bonus token
 
+_DEFAULT_SHAPE = DraftShape()
+_NOTHING_SHARED = SharedLearning()
 _MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
 _SUSPICIOUS_ROUNDS = 2  # failed in a row, after which a sequence runs alone, so that it fails no others
 _GIVEN_UP_ROUNDS = 4  # failed in a row, the last of them alone, after which its request fails
@@ -78,41 +79,29 @@ class RouterCore:
     come out of `plan_round`, `commit` and `end_overdue` as events, in the order in which they happened.
 
     `drafters` are the CPU drafters by name; "draft_model" and, where it is configured, "ouroboros" are the sources that
-    `set_draft_workers` serves. `gamma` is the depth of the trees asked of them, `branch` the guesses of "draft_model"
-    for each next token. `profile` are measured (rows, seconds) of a target forward, if there are any, and `row_steps`
-    the row counts that it is filled up to. has_head: the target drafts, too, as the source "eagle". token_sink: who is
-    told what requests commit that may be learnt from. soft_sharing: brings what "soft_ngram" learns to other routers.
-    index: of the shared cache, from which draft workers are told what may follow.
+    `set_draft_workers` serves. A target with a head drafts, too, as the source "eagle".
     Raises InvalidRequest for drafters that require more rows than a round may have.
     """
 
     def __init__(
         self,
+        target: WorkerInfo,
         config: RouterConfig,
         speculation: SpeculationConfig,
         drafters: Mapping[str, Drafter],
-        vocab_size: int,
-        max_model_len: int,
-        block_size: int,
-        gamma: int,
         *,
-        branch: int = 1,
-        profile: Iterable[tuple[int, float]] = (),
-        row_steps: Iterable[int] = (),
-        has_head: bool = False,
-        token_sink: TokenSink | None = None,
-        soft_sharing: SoftSharing | None = None,
-        index: AutomataIndex | None = None,
+        draft_shape: DraftShape = _DEFAULT_SHAPE,
+        shared: SharedLearning = _NOTHING_SHARED,
     ) -> None:
         check_required_rows(drafters.values(), speculation.max_rows)
         self.counters = RouterCounters()
-        self.step_times = StepTimeCurve(profile, row_steps)
+        self.step_times = StepTimeCurve(target.step_times, target.row_steps)
         self._config = config
         self._speculation = speculation
-        self._vocab_size = vocab_size
-        self.max_model_len = max_model_len  # for new requests; a target that was started anew may have another
-        self._block_size = block_size
-        self._scheduler = Scheduler(config, block_size)
+        self._vocab_size = target.vocab_size
+        self.max_model_len = target.max_model_len  # for new requests; a target that was started anew may have another
+        self._block_size = target.block_size
+        self._scheduler = Scheduler(config, target.block_size)
         self._by_request: dict[str, Sequence] = {}
         self._by_seq_id: dict[int, Sequence] = {}
         self._traffic = TrafficRecords()
@@ -120,20 +109,20 @@ class RouterCore:
         self._drafting = Drafting(
             drafters,
             speculation.drafters,
-            gamma,
-            branch,
-            vocab_size,
-            has_head,
+            draft_shape.gamma,
+            draft_shape.branch,
+            target.vocab_size,
+            target.has_head,
             self._by_seq_id,
             self.counters,
-            SharedPhrases(index) if index is not None and OUROBOROS in speculation.drafters else None,
+            SharedPhrases(shared.index) if shared.index is not None and OUROBOROS in speculation.drafters else None,
             self.draft_scaling,
         )
         self.acceptance = AcceptanceWatch(self._drafting.names)
         self._choice = DraftChoice(
             self._drafting.names,
             speculation.max_rows,
-            vocab_size,
+            target.vocab_size,
             self.step_times,
             self.counters,
             config.max_running,
@@ -152,8 +141,8 @@ class RouterCore:
         self._num_arrived = 0
         names = self._drafting.names
         cache_source = names.index(CACHE) if CACHE in names else None
-        self._sink = GuardedSink(token_sink, self, self.counters, cache_source)
-        self.soft_sharing = soft_sharing
+        self._sink = GuardedSink(shared.token_sink, self, self.counters, cache_source)
+        self.soft_sharing = shared.soft_sharing
         self._round_id = 0
         self._free_blocks = 0
         self._total_blocks = 0
@@ -184,16 +173,18 @@ class RouterCore:
         most = self._speculation.max_draft_tokens
         sequence = Sequence(
             request,
-            self._name_sequence(),
-            self._num_arrived,
-            now,
-            self.max_model_len,
-            drafters,
-            self._drafting.num_drafters,
-            wants_draft_model,
-            most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
-            wants_head,
-            wants_lookahead,
+            seq_id=self._name_sequence(),
+            arrival=self._num_arrived,
+            now=now,
+            max_model_len=self.max_model_len,
+            drafts=DraftState(
+                cpu=drafters,
+                cpu_known=[0] * self._drafting.num_drafters,
+                wants_draft_model=wants_draft_model,
+                wants_head=wants_head,
+                wants_lookahead=wants_lookahead,
+                max_tokens=most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
+            ),
         )
         try:
             self._scheduler.enqueue(sequence, now)
@@ -217,8 +208,8 @@ class RouterCore:
         sequence = self._by_request.get(request_id)
         if sequence is None:
             return False
-        if not sequence.is_cancelled:
-            sequence.is_cancelled = True
+        if not sequence.progress.is_cancelled:
+            sequence.progress.is_cancelled = True
             if request_id in self._scheduler.waiting:
                 self._end_cancelled(sequence, None)  # at once: its place in the queue is free
             else:
@@ -285,12 +276,8 @@ class RouterCore:
             now,
             entries,
             self._to_free,
-            num_rows=sum(entry.rows for entry in entries),
-            num_running=len(self._scheduler.running),
-            num_emitting=num_emitting,
-            row_budget=0,
-            explores=False,
-            traffic=self._traffic.of(entry.sequence.begin.namespace for entry in entries),
+            RoundSize(sum(entry.rows for entry in entries), len(self._scheduler.running), num_emitting),
+            self._traffic.of(entry.sequence.namespace for entry in entries),
         )
         self._to_free = []
         self._open = round
@@ -302,7 +289,7 @@ class RouterCore:
     def exchange(self, now: float) -> None:
         """Forget what has been purged, take in what other routers have learnt, and give out what this one has. Call it
         between rounds, and now and then while there are none; takes about a millisecond at most, but for a purge."""
-        self._sink.forget_ended(sequence.begin.namespace for sequence in self._by_request.values())
+        self._sink.forget_ended(sequence.namespace for sequence in self._by_request.values())
         if self.soft_sharing is not None:
             self.soft_sharing.tick(now)
 
@@ -375,7 +362,7 @@ class RouterCore:
         done: list[Sequence] = []
         for index, entry in enumerate(round.entries):
             sequence = entry.sequence
-            if sequence.is_cancelled or sequence.is_ended:
+            if sequence.progress.is_cancelled or sequence.progress.is_ended:
                 continue  # nothing comes after a cancellation or an end
             if entry.seq_id in stale:
                 self.counters.stale_sequences += 1
@@ -395,7 +382,7 @@ class RouterCore:
             if verdict.next_token < 0:
                 self._note_progress(entry, verdict, now)
                 continue
-            emitted.append((index, sequence.num_tokens, path))
+            emitted.append(Emitted(index, sequence.num_tokens, path))
             if self._emit(round, entry, path, verdict.next_token, now):
                 done.append(sequence)
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
@@ -429,10 +416,10 @@ class RouterCore:
         self.counters.abandoned_rounds += 1
         self._to_free = round.finished + self._to_free
         for entry in round.entries:
-            entry.sequence.target_known = entry.target_known
+            entry.sequence.target.known = entry.target_known
         if is_cleared:
             for sequence in self._scheduler.running:
-                sequence.lost_by_target()
+                sequence.target.lost()
         self._blame(round)
 
     def target_lost(self) -> None:
@@ -445,8 +432,8 @@ class RouterCore:
         self._to_free = []
         self._free_blocks = 0
         for sequence in self._scheduler.running:
-            sequence.lost_by_target()
-            sequence.is_at_target = False
+            sequence.target.lost()
+            sequence.target.is_held = False
 
     # Planning
 
@@ -456,7 +443,7 @@ class RouterCore:
 
     def _push_deadline(self, deadline: float, sequence: Sequence) -> None:
         if len(self._deadlines) > 64 + 2 * len(self._by_request):
-            self._deadlines = [item for item in self._deadlines if not item[2].is_ended]
+            self._deadlines = [item for item in self._deadlines if not item[2].progress.is_ended]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (deadline, sequence.arrival, sequence))
 
@@ -465,32 +452,32 @@ class RouterCore:
         self._events.append(
             TokenChunk(
                 request_id=sequence.request_id,
-                index=sequence.chunk_index,
+                index=sequence.progress.chunk_index,
                 token_ids=(),
                 finish_reason="cancelled",
-                stats=sequence.stats,
+                stats=sequence.progress.stats,
             )
         )
         self._release(sequence, now)
 
     def _end_overdue(self, now: float) -> None:
         for sequence in self._cancelled:
-            if not sequence.is_ended:
+            if not sequence.progress.is_ended:
                 self._end_cancelled(sequence, now)
         self._cancelled.clear()
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_ended):
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].progress.is_ended):
             sequence = heapq.heappop(self._deadlines)[2]
-            if not sequence.is_ended:
+            if not sequence.progress.is_ended:
                 timeout_s = sequence.request.timeout_s
                 self._fail(sequence, DeadlineExceeded(f"the request's {timeout_s:g} s passed before it finished"), now)
 
     def _in_turn(self) -> list[Sequence]:
         """The running sequences; but while there are suspects, the oldest of them and all others take turns."""
         running = self._scheduler.running
-        suspects = [sequence for sequence in running if sequence.num_failed_rounds >= _SUSPICIOUS_ROUNDS]
+        suspects = [sequence for sequence in running if sequence.target.num_failed_rounds >= _SUSPICIOUS_ROUNDS]
         if not suspects:
             return running
-        others = [sequence for sequence in running if sequence.num_failed_rounds < _SUSPICIOUS_ROUNDS]
+        others = [sequence for sequence in running if sequence.target.num_failed_rounds < _SUSPICIOUS_ROUNDS]
         return others if others and self._round_id % 2 else suspects[:1]
 
     def _choose_rows(self) -> list[RoundEntry]:
@@ -509,22 +496,21 @@ class RouterCore:
                         sequence.seq_id,
                         sequence.num_tokens,
                         rows,
-                        max_nodes=0,
                         emits=rows == sequence.num_uncomputed,
                         is_coupled=sequence.begin.sampling.acceptance != "rejection",
-                        target_known=sequence.target_known,
+                        target_known=sequence.target.known,
                     )
                 )
         return entries
 
     def _verify_item(self, round: Round, entry: RoundEntry) -> VerifyItem:
         sequence = entry.sequence
-        start = sequence.target_known
-        if start == 0 and sequence.started_at is None:
-            sequence.started_at = round.planned_at
+        start = sequence.target.known
+        if start == 0 and sequence.progress.started_at is None:
+            sequence.progress.started_at = round.planned_at
         delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
-        sequence.target_known = sequence.num_tokens
-        sequence.is_at_target = True
+        sequence.target.known = sequence.num_tokens
+        sequence.target.is_held = True
         return VerifyItem(
             delta,
             entry.rows,
@@ -557,20 +543,20 @@ class RouterCore:
 
     def _note_rows(self, entry: RoundEntry, verdict: Verdict) -> None:
         sequence = entry.sequence
-        sequence.stats.target_rows += max(0, verdict.rows)
-        if entry.target_known == 0 and sequence.chunk_index == 0:
-            sequence.num_cached = min(max(0, verdict.num_cached), sequence.num_prompt)
+        sequence.progress.stats.target_rows += max(0, verdict.rows)
+        if entry.target_known == 0 and sequence.progress.chunk_index == 0:
+            sequence.target.num_cached = min(max(0, verdict.num_cached), sequence.num_prompt)
 
     def _note_progress(self, entry: RoundEntry, verdict: Verdict, now: float) -> None:
         sequence = entry.sequence
-        has_progressed = verdict.num_computed > sequence.num_computed
-        sequence.num_computed = verdict.num_computed
-        if verdict.num_computed > sequence.most_computed:
+        has_progressed = verdict.num_computed > sequence.target.num_computed
+        sequence.target.num_computed = verdict.num_computed
+        if verdict.num_computed > sequence.target.most_computed:
             # Computing again what a failed round has lost says nothing of the rows that failed.
-            sequence.most_computed = verdict.num_computed
-            sequence.num_failed_rounds = 0
+            sequence.target.most_computed = verdict.num_computed
+            sequence.target.num_failed_rounds = 0
         if has_progressed:
-            sequence.num_setbacks = 0
+            sequence.target.num_setbacks = 0
         else:
             self._set_back(sequence, now)
 
@@ -580,14 +566,14 @@ class RouterCore:
         A stop token ends the sequence and is not part of its tokens; nothing after it is.
         """
         sequence = entry.sequence
-        stats = sequence.stats
+        stats = sequence.progress.stats
         tokens: list[int] = entry.tree.token_ids[path].tolist() if path else []
         sources = self._credits(round, entry, path)
         tokens.append(next_token)
         sources.append(TARGET)
-        if sequence.chunk_index == 0 and sequence.started_at is not None:
-            self.counters.queue_time.add(sequence.started_at - sequence.arrived_at)
-            self.counters.prefill_time.add(now - sequence.started_at)
+        if sequence.progress.chunk_index == 0 and sequence.progress.started_at is not None:
+            self.counters.queue_time.add(sequence.progress.started_at - sequence.progress.arrived_at)
+            self.counters.prefill_time.add(now - sequence.progress.started_at)
         finish: Literal["stop", "length"] | None = None
         if not sequence.stop_tokens.isdisjoint(tokens):
             end = next(index for index, token in enumerate(tokens) if token in sequence.stop_tokens)
@@ -598,32 +584,32 @@ class RouterCore:
             finish = "length"
             del tokens[sequence.num_left :], sources[sequence.num_left :]
         sequence.append(tokens)
-        sequence.num_computed = entry.num_tokens + len(path)
-        sequence.most_computed = max(sequence.most_computed, sequence.num_computed)
-        sequence.num_setbacks = sequence.num_failed_rounds = 0
+        sequence.target.num_computed = entry.num_tokens + len(path)
+        sequence.target.most_computed = max(sequence.target.most_computed, sequence.target.num_computed)
+        sequence.target.num_setbacks = sequence.target.num_failed_rounds = 0
         stats.rounds += 1
         stats.draft_tokens += entry.num_verified
         for source in sources:
             if source is not TARGET:
                 stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
                 self.counters.accepted_tokens[source] += 1
-        if sequence.times is not None:
-            _note_times(sequence, sequence.times, round, entry, len(tokens), now)
+        if sequence.progress.times is not None:
+            _note_times(sequence, sequence.progress.times, round, entry, len(tokens), now)
         self.counters.draft_tokens += entry.num_verified
         self.counters.emitted_tokens += len(tokens)
         self._events.append(
             TokenChunk(
                 request_id=sequence.request_id,
-                index=sequence.chunk_index,
+                index=sequence.progress.chunk_index,
                 token_ids=tuple(tokens),
                 finish_reason=finish,
                 sources=tuple(sources),
-                num_cached_tokens=sequence.num_cached if sequence.chunk_index == 0 else 0,
+                num_cached_tokens=sequence.target.num_cached if sequence.progress.chunk_index == 0 else 0,
                 stats=_snapshot(stats) if finish or sequence.request.wants_stats else None,
-                times=sequence.times if finish or sequence.request.wants_stats else None,
+                times=sequence.progress.times if finish or sequence.request.wants_stats else None,
             )
         )
-        sequence.chunk_index += 1
+        sequence.progress.chunk_index += 1
         return finish is not None
 
     def _teach(self, round: Round, result: VerifyResult, emitted: list[Emitted]) -> None:
@@ -650,16 +636,16 @@ class RouterCore:
         left, shares_prompts = _MAX_TAUGHT_ROWS, self._shares_prompts
         for sequence in sequences:
             last = sequence.num_prompt - 1
-            if sequence.num_taught >= last or not left:
+            if sequence.drafts.num_taught >= last or not left:
                 continue
-            begin = max(other.num_taught for other in self._scheduler.running if other.has_prompt_of(sequence))
+            begin = max(other.drafts.num_taught for other in self._scheduler.running if other.has_prompt_of(sequence))
             end = min(last, begin + left)
-            sequence.num_taught = end
+            sequence.drafts.num_taught = end
             if begin < end:
                 prompt = sequence.tokens()[: sequence.num_prompt]
                 may_share = shares_prompts and sequence.request.cache == "read_write"
                 self._drafting.teach(
-                    rows_of_prompt(sequence.begin.namespace, sequence.seq_id, prompt, count, begin, end, may_share)
+                    rows_of_prompt(sequence.namespace, sequence.seq_id, prompt, count, begin, end, may_share)
                 )
                 left -= end - begin
 
@@ -673,8 +659,8 @@ class RouterCore:
             return []
         if entry.num_chain:
             return [DRAFT_MODEL] * len(path)
-        assert round.forest is not None
-        best = round.forest.best_source[entry.node_start : entry.node_end]
+        assert round.chosen is not None
+        best = round.chosen.forest.best_source[entry.node_start : entry.node_end]
         return [self._drafting.names[source] for source in best[path].tolist()]
 
     def _relieve(self, round: Round, hungry: list[RoundEntry], now: float) -> None:
@@ -687,10 +673,10 @@ class RouterCore:
         self.counters.starved += len(hungry)
         needs_room = False
         for entry in hungry:
-            entry.sequence.drafts_from = round.round_id + _DRAFTLESS_ROUNDS
+            entry.sequence.drafts.from_round = round.round_id + _DRAFTLESS_ROUNDS
             needs_room |= not len(entry.tree)
             # The target left the sequence as it was.
-            entry.sequence.target_known = entry.target_known
+            entry.sequence.target.known = entry.target_known
         if not needs_room:
             return
         self._scheduler.feel_pressure()
@@ -699,11 +685,11 @@ class RouterCore:
             victim = self._scheduler.preempt_youngest()
             self.counters.preempted += 1
             self._forget(victim)
-            victim.renamed(self._name_sequence())
+            victim.rename(self._name_sequence())
             self._by_seq_id[victim.seq_id] = victim
             return
         room = self._total_blocks * self._block_size
-        if running and round.num_running == 1 and running[0].num_tokens > room:
+        if running and round.size.num_running == 1 and running[0].num_tokens > room:
             self._fail(
                 running[0],
                 InvalidRequest(
@@ -716,12 +702,12 @@ class RouterCore:
             )
 
     def _restart(self, sequence: Sequence, now: float) -> None:
-        sequence.lost_by_target()
+        sequence.target.lost()
         self._set_back(sequence, now)
 
     def _set_back(self, sequence: Sequence, now: float) -> None:
-        sequence.num_setbacks += 1
-        if sequence.num_setbacks >= _MAX_SETBACKS and not sequence.is_ended:
+        sequence.target.num_setbacks += 1
+        if sequence.target.num_setbacks >= _MAX_SETBACKS and not sequence.progress.is_ended:
             error = Unavailable(f"the target made no progress on the request in {_MAX_SETBACKS} rounds")
             self._fail(sequence, error, now)
 
@@ -729,10 +715,14 @@ class RouterCore:
         """The round failed, by the doing of one of its sequences or of none."""
         for entry in round.entries:
             sequence = entry.sequence
-            sequence.num_failed_rounds += 1
-            if sequence.num_failed_rounds >= _SUSPICIOUS_ROUNDS:
-                sequence.drafts_from = round.round_id + _DRAFTLESS_ROUNDS
-            if sequence.num_failed_rounds >= _GIVEN_UP_ROUNDS and not sequence.is_ended and not sequence.is_cancelled:
+            sequence.target.num_failed_rounds += 1
+            if sequence.target.num_failed_rounds >= _SUSPICIOUS_ROUNDS:
+                sequence.drafts.from_round = round.round_id + _DRAFTLESS_ROUNDS
+            if (
+                sequence.target.num_failed_rounds >= _GIVEN_UP_ROUNDS
+                and not sequence.progress.is_ended
+                and not sequence.progress.is_cancelled
+            ):
                 reason = f"{_GIVEN_UP_ROUNDS} rounds of the request failed in a row, the last of them with it alone"
                 self._fail(sequence, ModelError(reason), round.planned_at)
 
@@ -743,16 +733,16 @@ class RouterCore:
 
     def _release(self, sequence: Sequence, now: float | None) -> None:
         """Forget an ended sequence here and, with the next batches, at every worker."""
-        sequence.is_ended = True
+        sequence.progress.is_ended = True
         del self._by_request[sequence.request_id]
         self._scheduler.remove(sequence, now)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         self._by_seq_id.pop(sequence.seq_id, None)
-        if sequence.is_at_target:
+        if sequence.target.is_held:
             self._to_free.append(sequence.seq_id)
-            sequence.is_at_target = False
+            sequence.target.is_held = False
         self._drafting.forget(sequence)
 
     def _take_events(self) -> list[RouterEvent]:
@@ -764,10 +754,10 @@ def _note_times(
     sequence: Sequence, times: RequestTimes, round: Round, entry: RoundEntry, num_tokens: int, now: float
 ) -> None:
     """Of a round that emits tokens of the sequence; the one of its first token is the end of the prefill."""
-    arrived_at = sequence.arrived_at
+    arrived_at = sequence.progress.arrived_at
     times.ended_s = now - arrived_at
-    if sequence.chunk_index == 0:
-        times.started_s = (sequence.started_at or arrived_at) - arrived_at
+    if sequence.progress.chunk_index == 0:
+        times.started_s = (sequence.progress.started_at or arrived_at) - arrived_at
         times.first_token_s = times.ended_s
         return
     drafted_at = round.assembled_at or round.planned_at

@@ -30,9 +30,11 @@ from cluster.cache.shared_cache import open_shared_cache
 from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationConfig
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
+from cluster.router.drafting import DraftShape
 from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics
 from cluster.router.ready_first import READY, ReadyFirst
+from cluster.router.shared_learning import SharedLearning
 from cluster.router.status import RouterStatus
 
 logger = logging.getLogger(__name__)
@@ -215,20 +217,16 @@ class Router:
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
         core = RouterCore(
+            info,
             self._config,
             self._speculation,
             self._drafters,
-            info.vocab_size,
-            info.max_model_len,
-            info.block_size,
-            self._draft.gamma,
-            branch=self._draft.branch,
-            profile=info.step_times,
-            row_steps=info.row_steps,
-            has_head=info.has_head,
-            token_sink=self._cache,
-            soft_sharing=self._soft_sharing,
-            index=None if self._cache is None else self._cache.index,
+            draft_shape=DraftShape(self._draft.gamma, self._draft.branch),
+            shared=SharedLearning(
+                token_sink=self._cache,
+                soft_sharing=self._soft_sharing,
+                index=None if self._cache is None else self._cache.index,
+            ),
         )
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)

@@ -25,7 +25,7 @@ from cluster.router.planner import (
     tally_nodes,
 )
 from cluster.router.rejection_chain import parent_confidence
-from cluster.router.round import Emitted, Round
+from cluster.router.round import ChosenNodes, Emitted, Round
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 
@@ -85,30 +85,29 @@ class DraftChoice:
         wanted = 0
         for entry in round.entries:
             sequence = entry.sequence
-            has_sources = sequence.drafters or sequence.wants_draft_model or sequence.wants_head
-            if entry.emits and has_sources and sequence.drafts_from <= round.round_id:
+            if entry.emits and sequence.drafts.has_sources and sequence.drafts.from_round <= round.round_id:
                 # The last token is the target's own: a draft for it could never be emitted.
-                entry.max_nodes = max(0, min(sequence.max_draft_tokens, sequence.num_left - 1))
+                entry.max_nodes = max(0, min(sequence.drafts.max_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
         wanted = min(wanted, self._max_rows)
-        round.wanted_rows = wanted
+        round.budget.wanted = wanted
         if not wanted:
             return
         traffic = round.traffic
         traffic.explore_in -= 1
         if traffic.explore_in <= 0:
-            round.explores = True
+            round.budget.explores = True
             traffic.explore_in = traffic.explore_rounds
-        round.row_budget = wanted
-        if not round.explores:
-            verify_s = self._step_times.times_of_drafts(round.num_rows, round.num_running, wanted + 1)
-            most = most_nodes_that_can_pay(float(round.num_running), traffic.draft_wait.overhead_s, verify_s)
-            round.row_budget = min(wanted, most)
-        if self._most_required and round.row_budget:
+        round.budget.rows = wanted
+        if not round.budget.explores:
+            verify_s = self._step_times.times_of_drafts(round.size.num_rows, round.size.num_running, wanted + 1)
+            most = most_nodes_that_can_pay(float(round.size.num_running), traffic.draft_wait.overhead_s, verify_s)
+            round.budget.rows = min(wanted, most)
+        if self._most_required and round.budget.rows:
             num_required = self._grant_required(round)
-            round.row_budget = min(round.row_budget, self._max_rows - num_required)
+            round.budget.rows = min(round.budget.rows, self._max_rows - num_required)
         for entry in round.entries:
-            entry.max_nodes = min(entry.max_nodes, round.row_budget)
+            entry.max_nodes = min(entry.max_nodes, round.budget.rows)
 
     def _grant_required(self, round: Round) -> int:
         """Let drafters require rows of as many sequences as there is room for; returns how many rows, at most.
@@ -121,7 +120,7 @@ class DraftChoice:
         for entry in round.entries[first:] + round.entries[:first]:
             if not entry.max_nodes or not entry.is_coupled:
                 continue
-            wanted = sum(self._most_required.get(drafter, 0) for drafter in entry.sequence.drafters)
+            wanted = sum(self._most_required.get(drafter, 0) for drafter in entry.sequence.drafts.cpu)
             if granted and granted + wanted > self._max_rows // 2:
                 continue
             entry.max_required = wanted
@@ -131,9 +130,9 @@ class DraftChoice:
     def choose(self, round: Round) -> None:
         """Merge the proposals of every sequence and keep the nodes that pay."""
         fixed_s = round.traffic.draft_wait.overhead_s
-        if round.asked_draft_model:
-            fixed_s += round.traffic.draft_wait.expected_wait_s(round.num_emitting)
-        if round.asked_head:
+        if round.asked.draft_model:
+            fixed_s += round.traffic.draft_wait.expected_wait_s(round.size.num_emitting)
+        if round.asked.head:
             fixed_s += self._head_s
         chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
         self._choose_nodes(round, chain_tokens, chain_rows, fixed_s)
@@ -145,10 +144,11 @@ class DraftChoice:
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Feed calibration, and the worth of waiting for the draft model and of the head's time. Returns verified and
         accepted nodes by [entry, source], int32, or None where no forest was verified."""
-        forest = round.forest
+        chosen = round.chosen
+        forest = None if chosen is None else chosen.forest
         verified = accepted = None
         num_heads_own = 0  # nodes verified that nobody but the head had proposed
-        if forest is not None and round.proposed is not None and round.node_index is not None:
+        if chosen is not None and forest is not None:
             was_verified = np.zeros(len(forest), np.bool_)
             was_accepted = np.zeros(len(forest), np.bool_)
             for index, _, path in emitted:
@@ -161,11 +161,11 @@ class DraftChoice:
             credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
             verified, accepted, expected = tally_nodes(
-                round.proposed, round.node_index, forest, was_verified, was_accepted, self._calibration
+                chosen.proposed, chosen.node_index, forest, was_verified, was_accepted, self._calibration
             )
             by_entry = verified.tolist(), accepted.tolist(), expected.tolist()
             for index, _, _ in emitted:
-                record = round.entries[index].sequence.draft_record
+                record = round.entries[index].sequence.drafts.record
                 if record is not None:
                     record.add(*(counts[index] for counts in by_entry))
         num_tokens = num_gained = num_gained_by_head = 0
@@ -184,33 +184,33 @@ class DraftChoice:
                 num_gained += max(_owed_to(source, masks) for source in self._from_workers)
                 if self._head is not None:
                     num_gained_by_head += _owed_to(self._head, masks)
-        self._calibration.end_round(round.entries[index].sequence.begin.namespace for index, _, _ in emitted)
+        self._calibration.end_round(round.entries[index].sequence.namespace for index, _, _ in emitted)
         if emitted:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
             share = self._share_of_decoding(round)
             decoding_s = verify_s * share
             round.traffic.draft_wait.observe(
-                round.num_emitting, round.asked_draft_model, num_tokens, num_gained, outside_s, decoding_s
+                round.size.num_emitting, round.asked.draft_model, num_tokens, num_gained, outside_s, decoding_s
             )
-            if round.asked_draft_model:
+            if round.asked.draft_model:
                 self._observe_scaling(round, num_tokens, num_gained, outside_s, decoding_s, now)
-            if self._head is not None and (round.asked_head or self._has_head_drafts(round)):
+            if self._head is not None and (round.asked.head or self._has_head_drafts(round)):
                 # The head drafts at the end of one round what the next one verifies; either half is a round's share.
                 # Without it, the rows of its own nodes would not have been computed either.
-                rows = round.num_rows + sum(entry.num_verified for entry in round.entries)
+                rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
                 own_share = 1.0 - self._step_times.seconds(max(1, rows - num_heads_own)) / self._step_times.seconds(
                     rows
                 )
                 own_s = own_share * decoding_s
                 round.traffic.head_wait.observe(
-                    round.num_emitting,
+                    round.size.num_emitting,
                     True,
                     num_tokens,
                     num_gained_by_head,
                     head_s * share + own_s,
                     outside_s + decoding_s - own_s,
                 )
-                if round.asked_head:
+                if round.asked.head:
                     self._head_s += (head_s * share - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
         return verified, accepted
 
@@ -224,26 +224,26 @@ class DraftChoice:
         overhead_s = min(outside_s, round.traffic.draft_wait.overhead_s)
         num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
         wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
-        self._scaling.observe_round(num_sequences, round.num_draft_workers, tokens, gained, wait_s, plain_s, now)
+        self._scaling.observe_round(num_sequences, round.asked.num_workers, tokens, gained, wait_s, plain_s, now)
 
     def _group(self, sequence: Sequence) -> int:
         """Of the sequence's curves."""
-        return self._calibration.group(sequence.begin.namespace)
+        return self._calibration.group(sequence.namespace)
 
     def _contexts(self, sequence: Sequence) -> list[int]:
         """The context class of each source's drafts for a sequence."""
-        if sequence.draft_record is None:
-            sequence.draft_record = DraftRecord(len(self._names))
-        first = self._calibration.first_context(sequence.begin.namespace)
-        return [first + record for record in sequence.draft_record.classes]
+        if sequence.drafts.record is None:
+            sequence.drafts.record = DraftRecord(len(self._names))
+        first = self._calibration.first_context(sequence.namespace)
+        return [first + record for record in sequence.drafts.record.classes]
 
     def _has_head_drafts(self, round: Round) -> bool:
         return any(source == self._head for entry in round.entries for source, _ in entry.proposals)
 
     def _share_of_decoding(self, round: Round) -> float:
         """Of the target's time in the round, what it would have taken without prompts."""
-        rows = self._step_times.seconds(round.num_rows)
-        return self._step_times.seconds(min(round.num_rows, round.num_running)) / rows
+        rows = self._step_times.seconds(round.size.num_rows)
+        return self._step_times.seconds(min(round.size.num_rows, round.size.num_running)) / rows
 
     def _cut_chains(self, round: Round, fixed_s: float) -> tuple[float, int]:
         """Shorten the chains of sequences under rejection; returns their expected accepted tokens and their rows.
@@ -255,9 +255,9 @@ class DraftChoice:
         chains = [entry for entry in round.entries if not entry.is_coupled and entry.proposals]
         if not chains:
             return 0.0, 0
-        room = round.row_budget // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
-        verify_s = self._step_times.times_of_drafts(round.num_rows, round.num_running, room + 1)
-        price = price_of_a_row(float(round.num_running), fixed_s, verify_s)
+        room = round.budget.rows // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
+        verify_s = self._step_times.times_of_drafts(round.size.num_rows, round.size.num_running, room + 1)
+        price = price_of_a_row(float(round.size.num_running), fixed_s, verify_s)
         expected, rows = 0.0, 0
         for entry in chains:
             tree = entry.proposals[0][1]
@@ -293,26 +293,28 @@ class DraftChoice:
             np.array(stop_tokens, np.int32),
             np.array(stop_start, np.int32),
         )
-        merged, round.proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        merged, proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
         self._counters.proposed_nodes += len(merged)
-        if not round.proposed.is_valid.all():
-            for proposal, is_valid in zip(proposals, round.proposed.is_valid.tolist(), strict=True):
+        if not proposed.is_valid.all():
+            for proposal, is_valid in zip(proposals, proposed.is_valid.tolist(), strict=True):
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
         num_required = int(np.count_nonzero(merged.required))
-        room = min(len(merged) - num_required, max(0, round.row_budget - chain_rows))
-        expected_tokens = round.num_running + chain_tokens
+        room = min(len(merged) - num_required, max(0, round.budget.rows - chain_rows))
+        expected_tokens = round.size.num_running + chain_tokens
         taken = chain_rows + num_required  # whatever is chosen
-        verify_s = self._step_times.times_of_drafts(round.num_rows + taken, round.num_running + taken, room + 1)
+        verify_s = self._step_times.times_of_drafts(
+            round.size.num_rows + taken, round.size.num_running + taken, room + 1
+        )
         verify_s = verify_s[0] + _ROW_CAUTION * (verify_s - verify_s[0])
         forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
-        if round.explores:
+        if round.budget.explores:
             most = _LAST_EXPLORE_ROUNDS if len(forest) > num_required else _IDLE_EXPLORE_ROUNDS
             round.traffic.explore_rounds = min(most, round.traffic.explore_rounds * 2)
-            rows = round.num_rows + chain_rows + len(forest)
-            beyond = self._step_times.next_unsure_rows(rows) - (round.num_rows + taken)
+            rows = round.size.num_rows + chain_rows + len(forest)
+            beyond = self._step_times.next_unsure_rows(rows) - (round.size.num_rows + taken)
             forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
-        round.forest, round.node_index = forest, node_index
+        round.chosen = ChosenNodes(forest, proposed, node_index)
         start = forest.start.tolist()
         confidence = forest.probability.astype(np.float32)
         for index, entry in enumerate(round.entries):
@@ -324,12 +326,12 @@ class DraftChoice:
 
 def _decision_of(round: Round) -> PlannerDecision:
     if any(len(entry.tree) for entry in round.entries):
-        return "explored" if round.explores else "drafted"
+        return "explored" if round.budget.explores else "drafted"
     if any(entry.proposals for entry in round.entries):
         return "declined"
-    if round.row_budget:
+    if round.budget.rows:
         return "nothing_proposed"
-    return "no_row_pays" if round.wanted_rows else "not_wanted"
+    return "no_row_pays" if round.budget.wanted else "not_wanted"
 
 
 def _owed_to(source: int, masks: list[int]) -> int:

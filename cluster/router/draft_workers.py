@@ -59,47 +59,47 @@ class DraftWorkers:
         previous = self._workers
         self._workers = {worker_id: previous.get(worker_id) or _Worker(worker_id) for worker_id in worker_ids}
         for sequence in sequences:
-            if sequence.draft_worker is not None and sequence.draft_worker not in self._workers:
-                sequence.leave_draft_worker()
+            if sequence.drafts.worker is not None and sequence.drafts.worker not in self._workers:
+                sequence.drafts.leave_worker()
 
     def worker_for(self, sequence: Sequence, round_id: int) -> str | None:
         """The sequence's worker, chosen now if it has none; None if there is none or it is paused."""
         if not self._workers:
             return None
-        if sequence.draft_worker is None:
+        if sequence.drafts.worker is None:
             total = sum(worker.num_sequences for worker in self._workers.values()) + 1
             limit = math.ceil(total * _LOAD_SLACK / len(self._workers))
             roomy = [item for item in self._workers.items() if item[1].num_sequences < limit]
             seq_id = sequence.seq_id
             worker_id, worker = max(roomy, key=lambda item: (_score(item[1].key, seq_id), item[0]))
             worker.num_sequences += 1
-            sequence.draft_worker = worker_id
-            sequence.draft_known = 0
-        if self._workers[sequence.draft_worker].paused_until > round_id:
+            sequence.drafts.worker = worker_id
+            sequence.drafts.worker_known = 0
+        if self._workers[sequence.drafts.worker].paused_until > round_id:
             return None
-        return sequence.draft_worker
+        return sequence.drafts.worker
 
     def item_for(
         self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
     ) -> DraftItem:
         """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted. runs:
         of the item, if there are any."""
-        start = sequence.draft_known
-        sequence.draft_known = sequence.num_tokens
+        start = sequence.drafts.worker_known
+        sequence.drafts.worker_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
         begin = sequence.begin if start == 0 else None
-        method: DraftMethod = "lookahead" if sequence.wants_lookahead else "tree"
-        corrections, sequence.corrections = sequence.corrections, no_tokens()
+        method: DraftMethod = "lookahead" if sequence.drafts.wants_lookahead else "tree"
+        corrections, sequence.drafts.corrections = sequence.drafts.corrections, no_tokens()
         runs = no_tokens() if runs is None else runs
         return DraftItem(delta, max_nodes, begin, max_depth, branch, method, runs, corrections)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed: its worker is told with the next batch."""
-        worker = self._workers.get(sequence.draft_worker or "")
+        worker = self._workers.get(sequence.drafts.worker or "")
         if worker is not None:
             worker.num_sequences -= 1
             worker.finished.append(sequence.seq_id)
-        sequence.leave_draft_worker()
+        sequence.drafts.leave_worker()
 
     def batches(self, items: dict[str, list[DraftItem]], round_id: int, is_idle: bool) -> dict[str, DraftBatch]:
         """One message per worker that has items, many finished sequences, or, when the router is idle, any."""

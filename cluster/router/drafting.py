@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,6 +36,14 @@ logger = logging.getLogger(__name__)
 
 _MATCHED = 16  # last tokens of a sequence that are looked for in the shared cache on behalf of a draft worker
 _MAX_RUNS = 4  # that it is told of
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """The trees asked of the draft model."""
+
+    gamma: int = 4  # depth
+    branch: int = 1  # guesses for each next token
 
 
 class Drafting:
@@ -128,35 +137,39 @@ class Drafting:
                 (entry, worker_id)
                 for entry in round.entries
                 if entry.max_nodes
-                and entry.sequence.wants_draft_model
+                and entry.sequence.drafts.wants_draft_model
                 and (worker_id := self._workers.worker_for(entry.sequence, round.round_id)) is not None
             ]
-            if asking and round.traffic.draft_wait.pays(round.num_emitting):
+            if asking and round.traffic.draft_wait.pays(round.size.num_emitting):
                 for entry, worker_id in asking:
                     entry.draft_worker = worker_id
                     item = self._workers.item_for(
                         entry.sequence, self._most_nodes(entry), self._gamma, self._branch, self._runs(entry.sequence)
                     )
                     items.setdefault(worker_id, []).append(item)
-                round.asked_draft_model = True
-                round.awaited_workers = tuple(items)
-                round.num_draft_workers = len(self._workers)
+                round.asked.draft_model = True
+                round.asked.awaited = tuple(items)
+                round.asked.num_workers = len(self._workers)
             seems_to_pay = round.traffic.draft_wait.seems_to_pay
-            if round.asked_draft_model or (not asking and seems_to_pay(round.num_running)):
+            if round.asked.draft_model or (not asking and seems_to_pay(round.size.num_running)):
                 self._send_prompts_ahead(round, items)
         is_idle = not round.entries
-        round.draft_batches = self._workers.batches(items, round.round_id, is_idle)
+        round.asked.batches = self._workers.batches(items, round.round_id, is_idle)
 
     def _most_nodes(self, entry: RoundEntry) -> int:
         """Of a tree asked of the draft model. Phrases behind a draft cost it nothing."""
-        return entry.max_nodes if entry.sequence.wants_lookahead else min(self._gamma * self._branch, entry.max_nodes)
+        return (
+            entry.max_nodes
+            if entry.sequence.drafts.wants_lookahead
+            else min(self._gamma * self._branch, entry.max_nodes)
+        )
 
     def _runs(self, sequence: Sequence) -> np.ndarray | None:
         """What the shared cache knows to follow, for a worker that has no part in the cache."""
         request = sequence.request
-        if self._phrases is None or not sequence.wants_lookahead or request.cache == "off":
+        if self._phrases is None or not sequence.drafts.wants_lookahead or request.cache == "off":
             return None
-        namespaces = dict.fromkeys((sequence.begin.namespace, *request.readable))
+        namespaces = dict.fromkeys((sequence.namespace, *request.readable))
         last_tokens = sequence.tokens()[-_MATCHED:]
         try:
             found = self._phrases.behind(namespaces, last_tokens, 2 * self._gamma, _MAX_RUNS)
@@ -172,15 +185,17 @@ class Drafting:
         asking = []
         for entry in round.entries:
             sequence = entry.sequence
-            most = min(sequence.max_draft_tokens, sequence.num_left - 2)  # a token comes of this round, one of the next
-            if not sequence.wants_head or most < 1:
+            most = min(
+                sequence.drafts.max_tokens, sequence.num_left - 2
+            )  # a token comes of this round, one of the next
+            if not sequence.drafts.wants_head or most < 1:
                 continue
             if entry.rows > 1 or not entry.emits:
                 entry.head_nodes = 0
             if entry.emits and entry.max_nodes:
                 asking.append((entry, most))
-        if self.head is not None and asking and round.traffic.head_wait.pays(round.num_emitting):
-            round.asked_head = True
+        if self.head is not None and asking and round.traffic.head_wait.pays(round.size.num_emitting):
+            round.asked.head = True
             for entry, most in asking:
                 entry.head_nodes = most
 
@@ -197,14 +212,14 @@ class Drafting:
             if entry is None:
                 self._counters.unknown_sequences += 1
             elif entry.sequence.num_tokens > entry.num_tokens:  # else it emitted nothing
-                entry.sequence.head_tree = tree
-                entry.sequence.head_length = entry.sequence.num_tokens
+                entry.sequence.drafts.head_tree = tree
+                entry.sequence.drafts.head_length = entry.sequence.num_tokens
 
     def _propose_head_trees(self, round: Round, head: int) -> None:
         for entry in round.entries:
             sequence, most = entry.sequence, entry.max_nodes
-            tree = sequence.head_tree
-            if tree is None or not most or not entry.is_coupled or sequence.head_length != entry.num_tokens:
+            tree = sequence.drafts.head_tree
+            if tree is None or not most or not entry.is_coupled or sequence.drafts.head_length != entry.num_tokens:
                 continue
             # Likeliest nodes come first: the beginning is the best tree of that size.
             self._take_tree(entry, head, tree.first(most), most)
@@ -218,14 +233,14 @@ class Drafting:
             entries = [
                 entry
                 for entry in round.entries
-                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafters
+                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafts.cpu
             ]
             if entries:
                 self._ask_drafter(index, drafter, entries)
 
     def take_results(self, round: Round, results: Mapping[str, DraftResult | None]) -> None:
         """What the draft workers answered; None or missing: nothing in time."""
-        for worker_id in round.draft_batches:
+        for worker_id in round.asked.batches:
             self._take_drafts(round, worker_id, results.get(worker_id))
 
     def tell(
@@ -239,12 +254,12 @@ class Drafting:
         outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
         for index, first, _ in emitted:
             sequence = round.entries[index].sequence
-            if not sequence.drafters:
+            if not sequence.drafts.cpu:
                 continue
             tokens = sequence.tokens(first)
             tried = verified[index].tolist() if verified is not None else None
             right = accepted[index].tolist() if accepted is not None else None
-            for drafter in sequence.drafters:
+            for drafter in sequence.drafts.cpu:
                 outcomes[drafter].append(
                     Outcome(sequence.seq_id, tried[drafter] if tried else 0, right[drafter] if right else 0, tokens)
                 )
@@ -285,15 +300,15 @@ class Drafting:
             path = paths[entry.seq_id]
             if len(path) < num_nodes:
                 likeliest = token_ids[row : row + 1 + num_nodes, 0]
-                entry.sequence.corrections = discarded_texts(
+                entry.sequence.drafts.corrections = discarded_texts(
                     entry.sequence.tokens(), entry.num_tokens, path, entry.tree.parents[:num_nodes], likeliest
                 )
 
     def drop(self, namespace: str) -> None:
         """Have the drafters and workers forget what they have learnt in a namespace."""
         for sequence in self._sequences.values():
-            if sequence.begin.namespace == namespace:
-                sequence.corrections = no_tokens()
+            if sequence.namespace == namespace:
+                sequence.drafts.corrections = no_tokens()
         for index, drafter in enumerate(self._drafters):
             if isinstance(drafter, RememberingDrafter):
                 try:
@@ -305,18 +320,18 @@ class Drafting:
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or gets another id: free it at the drafters now, at its worker with a next batch."""
         self._workers.forget(sequence)
-        for drafter in sequence.drafters:
+        for drafter in sequence.drafts.cpu:
             self._forget_at_drafter(drafter, sequence)
 
     def _send_prompts_ahead(self, round: Round, items: dict[str, list[DraftItem]]) -> None:
         for entry in round.entries:
             sequence = entry.sequence
-            if entry.emits or sequence.draft_known or not sequence.wants_draft_model:
+            if entry.emits or sequence.drafts.worker_known or not sequence.drafts.wants_draft_model:
                 continue
-            if sequence.num_left < 2 or not sequence.max_draft_tokens:
+            if sequence.num_left < 2 or not sequence.drafts.max_tokens:
                 continue
             worker_id = self._workers.worker_for(sequence, round.round_id)
-            if worker_id is not None and worker_id not in round.awaited_workers:
+            if worker_id is not None and worker_id not in round.asked.awaited:
                 items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0, self._gamma, self._branch))
 
     def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
@@ -328,11 +343,11 @@ class Drafting:
                 DraftContext(
                     entry.seq_id,
                     sequence.tokens(),
-                    sequence.drafter_known[index],
+                    sequence.drafts.cpu_known[index],
                     sequence.begin.num_prompt_tokens,
                     entry.max_nodes,
                     sequence.begin.sampling,
-                    sequence.begin.namespace,
+                    sequence.namespace,
                     sequence.request.prediction_token_ids,
                     most_required if entry.max_required else 0,
                     sequence.num_left - 1,
@@ -350,7 +365,7 @@ class Drafting:
                 self._forget_at_drafter(index, entry.sequence)
             return
         for entry, tree in zip(entries, trees, strict=True):
-            entry.sequence.drafter_known[index] = entry.num_tokens
+            entry.sequence.drafts.cpu_known[index] = entry.num_tokens
             self._take_tree(entry, index, tree, entry.max_nodes, most_required if entry.max_required else 0)
 
     def _drafter_failed(self, index: int) -> None:
@@ -363,7 +378,7 @@ class Drafting:
             )
 
     def _forget_at_drafter(self, index: int, sequence: Sequence) -> None:
-        sequence.drafter_known[index] = 0
+        sequence.drafts.cpu_known[index] = 0
         try:
             self._drafters[index].forget(sequence.seq_id)
         except Exception:
@@ -382,7 +397,7 @@ class Drafting:
             self._counters.invalid_trees[self.names[source]] += 1
 
     def _take_drafts(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
-        is_awaited = worker_id in round.awaited_workers
+        is_awaited = worker_id in round.asked.awaited
         self._counters.awaited_drafts += is_awaited
         if result is None:
             if is_awaited:
@@ -400,11 +415,11 @@ class Drafting:
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:
             sequence = self._sequences.get(seq_id)
-            if sequence is None or sequence.draft_worker != worker_id:
+            if sequence is None or sequence.drafts.worker != worker_id:
                 self._counters.unknown_sequences += 1
                 continue
             self._counters.stale_drafts += 1
-            sequence.draft_known = 0
+            sequence.drafts.worker_known = 0
         asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
         for seq_id, tree in zip(result.seq_ids, result.trees, strict=True):
             entry = asked.pop(seq_id, None)
@@ -412,7 +427,7 @@ class Drafting:
                 self._counters.unknown_sequences += 1
             elif entry.is_coupled:
                 source = self.draft_model
-                if self.lookahead is not None and entry.sequence.wants_lookahead:
+                if self.lookahead is not None and entry.sequence.drafts.wants_lookahead:
                     source = self.lookahead
                 self._take_tree(entry, source, tree, self._most_nodes(entry))
             else:
@@ -427,4 +442,4 @@ class Drafting:
 
 def _corrects(entry: RoundEntry) -> bool:
     """Whether a draft worker with a phrase pool is to hear what the target thinks of the entry's draft."""
-    return entry.sequence.wants_lookahead and entry.draft_worker is not None and len(entry.tree) > 0
+    return entry.sequence.drafts.wants_lookahead and entry.draft_worker is not None and len(entry.tree) > 0

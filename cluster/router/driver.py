@@ -11,7 +11,6 @@ from contextlib import suppress
 from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
 from actors.messages import (
-    DraftResult,
     Failure,
     GenerationRequest,
     Hello,
@@ -21,11 +20,14 @@ from actors.messages import (
     WorkerInfo,
 )
 from cluster.router.core import RouterCore
-from cluster.router.round import RequestFailed, Round, RouterEvent
+from cluster.router.linked_drafts import LinkedDrafts
+from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.round_watch import RoundWatch
+from cluster.router.run_round import RoundHooks, RoundStage, run_round
 
 logger = logging.getLogger(__name__)
 
+_OWN_STAGES = frozenset(("plan", "draft", "assemble", "commit"))
 _IDLE_POLL_S = 0.05  # between looks while sequences wait for what only time brings (a target, blocks of others)
 
 
@@ -42,15 +44,17 @@ class RouterDriver:
         self.step_limit_s = 0.0  # how long the present step may take
         self.router_seconds = 0.0  # time spent in the core itself, for the metrics
         self._verify_timeout_s = verify_timeout_s
-        self._draft_deadline_s = draft_deadline_s
         self._target: AsyncLink | None = None
         self._incarnation: int | None = None
         self._gone: int | None = None  # the last incarnation that was counted as lost
-        self._draft_links: dict[str, AsyncLink] = {}
+        self._drafts = LinkedDrafts(draft_deadline_s, core.counters.draft_lateness)
+        self._hooks = RoundHooks(deliver=self._deliver, begin=self._begin)
+        self._stage: RoundStage = "end"
+        self._stage_began = 0.0
+        self._stage_limits_s = {"collect": draft_deadline_s, "verify": verify_timeout_s}
         self._streams: dict[str, asyncio.Queue[RouterEvent]] = {}
         self._work = asyncio.Event()
         self._silent: AsyncLink | None = None  # left a batch unanswered, may still be busy with it
-        self._asking: set[asyncio.Task[DraftResult | None]] = set()
         self.is_draining = False  # takes no more requests
         self.others_serve = False  # what cannot be served here can be by another router
         self._task = asyncio.create_task(self._run(), name="router rounds")
@@ -98,7 +102,7 @@ class RouterDriver:
         self._end_streams("the router's target group is gone")
 
     def set_draft_workers(self, links: dict[str, AsyncLink]) -> None:
-        self._draft_links = links
+        self._drafts.links = links
         self.core.set_draft_workers(sorted(links))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -153,14 +157,16 @@ class RouterDriver:
             if not await self._is_target_ready():
                 await asyncio.sleep(_IDLE_POLL_S)
                 continue
-            started = time.perf_counter()
-            round, events = self.core.plan_round(time.monotonic())
-            self.router_seconds += time.perf_counter() - started
-            self._deliver(events)
-            if round is None:
+            outcome = await run_round(self.core, self._drafts, self._verify, self._hooks)
+            if outcome.round is None or _is_starved(outcome.result):
                 await asyncio.sleep(_IDLE_POLL_S)
-                continue
-            await self._run_round(round)
+
+    def _begin(self, stage: RoundStage) -> None:
+        now = time.perf_counter()
+        if self._stage in _OWN_STAGES:
+            self.router_seconds += now - self._stage_began
+        self._stage, self._stage_began = stage, now
+        self._step(self._stage_limits_s.get(stage, _IDLE_POLL_S))
 
     def _step(self, limit_s: float = _IDLE_POLL_S) -> None:
         """The rounds have got this far; what comes now takes no longer than limit_s."""
@@ -208,57 +214,6 @@ class RouterDriver:
         self._silent = None
         return self._target is link
 
-    async def _run_round(self, round: Round) -> None:
-        asked = self._ask_workers(round)
-        # The drafts of workers and of this process are made at the same time.
-        started = time.perf_counter()
-        if asked:
-            await asyncio.sleep(0)  # lets the questions out
-        self.core.draft_locally(round)
-        self.router_seconds += time.perf_counter() - started
-        self._step(self._draft_deadline_s)
-        results = await self._collect(round, asked)
-        self._step()
-        started = time.perf_counter()
-        batch = self.core.assemble(round, results)
-        self.router_seconds += time.perf_counter() - started
-        round.assembled_at = time.monotonic()
-        self._step(self._verify_timeout_s)
-        result = await self._verify(batch)
-        self._step()
-        if not isinstance(result, VerifyResult):
-            self.core.abandon_round(round, is_cleared=isinstance(result, Failure))
-            return
-        started = time.perf_counter()
-        events = self.core.commit(round, result, time.monotonic())
-        self.router_seconds += time.perf_counter() - started
-        self._deliver(events)
-        if result.starved_seq_ids and not result.verdicts:
-            await asyncio.sleep(_IDLE_POLL_S)
-
-    def _ask_workers(self, round: Round) -> dict[str, asyncio.Task[DraftResult | None]]:
-        asked = {}
-        for worker_id, batch in round.draft_batches.items():
-            link = self._draft_links.get(worker_id)
-            if link is None or not link.is_alive:
-                continue
-            task = asyncio.create_task(_ask(link, batch, self._draft_deadline_s))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-            if worker_id in round.awaited_workers:
-                asked[worker_id] = task
-        return asked
-
-    async def _collect(
-        self, round: Round, asked: dict[str, asyncio.Task[DraftResult | None]]
-    ) -> dict[str, DraftResult | None]:
-        if not asked:
-            return {}
-        started = time.perf_counter()
-        results = {worker_id: await task for worker_id, task in asked.items()}
-        self.core.counters.draft_lateness.add(time.perf_counter() - started)
-        return results
-
     async def _verify(self, batch: VerifyBatch) -> VerifyResult | Failure | None:
         link = self._target
         if link is None or not link.is_alive:
@@ -298,10 +253,6 @@ class RouterDriver:
                 queue.put_nowait(event)
 
 
-async def _ask(link: AsyncLink, batch: object, deadline_s: float) -> DraftResult | None:
-    """A worker's drafts, or None if they do not come in time; the round goes on without them."""
-    try:
-        answer = await link.call(batch, deadline_s)  # type: ignore[arg-type]
-    except LinkError:
-        return None
-    return answer if isinstance(answer, DraftResult) else None
+def _is_starved(result: VerifyResult | Failure | None) -> bool:
+    """Whether no sequence of the round got the KV blocks it needed."""
+    return isinstance(result, VerifyResult) and bool(result.starved_seq_ids) and not result.verdicts

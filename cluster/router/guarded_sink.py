@@ -102,19 +102,19 @@ class GuardedSink:
     @_guarded
     def finished(self, sink: TokenSink, sequence: Sequence) -> None:
         """A request has got all its tokens."""
-        request, stats = sequence.request, sequence.stats
+        request, stats = sequence.request, sequence.progress.stats
         if request.cache == "off":
             return
         accepted = stats.accepted_tokens.get(CACHE, 0)
-        record = sequence.draft_record
+        record = sequence.drafts.record
         outcome = () if record is None or self._source is None else record.outcomes[self._source]
-        sink.finished(sequence.begin.namespace, Earnings(1, int(accepted > 0), stats.rounds, accepted, *outcome))
+        sink.finished(sequence.namespace, Earnings(1, int(accepted > 0), stats.rounds, accepted, *outcome))
         if request.promotes and request.cache == "read_write":
             sink.answered(request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
 
     @_guarded
     def _committed(self, sink: TokenSink, sequence: Sequence, first: int) -> None:
-        namespace = sequence.begin.namespace
+        namespace = sequence.namespace
         document_id = self._document_base + sequence.arrival.to_bytes(8, "little")
         if first == sequence.num_prompt:
             sink.prompted(namespace, document_id, sequence.tokens()[:first])

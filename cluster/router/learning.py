@@ -64,7 +64,7 @@ def rows_of_round(
         tree = np.array(entry.tree.token_ids[:num_nodes], np.int32), np.array(entry.tree.parents[:num_nodes], np.int32)
         contexts = _tree_contexts(before, *tree)
         rows = np.arange(row, row + 1 + num_nodes)
-        group = entry.sequence.begin.namespace, _may_share(entry, shares_prompts)
+        group = entry.sequence.namespace, _may_share(entry, shares_prompts)
         first = counts.get(group, 0)
         counts[group] = first + len(rows)
         parents = np.empty(len(rows), np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +14,16 @@ from cluster.router.planner import Forest, ProposedNodes
 from cluster.router.sequence import Sequence
 from cluster.router.traffic import Traffic
 
+_NO_TREE = DraftTree.empty()
+
+
+def _no_tree() -> DraftTree:
+    return _NO_TREE
+
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request's last event when it did not finish: no chunk with a finish reason follows."""
+    """The last event of a request that did not finish: no chunk with a finish reason follows."""
 
     request_id: str
     error: PacelineError
@@ -25,7 +32,12 @@ class RequestFailed:
 RouterEvent = TokenChunk | RequestFailed
 
 
-Emitted = tuple[int, int, list[int]]  # index of the entry, its first new token's position, accepted nodes
+class Emitted(NamedTuple):
+    """One entry of a round that emitted tokens."""
+
+    entry_index: int
+    first: int  # position of its first new token
+    path: list[int]  # accepted nodes, in order
 
 
 @dataclass(slots=True)
@@ -35,52 +47,74 @@ class RoundEntry:
     sequence: Sequence
     seq_id: int
     num_tokens: int  # committed
-    rows: int  # of these, to be computed now
-    max_nodes: int  # draft nodes it may verify; 0 unless it will emit
+    rows: int  # committed tokens to compute in this round
     emits: bool  # all its committed tokens are computed after the round
     is_coupled: bool  # False: acceptance == "rejection"
-    target_known: int  # before the round, to go back to if the round is lost
+    target_known: int  # `TargetState.known` before the round, restored if the round is lost
+    max_nodes: int = 0  # draft nodes it may verify; 0 unless it emits
+    max_required: int = 0  # further nodes that its drafters may require
+    head_nodes: int = -1  # nodes wanted of the target's head for the next round, as in `VerifyItem`
     draft_worker: str | None = None  # the worker asked to draft for it
-    max_required: int = 0  # nodes that its drafters may require beside those
-    head_nodes: int = -1  # wanted of the target's head for the next round, as in `VerifyItem`
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
     node_start: int = 0  # its nodes in the round's forest
     node_end: int = 0
     num_chain: int = 0  # nodes of a rejection chain, which the forest does not hold
-    tree: DraftTree = field(default_factory=DraftTree.empty)  # sent to the target
-    num_verified: int = 0  # of these nodes, as the target says
+    tree: DraftTree = field(default_factory=_no_tree)  # sent to the target
+    num_verified: int = 0  # nodes that the target computed
+
+
+class RoundSize(NamedTuple):
+    """How much a round computes without drafts."""
+
+    num_rows: int
+    num_running: int
+    num_emitting: int
+
+
+@dataclass(slots=True)
+class RowBudget:
+    """Draft nodes that a round may verify, over all sequences and beside the required ones."""
+
+    rows: int = 0
+    wanted: int = 0  # nodes that sequences could use, whether they pay or not
+    explores: bool = False  # verify more than seems to pay, to measure the target there
+
+
+@dataclass(slots=True)
+class AskedDrafters:
+    """The draft workers and the target's head, as far as a round asks them to draft."""
+
+    batches: dict[str, DraftBatch] = field(default_factory=dict)  # by worker: all are to be sent
+    awaited: tuple[str, ...] = ()  # workers whose answers are worth waiting for; the others are only brought up to date
+    num_workers: int = 0  # connected when the round was planned
+    draft_model: bool = False
+    head: bool = False  # to draft, not only to take rows in
+
+
+@dataclass(slots=True)
+class ChosenNodes:
+    """The nodes of all sequences sent to the target, and what they were chosen from."""
+
+    forest: Forest
+    proposed: ProposedNodes
+    node_index: np.ndarray  # int32: merged node -> node of `forest` or -1
 
 
 @dataclass(slots=True)
 class Round:
-    """Made by `RouterCore.plan_round`; everything but `round_id`, `draft_batches`, `awaited_workers` and
-    `assembled_at` is the core's.
-
-    Every batch of `draft_batches` is to be sent, but only the answers of `awaited_workers` are worth waiting for: the
-    others merely bring a worker up to date.
-    """
+    """Made by `RouterCore.plan_round`; only `assembled_at` is set outside the core."""
 
     round_id: int
     planned_at: float
     entries: list[RoundEntry]
     finished: list[int]  # sequences the target is to free
-    num_rows: int  # without drafts
-    num_running: int
-    num_emitting: int
-    row_budget: int  # draft nodes of all sequences, beside those that are required
-    explores: bool  # verify more than seems to pay, to measure the target there
-    traffic: Traffic  # what rounds like this one have shown
-    wanted_rows: int = 0  # draft nodes that sequences could use, whether they pay or not
-    draft_batches: dict[str, DraftBatch] = field(default_factory=dict)
-    awaited_workers: tuple[str, ...] = ()
-    num_draft_workers: int = 0  # that there were to ask
-    asked_draft_model: bool = False
-    asked_head: bool = False  # to draft, not only to take rows in
+    size: RoundSize
+    traffic: Traffic  # statistics of rounds of this namespace, or of mixed rounds
+    budget: RowBudget = field(default_factory=RowBudget)
+    asked: AskedDrafters = field(default_factory=AskedDrafters)
+    chosen: ChosenNodes | None = None  # None: no tree was merged
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
-    assembled_at: float = 0.0  # on the clock of `planned_at`; 0: nobody has said
-    forest: Forest | None = None  # the nodes sent to the target
-    proposed: ProposedNodes | None = None
-    node_index: np.ndarray | None = None  # int32: merged node -> node of `forest` or -1
+    assembled_at: float = 0.0  # on the clock of `planned_at`; 0: not known
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -78,7 +78,9 @@ class Scheduler:
 
     def longest_wait_s(self, now: float) -> float:
         """Of those that have not run yet."""
-        arrivals = (sequence.arrived_at for sequence in self.waiting.values() if sequence.started_at is None)
+        arrivals = (
+            sequence.progress.arrived_at for sequence in self.waiting.values() if sequence.progress.started_at is None
+        )
         return max(0.0, now - min(arrivals, default=now))
 
     def admit(self, free_blocks: int) -> None:

@@ -90,13 +90,15 @@ def format_trace(trace: RoundTrace, number: int) -> str:
 
 
 def _is_guess(round: Round, entry: RoundEntry, node: int) -> bool:
-    return round.forest is None or bool(entry.num_chain) or bool(round.forest.sources[entry.node_start + node])
+    if round.chosen is None or entry.num_chain:
+        return True
+    return bool(round.chosen.forest.sources[entry.node_start + node])
 
 
 def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[str]) -> list[str]:
     if entry.num_chain:
         return [DRAFT_MODEL] * entry.num_verified
-    if round.forest is None:
+    if round.chosen is None:
         return []
     nodes = slice(entry.node_start, entry.node_start + entry.num_verified)
-    return [source_names[source] for source in round.forest.best_source[nodes].tolist()]
+    return [source_names[source] for source in round.chosen.forest.best_source[nodes].tolist()]

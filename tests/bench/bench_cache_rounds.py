@@ -22,12 +22,15 @@ from pathlib import Path
 import numpy as np
 
 from actors.drafters.registry import create_drafters
-from actors.messages import GenerationRequest, SamplingParams
+from actors.messages import GenerationRequest, SamplingParams, VerifyBatch, VerifyResult
 from actors.models.toy_target import ToyTarget
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
+from cluster.router.shared_learning import SharedLearning
+from paceline_testing.rounds import toy_info
 
 STATES = ("none", "live", "stopped", "gone")
 VOCAB_SIZE = 5_000
@@ -41,14 +44,11 @@ def round_seconds(state: str, batch: int, rounds: int) -> list[float]:
         cache = None if state == "none" else SharedCache(server.settings, "bench")
         drafters = create_drafters(("cache", "suffix"), index=None if cache is None else cache.index)
         core = RouterCore(
+            toy_info(VOCAB_SIZE, 4096, 16),
             RouterConfig(max_running=batch, max_waiting=batch),
             SpeculationConfig(),
             drafters,
-            VOCAB_SIZE,
-            4096,
-            16,
-            4,
-            token_sink=cache,
+            shared=SharedLearning(token_sink=cache),
         )
         # Rounds before the fault are not counted: they fill the cache and compile what is compiled late.
         _run(core, batch, rounds // 3)
@@ -70,7 +70,18 @@ def _run(core: RouterCore, batch: int, rounds: int) -> list[float]:
     random = np.random.default_rng(0)
     seconds: list[float] = []
     asked_for: list[str] = []
-    now, first = 0.0, time.monotonic_ns()
+    first = time.monotonic_ns()
+    began: dict[RoundStage, float] = {}
+
+    def verify(message: VerifyBatch) -> VerifyResult:
+        answer = target.verify(message)
+        time.sleep(FORWARD_S)
+        return answer
+
+    def mark(stage: RoundStage) -> None:
+        began[stage] = time.perf_counter()
+
+    hooks = RoundHooks(now=lambda: FORWARD_S * len(seconds), begin=mark)
     while len(seconds) < rounds:
         while core.num_running + core.num_waiting < batch:
             asked_for.append(str(first + len(asked_for)))
@@ -82,24 +93,15 @@ def _run(core: RouterCore, batch: int, rounds: int) -> list[float]:
                     sampling=SamplingParams(seed=1, temperature=0.0),
                     max_new_tokens=200,
                 ),
-                now,
+                hooks.now(),
             )
-        began = time.perf_counter()
-        round, _ = core.plan_round(now)
-        assert round is not None
-        core.draft_locally(round)
-        message = core.assemble(round, {})
-        asked = time.perf_counter()
-        answer = target.verify(message)
-        time.sleep(FORWARD_S)
-        now += FORWARD_S
-        answered = time.perf_counter()
-        core.commit(round, answer, now)
-        seconds.append(asked - began + time.perf_counter() - answered)
+        outcome = run_local_round(core, verify, hooks=hooks)
+        assert outcome.round is not None
+        seconds.append(began["verify"] - began["plan"] + began["end"] - began["commit"])
     core.target_lost()
     for request_id in asked_for:
         core.cancel(request_id)
-    core.end_overdue(now)
+    core.end_overdue(hooks.now())
     return seconds
 
 

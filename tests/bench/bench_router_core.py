@@ -23,6 +23,8 @@ from actors.messages import DraftBatch, DraftResult, GenerationRequest, Sampling
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.drafting import DraftShape
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 50_000
 
@@ -83,13 +85,11 @@ def measure(batch: int, rounds: int, is_profiled: bool) -> np.ndarray:
     drafters = {name: ReadyDrafter(name, target, seed) for seed, name in enumerate(("suffix", "ngram"))}
     worker = ReadyDrafter("draft_model", target, 9)
     core = RouterCore(
+        toy_info(VOCAB_SIZE, 16_384, 16),
         RouterConfig(max_running=batch, max_waiting=100_000, max_prefill_rows=1024),
         SpeculationConfig(max_rows=16 * batch),
         drafters,
-        VOCAB_SIZE,
-        16_384,
-        16,
-        gamma=8,
+        draft_shape=DraftShape(8),
     )
     core.set_draft_workers(["worker"])
     random = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def measure(batch: int, rounds: int, is_profiled: bool) -> np.ndarray:
         core.draft_locally(round)
         profiler.disable()
         paused = time.thread_time()
-        results = {name: draft(message, worker) for name, message in round.draft_batches.items()}
+        results = {name: draft(message, worker) for name, message in round.asked.batches.items()}
         resumed = time.thread_time()
         if is_profiled:
             profiler.enable()

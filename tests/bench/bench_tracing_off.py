@@ -26,6 +26,8 @@ from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
 from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
 from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.router.run_round import run_local_round
+from paceline_testing.rounds import toy_info
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -110,7 +112,7 @@ class CoreClient:
         self._core_class = core_class
 
     async def generate(self, request: GenerationRequest) -> Any:
-        core = self._core_class(RouterConfig(), SpeculationConfig(), {}, 97, 512, 4, 4)
+        core = self._core_class(toy_info(97, 512), RouterConfig(), SpeculationConfig(), {})
         target = ToyTarget(eos_token_id=3, seed=4)
         prompt = np.array(request.prompt_token_ids) % 90 + 5
         core.add(
@@ -124,11 +126,7 @@ class CoreClient:
             time.monotonic(),
         )
         while core.has_work:
-            round, events = core.plan_round(time.monotonic())
-            if round is not None:
-                core.draft_locally(round)
-                batch = core.assemble(round, {})
-                events += core.commit(round, target.verify(batch), time.monotonic())
+            events = run_local_round(core, target.verify).events
             for chunk in events:
                 yield chunk
 

@@ -39,6 +39,7 @@ from actors.sampling.verification import verify_rejection
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
+from paceline_testing.rounds import toy_info
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 61
@@ -140,7 +141,9 @@ def test_two_hundred_pairs_of_random_tables_give_the_text_of_the_target_alone():
         vocab = int(rng.integers(2, 6))  # few tokens, so that wrong tables are often right
         target = ToyTarget(vocab, order=int(rng.integers(1, 3)), seed=seed, eos_token_id=0, mean_length=15)
         liar = Liar(ToyTarget(vocab, order=1, seed=int(rng.integers(0, 400)) if seed % 4 else seed), rng)
-        core = RouterCore(RouterConfig(), SpeculationConfig(drafters=("liar",)), {"liar": liar}, vocab, 256, 4, 4)
+        core = RouterCore(
+            toy_info(vocab, 256, 4), RouterConfig(), SpeculationConfig(drafters=("liar",)), {"liar": liar}
+        )
         requests = [
             GenerationRequest(
                 request_id=str(index),

@@ -31,11 +31,13 @@ from cluster.cache.promotion import PromotionSource, terms_of
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import PromotionConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.shared_learning import SharedLearning
 from cluster.router.step_time import StepTimeCurve
 from cluster.tenants.registry import Registry, StoredTenant
 from cluster.tenants.registry_file import write_registry
 from cluster.tenants.scope import Sharing, scope_of
 from paceline_testing.cache_stores import until
+from paceline_testing.rounds import toy_info
 
 VOCAB = 259
 K = 5
@@ -104,7 +106,11 @@ class Cluster:
         target = TargetEngine(copy.deepcopy(self.loaded), EngineOptions(512, 4))
         drafters = create_drafters(("cache",), index=self.cache.index)
         core = RouterCore(
-            RouterConfig(), SpeculationConfig(), drafters, VOCAB, 512, 4, 4, profile=PROFILE, token_sink=self.cache
+            toy_info(VOCAB, 512, 4, step_times=list(PROFILE)),
+            RouterConfig(),
+            SpeculationConfig(),
+            drafters,
+            shared=SharedLearning(token_sink=self.cache),
         )
         request = GenerationRequest(
             request_id="r",

@@ -24,6 +24,7 @@ from cluster.router.core import RouterCore
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.traffic import Traffic, TrafficRecords
 from cluster.tenants.scope import Scope, Sharing, scope_of
+from paceline_testing.rounds import toy_info
 
 VOCAB = 40
 SERVER_KEY = bytes(range(32))
@@ -51,7 +52,10 @@ class Cluster:
         self.target = TargetEngine(target, EngineOptions(512, 4))
         self.draft = DraftEngine(draft, EngineOptions(512, 4))
         self.core = RouterCore(
-            RouterConfig(), SpeculationConfig(), create_drafters(CPU_DRAFTER_NAMES), VOCAB, 512, 4, 4, profile=PROFILE
+            toy_info(VOCAB, 512, 4, step_times=list(PROFILE)),
+            RouterConfig(),
+            SpeculationConfig(),
+            create_drafters(CPU_DRAFTER_NAMES),
         )
         self.core.set_draft_workers(["worker"])
         self.now = 0.0
@@ -62,16 +66,16 @@ class Cluster:
         trace = []
         while True:
             round, _ = self.core.plan_round(self.now)
-            results = {worker: self.draft.draft(batch) for worker, batch in round.draft_batches.items()}
+            results = {worker: self.draft.draft(batch) for worker, batch in round.asked.batches.items()}
             self.core.draft_locally(round)
             batch = self.core.assemble(round, results)
             result = self.target.verify(batch)
             verify_s = self.core.step_times.seconds(max(1, result.rows))
-            self.now += verify_s + (0.02 if round.asked_draft_model else 0.001)
+            self.now += verify_s + (0.02 if round.asked.draft_model else 0.001)
             told = msgspec.structs.replace(result, elapsed_s=verify_s, head_s=0.0)
             chunks = [event for event in self.core.commit(round, told, self.now) if isinstance(event, TokenChunk)]
             nodes = [(item.tree.token_ids.tolist(), item.tree.parents.tolist()) for item in batch.items]
-            trace.append((nodes, result.rows, round.asked_draft_model, [(c.token_ids, c.sources) for c in chunks]))
+            trace.append((nodes, result.rows, round.asked.draft_model, [(c.token_ids, c.sources) for c in chunks]))
             if chunks and chunks[-1].finish_reason is not None:
                 return trace
 

@@ -23,7 +23,9 @@ from cache_service.index.warm_index import WarmIndexSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 97
 QUICK = {"look_s": 0.01, "retry_s": 0.01}
@@ -182,9 +184,12 @@ class Router:
         self.drafters = drafters
         self.sharing = self.cache.share_counts(drafters)
         self.core = RouterCore(
-            RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 256, 4, 4,
-            token_sink=self.cache, soft_sharing=self.sharing,
-        )  # fmt: skip
+            toy_info(VOCAB_SIZE, 256, 4),
+            RouterConfig(),
+            SpeculationConfig(),
+            drafters,
+            shared=SharedLearning(token_sink=self.cache, soft_sharing=self.sharing),
+        )
         self.target, self.now = ToyTarget(VOCAB_SIZE), 0.0
 
     def answer(self, namespace, **fields):

@@ -38,6 +38,7 @@ from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics
 from cluster.router.round_watch import RoundWatch
 from paceline_testing.clock import Clock
+from paceline_testing.rounds import toy_info
 
 EOS = 3
 ROUTER_KEYS = LinkKeys.generate()
@@ -131,7 +132,7 @@ class Cluster:
         self.listed: list[WorkerEntry] = []
         self.clock = Clock()  # for how long a group that leaves is used
         self.connections = Connections(ROUTER_KEYS, self.clock)
-        self.core = RouterCore(RouterConfig(**config), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
+        self.core = RouterCore(toy_info(97, 256, 4), RouterConfig(**config), SpeculationConfig(), {})
         self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
         self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.adopt))
         self.toy = ToyTarget(eos_token_id=EOS, seed=4)
@@ -200,7 +201,7 @@ async def cluster(drafts: int = 0, verify_timeout_s: float = 10.0, **config: int
         for index in range(drafts):
             one.start(f"draft-{index}")
         # The driver's own links: it is told of a new one a moment after it stands.
-        await until(lambda: one.driver.has_target and len(one.driver._draft_links) == drafts)
+        await until(lambda: one.driver.has_target and len(one.driver._drafts.links) == drafts)
         yield one
         await one.nothing_is_left()
     finally:
@@ -331,7 +332,7 @@ async def test_a_draft_worker_that_leaves_is_asked_for_nothing_more_and_no_draft
         await until(lambda: all(one.workers[f"draft-{index}"].engine.num_batches > 5 for index in range(2)))
         leaving = one.workers["draft-0"]
         one.listed = [replace(entry, is_leaving=entry is leaving.entry) for entry in one.listed]
-        await until(lambda: list(one.driver._draft_links) == ["draft-1"])
+        await until(lambda: list(one.driver._drafts.links) == ["draft-1"])
         num_rounds = one.core.counters.rounds
         await until(lambda: one.core.counters.rounds > num_rounds + 2 or all(stream.done() for stream in streams))
         num_batches = leaving.engine.num_batches

@@ -24,7 +24,9 @@ from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
 from cluster.router.metrics import _soft_metrics
+from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
+from paceline_testing.rounds import toy_info
 
 NOWHERE = ConnectionSettings("redis://127.0.0.1:1")
 VOCAB_SIZE = 97
@@ -41,9 +43,12 @@ class Router:
         self.drafter = drafters["soft_ngram"]
         self.sharing = self.cache.share_counts(drafters)
         self.core = RouterCore(
-            RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 256, 4, 4,
-            token_sink=self.cache, soft_sharing=self.sharing,
-        )  # fmt: skip
+            toy_info(VOCAB_SIZE, 256, 4),
+            RouterConfig(),
+            SpeculationConfig(),
+            drafters,
+            shared=SharedLearning(token_sink=self.cache, soft_sharing=self.sharing),
+        )
         self.target = ToyTarget(VOCAB_SIZE)
         self.now = 0.0
 

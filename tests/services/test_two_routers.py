@@ -17,6 +17,8 @@ from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache, settings_of
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.shared_learning import SharedLearning
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 5_000
 NEW_TOKENS = 64
@@ -35,14 +37,11 @@ class Router:
         self.cache.follow([""])
         self._target = ToyTarget(VOCAB_SIZE, 1024, 16, 4096)
         self.core = RouterCore(
+            toy_info(VOCAB_SIZE, 1024, 16),
             RouterConfig(),
             SpeculationConfig(),
             create_drafters(("cache",), index=self.cache.index),
-            VOCAB_SIZE,
-            1024,
-            16,
-            4,
-            token_sink=self.cache,
+            shared=SharedLearning(token_sink=self.cache),
         )
 
     def ask(self, prompt: np.ndarray, cache: str = "read_write") -> tuple[list[int], int, int]:

@@ -21,7 +21,9 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
+from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 997
 PROMPTS = [np.random.default_rng(row).integers(0, 8, 12).astype(np.int32) for row in range(2)]
@@ -51,8 +53,12 @@ class Process:
 class Router:
     def __init__(self, drafters, cache=None):
         self.core = RouterCore(
-            RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 4096, 16, 4, token_sink=cache
-        )  # fmt: skip
+            toy_info(VOCAB_SIZE, 4096, 16),
+            RouterConfig(),
+            SpeculationConfig(),
+            drafters,
+            shared=SharedLearning(token_sink=cache),
+        )
         self.target, self.now = ToyTarget(VOCAB_SIZE, 4096, 16, 1 << 16, order=2), 0.0
 
     def answer(self, prompt, namespace="a", **fields):

@@ -32,6 +32,8 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
+from cluster.router.shared_learning import SharedLearning
+from paceline_testing.rounds import toy_info
 
 FINGERPRINT = "soak"
 VOCAB_SIZE = 5_000
@@ -108,15 +110,11 @@ class SoakRouter:
         self.sharing = self.cache.share_counts(drafters)
         self._target = ToyTarget(VOCAB_SIZE, 1024, 16, 1 << 14, order=2)
         self.core = RouterCore(
+            toy_info(VOCAB_SIZE, 1024, 16),
             RouterConfig(max_running=BATCH, max_waiting=BATCH),
             SpeculationConfig(drafters=names),
             drafters,
-            VOCAB_SIZE,
-            1024,
-            16,
-            4,
-            token_sink=self.cache,
-            soft_sharing=self.sharing,
+            shared=SharedLearning(token_sink=self.cache, soft_sharing=self.sharing),
         )
         self._asked: dict[str, tuple[GenerationRequest, list[int]]] = {}
         self._random = np.random.default_rng(plan.number)

@@ -23,6 +23,7 @@ from cluster.router.core import RouterCore
 from cluster.router.counters import Distribution
 from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics
+from cluster.router.shared_learning import SharedLearning
 from paceline_testing.panels import (
     DASHBOARDS,
     OBSERVABILITY,
@@ -33,6 +34,7 @@ from paceline_testing.panels import (
     names_of,
     panels_of,
 )
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 97
 PROMTOOL = shutil.which("promtool")
@@ -83,9 +85,12 @@ async def metrics():
     cache = SharedCache(ConnectionSettings("redis://127.0.0.1:1"), "weights")
     drafters = create_drafters(("suffix", "soft_ngram"), delta_bytes=1 << 16)
     core = RouterCore(
-        RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 256, 4, 4,
-        token_sink=cache, soft_sharing=cache.share_counts(drafters),
-    )  # fmt: skip
+        toy_info(VOCAB_SIZE, 256, 4),
+        RouterConfig(),
+        SpeculationConfig(),
+        drafters,
+        shared=SharedLearning(token_sink=cache, soft_sharing=cache.share_counts(drafters)),
+    )
     driver = RouterDriver(core, verify_timeout_s=1.0, draft_deadline_s=0.1)
     connections = Connections(LinkKeys.generate())
     answer(core)

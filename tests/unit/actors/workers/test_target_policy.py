@@ -23,6 +23,7 @@ from actors.workers.target_policy import TargetLimits, TargetPolicy, TargetSigna
 from actors.workers.target_worker import TargetSettings
 from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from paceline_testing.rounds import toy_info
 from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
 
 SHARES = st.floats(0.0, 1.0)
@@ -100,7 +101,7 @@ def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
 
 
 def test_what_a_router_says_is_how_long_its_oldest_waits_and_how_full_its_group_is():
-    core = RouterCore(RouterConfig(max_running=2, max_waiting=8), SpeculationConfig(), {}, 97, 256, 4, gamma=4)
+    core = RouterCore(toy_info(97, 256, 4), RouterConfig(max_running=2, max_waiting=8), SpeculationConfig(), {})
     target = ToyTarget(eos_token_id=3, seed=4)
     assert core.target_demand(0.0) == TargetDemand()
     for number in range(4):

@@ -29,6 +29,7 @@ from cluster.gateway.service import GenerationService
 from cluster.gateway.tracing import Tracing, open_tracing
 from cluster.router.core import RouterCore
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.rounds import toy_info
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -48,7 +49,7 @@ class CoreRouter:
 
     async def generate(self, request):
         self.requests.append(request)
-        core = RouterCore(RouterConfig(), SpeculationConfig(), {}, 97, 512, 4, 4)
+        core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
         target = ToyTarget(eos_token_id=3, seed=4)
         prompt = np.array(request.prompt_token_ids) % 90 + 5
         now = 100.0
@@ -252,7 +253,7 @@ async def test_a_lost_router_is_an_event_of_the_call(exporter):
 
 
 def test_only_the_first_rounds_are_told_one_by_one():
-    core = RouterCore(RouterConfig(), SpeculationConfig(), {}, 97, 512, 4, 4)
+    core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
     target = ToyTarget(eos_token_id=3, seed=4)
     for name, timed in (("a", 3), ("b", 0), ("c", -1)):
         request = GenerationRequest(

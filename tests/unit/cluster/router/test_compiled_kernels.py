@@ -38,6 +38,7 @@ def serve_many_requests(corpus: Path) -> list[str]:
     from cache_service.formats.documents import Piece
     from cluster.config import RouterConfig, SpeculationConfig
     from cluster.router.core import RouterCore
+    from paceline_testing.rounds import toy_info
 
     rng = np.random.default_rng(0)
     automaton = SuffixAutomaton()
@@ -55,7 +56,7 @@ def serve_many_requests(corpus: Path) -> list[str]:
             return Automata(open_index(corpus).automaton, 1, tail, 2)
 
     drafters = create_drafters(CPU_DRAFTER_NAMES, corpora=[corpus], index=Index())
-    core = RouterCore(RouterConfig(), SpeculationConfig(), drafters, VOCAB_SIZE, 8192, 4, 4)
+    core = RouterCore(toy_info(VOCAB_SIZE, 8192, 4), RouterConfig(), SpeculationConfig(), drafters)
     core.set_draft_workers(["worker"])
     before = versions()
 
@@ -84,7 +85,7 @@ def serve_many_requests(corpus: Path) -> list[str]:
             break
         tail.add([Piece(b"d" * 16, 0, tokens(200)), Piece(bytes([len(tail) % 256]) * 16, 0, tokens(30))])
         core.draft_locally(round)
-        drafts = {name: decode_message(encode_message(drafted(batch))) for name, batch in round.draft_batches.items()}
+        drafts = {name: decode_message(encode_message(drafted(batch))) for name, batch in round.asked.batches.items()}
         batch = decode_message(encode_message(core.assemble(round, drafts)))
         result = target.verify(batch)
         rows = sum(1 + verdict.num_nodes for verdict in result.verdicts if verdict.next_token >= 0)

@@ -19,7 +19,9 @@ from actors.messages import (
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.drafting import DraftShape
 from cluster.router.round import RequestFailed
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 50
 EOS = 49
@@ -84,9 +86,12 @@ def request(request_id="r", prompt=(1,), **fields):
 
 def make_core(drafters=None, *, max_model_len=256, gamma=4, branch=1, speculation=None, profile=(), **config):
     return RouterCore(
-        RouterConfig(**config), speculation or SpeculationConfig(), drafters or {}, VOCAB_SIZE, max_model_len, 4, gamma,
-        branch=branch, profile=profile,
-    )  # fmt: skip
+        toy_info(VOCAB_SIZE, max_model_len, 4, step_times=list(profile)),
+        RouterConfig(**config),
+        speculation or SpeculationConfig(),
+        drafters or {},
+        draft_shape=DraftShape(gamma, branch),
+    )
 
 
 def one_round(core, target, now=0.0, results=None):
@@ -756,7 +761,7 @@ class Worker:
 
 
 def asking(workers):
-    return lambda round: {name: workers[name].draft(batch) for name, batch in round.draft_batches.items()}
+    return lambda round: {name: workers[name].draft(batch) for name, batch in round.asked.batches.items()}
 
 
 def test_sequences_stick_to_their_worker_and_move_when_it_goes():
@@ -798,7 +803,7 @@ def test_draft_workers_are_asked_for_trees_of_the_depth_and_breadth_that_are_set
     core.set_draft_workers(["w"])
     core.add(request(stop_token_ids=(), max_draft_tokens=most), 0.0)
     round, _ = core.plan_round(0.0)
-    (item,) = round.draft_batches["w"].items
+    (item,) = round.asked.batches["w"].items
     assert (item.max_nodes, item.max_depth, item.branch) == wanted
 
 
@@ -832,7 +837,7 @@ def test_under_rejection_nothing_is_drafted_by_lookahead():
     core = make_core(speculation=SpeculationConfig(drafters=("ouroboros",)))
     core.set_draft_workers(["w"])
     core.add(rejection(), 0.0)
-    assert not core.plan_round(0.0)[0].draft_batches
+    assert not core.plan_round(0.0)[0].asked.batches
 
 
 SCRIPT = [7 * position % 48 for position in range(200)]
@@ -867,8 +872,8 @@ def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_
     told, refused = [], []
     while core.has_work:
         round, _ = core.plan_round(0.0)
-        told += [item.corrections.tolist() for batch in round.draft_batches.values() for item in batch.items]
-        assert all(not len(entry.sequence.corrections) for entry in round.entries)
+        told += [item.corrections.tolist() for batch in round.asked.batches.values() for item in batch.items]
+        assert all(not len(entry.sequence.drafts.corrections) for entry in round.entries)
         batch = core.assemble(round, asking({"w": worker})(round))
         drafted = [len(item.tree) for item in batch.items]
         assert batch.num_successors == max(map(bool, drafted), default=0)
@@ -903,7 +908,7 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
     core = lookahead_core()
     core.add(request(stop_token_ids=(), max_new_tokens=60, namespace="a"), 0.0)
     (sequence,) = core._by_seq_id.values()
-    while not len(sequence.corrections):
+    while not len(sequence.drafts.corrections):
         one_round(core, target, results=asking({"w": worker}))
     if event == "purge":
         core.drop("a")
@@ -914,7 +919,7 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
         core.end_overdue(0.0)
     else:
         core.set_draft_workers([] if event == "worker gone" else ["x"])
-    assert bool(len(sequence.corrections)) == (event == "purge of another namespace")
+    assert bool(len(sequence.drafts.corrections)) == (event == "purge of another namespace")
 
 
 def test_of_a_tree_of_a_draft_model_every_branch_may_be_accepted():
@@ -970,7 +975,7 @@ def test_drafts_that_a_worker_had_ready_and_had_not_are_counted():
     for num_ahead, num_ready in ((0, 0), (1, 1), (1, 0), (1, 1)):
 
         def answer(round, figures=(num_ahead, num_ready)):
-            result = worker.draft(round.draft_batches["w"])
+            result = worker.draft(round.asked.batches["w"])
             return {"w": DraftResult(result.round_id, result.seq_ids, result.trees, [], 0.0, *figures)}
 
         one_round(core, target, results=answer)
@@ -984,13 +989,13 @@ def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_w
     core.set_draft_workers(["w"])
     core.add(request("long", prompt=[1] * 20, stop_token_ids=()), 0.0)
     round, _ = core.plan_round(0.0)
-    assert round.awaited_workers == ()
-    assert [item.max_nodes for item in round.draft_batches["w"].items] == [0]
-    core.commit(round, target.verify(core.assemble(round, {"w": worker.draft(round.draft_batches["w"])})), 0.0)
+    assert round.asked.awaited == ()
+    assert [item.max_nodes for item in round.asked.batches["w"].items] == [0]
+    core.commit(round, target.verify(core.assemble(round, {"w": worker.draft(round.asked.batches["w"])})), 0.0)
     core.add(request("short", prompt=[1] * 2, stop_token_ids=()), 0.0)
     for _ in range(2):
         round, _ = core.plan_round(0.0)
-        for item in round.draft_batches["w"].items if round.draft_batches else []:
+        for item in round.asked.batches["w"].items if round.asked.batches else []:
             entry = next(entry for entry in round.entries if entry.seq_id == item.delta.seq_id)
             assert entry.emits
             assert item.max_nodes == 4
@@ -1005,7 +1010,7 @@ def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
     core.add(request(stop_token_ids=(), max_new_tokens=100), 0.0)
     asked = []
     for _ in range(60):
-        one_round(core, target, results=lambda round: asked.append(len(round.awaited_workers)) or {"w": None})
+        one_round(core, target, results=lambda round: asked.append(len(round.asked.awaited)) or {"w": None})
     assert [index for index, count in enumerate(asked) if count] == [0, 2, 5, 10, 19, 36]
     assert core.counters.late_drafts == core.counters.awaited_drafts == 6
 
@@ -1018,7 +1023,7 @@ def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_roun
         core.add(request(name, stop_token_ids=()), 0.0)
     asked = []
     for _ in range(6):
-        one_round(core, target, results=lambda round: asked.extend(round.awaited_workers) or {})
+        one_round(core, target, results=lambda round: asked.extend(round.asked.awaited) or {})
     assert set(asked) == {"a", "b"}
     assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)
 
@@ -1033,8 +1038,8 @@ def test_a_slow_draft_model_is_left_alone_and_tried_again_later():
         round, _ = core.plan_round(now)
         core.draft_locally(round)
         results = asking({"w": worker})(round)
-        now += 0.01 * bool(round.awaited_workers)
-        asked += bool(round.awaited_workers) and index >= 20
+        now += 0.01 * bool(round.asked.awaited)
+        asked += bool(round.asked.awaited) and index >= 20
         result = target.verify(core.assemble(round, results))
         now += 0.02
         core.commit(round, result, now)
@@ -1049,7 +1054,7 @@ def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
     core.set_draft_workers(["w"])
 
     def results(round):
-        good = worker.draft(round.draft_batches["w"])
+        good = worker.draft(round.asked.batches["w"])
         tree = good.trees[0]
         bad = {
             "round": {"round_id": 99},
@@ -1087,7 +1092,7 @@ def chain_with_probs(tokens, confidence, probs=None, k=2):
 
 def answer_with(tree):
     def results(round):
-        seq_ids = [item.delta.seq_id for item in round.draft_batches["w"].items]
+        seq_ids = [item.delta.seq_id for item in round.asked.batches["w"].items]
         return {"w": DraftResult(round.round_id, seq_ids, [tree] * len(seq_ids))}
 
     return results

@@ -11,6 +11,7 @@ from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 50
 
@@ -61,7 +62,7 @@ def chain(tokens: list[int]) -> DraftTree:
 
 def make_core(config: RouterConfig | None = None, **options) -> RouterCore:
     speculation = SpeculationConfig(drafters=("eagle",), **options)
-    return RouterCore(config or RouterConfig(), speculation, {}, VOCAB_SIZE, 256, 4, 4, has_head=True)
+    return RouterCore(toy_info(VOCAB_SIZE, 256, 4, has_head=True), config or RouterConfig(), speculation, {})
 
 
 def request(request_id: str = "r", prompt=(1,), **fields) -> GenerationRequest:

@@ -26,6 +26,8 @@ from actors.messages import (
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.drafting import DraftShape
+from paceline_testing.rounds import toy_info
 
 EOS = 3
 
@@ -202,7 +204,7 @@ class Life:
         self.most_required = sum(getattr(drafter, "most_required", 0) for drafter in self.drafters.values())
         self.config = RouterConfig(max_running=max_running, max_waiting=6, max_prefill_rows=max_prefill_rows)
         speculation = SpeculationConfig(max_draft_tokens=7, max_rows=20)
-        self.core = RouterCore(self.config, speculation, self.drafters, 13, 60, 4, 3)
+        self.core = RouterCore(toy_info(13, 60, 4), self.config, speculation, self.drafters, draft_shape=DraftShape(3))
         self.workers = {f"w{i}": OddDraftWorker(self.target, self.rng, faults == 0.0) for i in range(workers)}
         self.core.set_draft_workers(list(self.workers))
         self.all_workers = dict(self.workers)
@@ -303,8 +305,8 @@ class Life:
             return
         assert sum(entry.rows for entry in round.entries if entry.rows > 1) <= self.config.max_prefill_rows
         results = {}
-        for name, batch in round.draft_batches.items():
-            assert all(item.max_nodes == 0 for item in batch.items) or name in round.awaited_workers
+        for name, batch in round.asked.batches.items():
+            assert all(item.max_nodes == 0 for item in batch.items) or name in round.asked.awaited
             if name in self.workers:
                 results[name] = self.workers[name].draft(decode_message(encode_message(batch)))
         core.draft_locally(round)

@@ -13,6 +13,7 @@ from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
+from paceline_testing.rounds import toy_info
 
 VOCAB = 89
 WINDOW = 19  # rows of the default window
@@ -27,7 +28,7 @@ class Wheel(ToyTarget):
 
 def core_with(drafter: LookaheadDrafter, profile: tuple[tuple[int, float], ...] = (), **speculation) -> RouterCore:
     config = SpeculationConfig(drafters=("lookahead",), **speculation)
-    return RouterCore(RouterConfig(), config, {"lookahead": drafter}, VOCAB, 256, 4, 4, profile=profile)
+    return RouterCore(toy_info(VOCAB, 256, 4, step_times=list(profile)), RouterConfig(), config, {"lookahead": drafter})
 
 
 def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields) -> GenerationRequest:
@@ -200,8 +201,8 @@ def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected()
         assert round is not None
         core.draft_locally(round)
         result = target.verify(core.assemble(round, {}))
-        forest = round.forest
-        assert forest is not None
+        assert round.chosen is not None
+        forest = round.chosen.forest
         trace = trace_round(round, result, core.commit(round, result, 0.1), core.source_names, 0.0, 0.1)
         assert trace.verified == {"lookahead": len(forest)}
         assert np.count_nonzero(forest.sources) == num_guesses < forest.required.sum()

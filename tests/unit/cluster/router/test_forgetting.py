@@ -18,6 +18,7 @@ from cluster.router.calibration import SourceCalibration
 from cluster.router.core import RouterCore
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.traffic import TrafficRecords
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 97
 REMEMBERING = ("lookahead", "ngram_table", "soft_ngram", "token_recycling")
@@ -28,7 +29,7 @@ PROMPT = np.arange(1, 9, dtype=np.int32)
 class Router:
     def __init__(self, *names):
         self.drafters = create_drafters(names)
-        self.core = RouterCore(RouterConfig(), SpeculationConfig(), self.drafters, VOCAB_SIZE, 256, 4, 4)
+        self.core = RouterCore(toy_info(VOCAB_SIZE, 256, 4), RouterConfig(), SpeculationConfig(), self.drafters)
         self.target = ToyTarget(VOCAB_SIZE)
         self.now = 0.0
 
@@ -87,7 +88,7 @@ def test_who_keeps_a_namespace_can_drop_it():
 
 def test_counts_of_a_request_that_runs_begin_anew_with_what_it_says_then():
     (drafter,) = create_drafters(("ngram_table",)).values()
-    core = RouterCore(RouterConfig(), SpeculationConfig(), {"ngram_table": drafter}, VOCAB_SIZE, 256, 4, 4)
+    core = RouterCore(toy_info(VOCAB_SIZE, 256, 4), RouterConfig(), SpeculationConfig(), {"ngram_table": drafter})
     core.add(request("a", 40), 0.0)
     target, now = ToyTarget(VOCAB_SIZE), 0.0
     for turn in range(40):

@@ -14,6 +14,8 @@ from actors.models.toy_target import ToyTarget
 from cache_service.formats.documents import DOCUMENT_ID_BYTES
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.shared_learning import SharedLearning
+from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -142,7 +144,11 @@ def request(name="r", prompt=(1, 2, 3), **fields):
 
 def make_core(sink, drafters=None, **config):
     return RouterCore(
-        RouterConfig(**config), SpeculationConfig(), drafters or {}, VOCAB_SIZE, 256, 4, 4, token_sink=sink
+        toy_info(VOCAB_SIZE, 256, 4),
+        RouterConfig(**config),
+        SpeculationConfig(),
+        drafters or {},
+        shared=SharedLearning(token_sink=sink),
     )
 
 

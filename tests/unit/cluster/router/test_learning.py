@@ -31,6 +31,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.learning import rows_of_prompt, successors_of
 from paceline_testing.drafting import tree_to_verify
+from paceline_testing.rounds import toy_info
 
 VOCAB = 50
 
@@ -62,9 +63,7 @@ class Pupil:
 
 
 def core_with(pupil: object) -> RouterCore:
-    return RouterCore(
-        RouterConfig(), SpeculationConfig(drafters=("auto",)), {"pupil": pupil}, VOCAB, 512, 16, 4
-    )  # fmt: skip
+    return RouterCore(toy_info(VOCAB, 512, 16), RouterConfig(), SpeculationConfig(drafters=("auto",)), {"pupil": pupil})
 
 
 def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> GenerationRequest:
@@ -186,7 +185,9 @@ def prompts_taught(pupil: Pupil) -> list[VerifiedRows]:
 def test_a_long_prompt_is_taught_in_parts_while_its_sequence_runs():
     pupil = Pupil()
     speculation = SpeculationConfig(drafters=("auto",))
-    core = RouterCore(RouterConfig(max_prefill_rows=1 << 14), speculation, {"pupil": pupil}, VOCAB, 1 << 14, 16, 4)
+    core = RouterCore(
+        toy_info(VOCAB, 1 << 14, 16), RouterConfig(max_prefill_rows=1 << 14), speculation, {"pupil": pupil}
+    )
     prompt = np.random.default_rng(0).integers(0, VOCAB, 5000)
     core.add(request(prompt), 0.0)
     core.add(request([1, 2, 3], "b", "short"), 0.0)
@@ -258,7 +259,7 @@ def test_a_drafter_that_cannot_learn_costs_nothing_else():
 
 
 def test_nobody_learns_and_nothing_is_asked_for():
-    core = RouterCore(RouterConfig(), SpeculationConfig(), {}, VOCAB, 512, 16, 4)
+    core = RouterCore(toy_info(VOCAB, 512, 16), RouterConfig(), SpeculationConfig(), {})
     core.add(request([1, 2, 3]), 0.0)
     round, _ = core.plan_round(0.0)
     assert core.assemble(round, {}).num_successors == 0

@@ -24,7 +24,7 @@ from cluster.cli.bench.compare_report import print_report
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.speed import Difference, Equality
 from cluster.offline.engine import LocalEngine
-from cluster.router.round import Round, RoundEntry
+from cluster.router.round import Round, RoundEntry, RoundSize
 from cluster.router.trace import RoundTrace, trace_round
 from cluster.router.traffic import Traffic
 
@@ -110,7 +110,7 @@ def test_a_trace_has_the_depth_of_every_sequences_tree_and_of_its_accepted_path(
         entry(2, [-1, 0, 1], 2),  # the third node was not computed; nothing is right
         entry(3, [], 0),  # no drafts
     ]
-    round = Round(7, 0.0, entries, [], 3, 3, 3, 16, False, Traffic())
+    round = Round(7, 0.0, entries, [], RoundSize(3, 3, 3), Traffic())
     paths = {1: [1, 4], 2: [], 3: []}
     verdicts = [Verdict(seq, 5, 1, 99, np.array(path, dtype=np.int32)) for seq, path in paths.items()]
     found = trace_round(round, VerifyResult(7, verdicts, rows=10), [], ("suffix",), 0.1, 0.2)

@@ -1,0 +1,51 @@
+"""Rounds of a router core with a target in this process, on a told clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.messages import DraftBatch, DraftResult, Failure, VerifyBatch, VerifyResult, WorkerInfo
+from cluster.router.core import RouterCore
+from cluster.router.round import RouterEvent
+from cluster.router.run_round import RoundHooks, RoundOutcome, run_local_round
+
+
+def toy_info(vocab_size: int, max_model_len: int = 256, block_size: int = 4, **fields: object) -> WorkerInfo:
+    return WorkerInfo("target", 0, vocab_size, max_model_len, block_size, total_blocks=0, **fields)  # type: ignore[arg-type]
+
+
+def no_drafts(worker_id: str, batch: DraftBatch) -> DraftResult | None:
+    return None
+
+
+def toy_round(
+    core: RouterCore,
+    verify: Callable[[VerifyBatch], VerifyResult | Failure | None],
+    now: float = 0.0,
+    draft: Callable[[str, DraftBatch], DraftResult | None] = no_drafts,
+) -> RoundOutcome:
+    """A round that is planned at `now` and lasts as long as the target says."""
+    clock = now
+
+    def verify_timed(batch: VerifyBatch) -> VerifyResult | Failure | None:
+        nonlocal clock
+        result = verify(batch)
+        clock += result.elapsed_s if isinstance(result, VerifyResult) else 0.0
+        return result
+
+    return run_local_round(core, verify_timed, draft, RoundHooks(now=lambda: clock))
+
+
+def serve(
+    core: RouterCore,
+    verify: Callable[[VerifyBatch], VerifyResult | Failure | None],
+    draft: Callable[[str, DraftBatch], DraftResult | None] = no_drafts,
+    most_rounds: int = 2000,
+) -> list[RouterEvent]:
+    """All events until the router is idle; a round every 0.05 s."""
+    events: list[RouterEvent] = []
+    for index in range(most_rounds):
+        if not core.has_work:
+            return events
+        events += toy_round(core, verify, index * 0.05, draft).events
+    raise AssertionError("the router does not come to an end")
