@@ -1,63 +1,72 @@
-"""GPUs as their makers describe them, and how many of them a target group takes."""
+"""GPUs as their makers describe them, this machine's CPU as measured, and the formats of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from actors.errors import InvalidRequest
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+CPU = "cpu"
 
-_ALL_REDUCE_US_PER_GPU = 0.5  # on top of a link's own latency: 10 us among four GPUs and 12 among eight, with NVLink
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_ALL_REDUCE_US_PER_GPU = 0.5  # on top of the link's own latency
+_FLOAT32_SLOWER = 16.0  # than bfloat16 on tensor cores
+_READ_BYTES = 256 * 2**20  # larger than any cache
+_PRODUCT_SIZE = 1024  # of a square weight
+_PRODUCT_ROWS = 16  # of a round
+_MEASURE_S = 0.25  # of each rate; the fastest call counts
 
 
 class Gpu(BaseModel):
-    """One kind of GPU. Rates are those of the data sheet, without sparsity; memory is what a process can allocate."""
+    """One kind of device. Rates are peaks, without sparsity; memory is what a process can allocate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     memory_gib: _Positive
-    bandwidth_tb_s: _Positive  # of its own memory, 1e12 bytes a second
-    tflops: _Positive  # of products in bfloat16
-    tflops_fp8: _Positive | None = None  # None: it computes in bfloat16 what is stored in fp8
-    link_gb_s: _Positive = 25.0  # to other GPUs of the node, one direction, 1e9 bytes a second; PCIe 4 by default
-    link_latency_us: Annotated[float, Field(ge=0, le=1e6)] = 20.0  # of an all-reduce of nothing
+    bandwidth_tb_s: _Positive  # memory bandwidth, 1e12 bytes/s
+    tflops: _Positive  # matrix products in bfloat16
+    tflops_fp8: _Positive | None = None  # None: fp8 weights are multiplied in bfloat16
+    tflops_float32: _Positive | None = None  # None: a sixteenth of tflops
+    link_gb_s: _Positive = 25.0  # to other GPUs of the node, one direction, 1e9 bytes/s; PCIe 4 by default
+    link_latency_us: Annotated[float, Field(ge=0, le=1e6)] = 20.0  # of an empty all-reduce
     per_node: Annotated[int, Field(ge=1, le=128)] = 8
 
 
-def _with_nvlink(memory: float, bandwidth: float, tflops: float, fp8: float | None, link: float) -> Gpu:
-    return Gpu(
-        memory_gib=memory,
-        bandwidth_tb_s=bandwidth,
-        tflops=tflops,
-        tflops_fp8=fp8,
-        link_gb_s=link,
-        link_latency_us=8.0,
-    )
+# name, GiB, TB/s, TFLOP/s, TFLOP/s in fp8 (0: none), GB/s of a link, us of an all-reduce
+_GPU_TABLE = """
+a10g       22.0   0.6    70    0     25  20
+l4         22.0   0.3    121   242   25  20
+l40s       44.3   0.864  362   733   25  20
+a100-40gb  39.4   1.555  312   0     300 8
+a100       79.2   2.039  312   0     300 8
+h20        95.0   4.0    148   296   450 8
+h100       79.1   3.35   989   1979  450 8
+h200       139.8  4.8    989   1979  450 8
+b200       178.3  8.0    2250  4500  900 8
+"""
 
 
-GPUS: Mapping[str, Gpu] = {
-    "a10g": Gpu(memory_gib=22.0, bandwidth_tb_s=0.6, tflops=70.0),
-    "l4": Gpu(memory_gib=22.0, bandwidth_tb_s=0.3, tflops=121.0, tflops_fp8=242.0),
-    "l40s": Gpu(memory_gib=44.3, bandwidth_tb_s=0.864, tflops=362.0, tflops_fp8=733.0),
-    "a100-40gb": _with_nvlink(39.4, 1.555, 312.0, None, 300.0),
-    "a100": _with_nvlink(79.2, 2.039, 312.0, None, 300.0),
-    "h20": _with_nvlink(95.0, 4.0, 148.0, 296.0, 450.0),
-    "h100": _with_nvlink(79.1, 3.35, 989.0, 1979.0, 450.0),
-    "h200": _with_nvlink(139.8, 4.8, 989.0, 1979.0, 450.0),
-    "b200": _with_nvlink(178.3, 8.0, 2250.0, 4500.0, 900.0),
-}
+def _gpu(row: str) -> tuple[str, Gpu]:
+    name, *numbers = row.split()
+    memory, bandwidth, tflops, fp8, link, latency = map(float, numbers)
+    gpu = Gpu(memory_gib=memory, bandwidth_tb_s=bandwidth, tflops=tflops, link_gb_s=link, link_latency_us=latency)
+    return name, gpu.model_copy(update={"tflops_fp8": fp8 or None})
+
+
+GPUS: Mapping[str, Gpu] = dict(map(_gpu, _GPU_TABLE.strip().splitlines()))
 
 
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
-    """GPUs of one node that share a model by tensor parallelism."""
+    """Devices of one node that share a model by tensor parallelism."""
 
     name: str
     gpu: Gpu
@@ -65,31 +74,29 @@ class GpuGroup:
 
     @property
     def all_reduce_latency_s(self) -> float:
-        """Of one all-reduce, without its bytes; none on a GPU by itself."""
+        """Latency of an all-reduce without its bytes; 0 on a single device."""
         return (self.gpu.link_latency_us + _ALL_REDUCE_US_PER_GPU * self.count) * 1e-6 if self.count > 1 else 0.0
 
 
 def read_hardware(path: Path) -> dict[str, Gpu]:
-    """GPUs by name, in small letters, from a YAML file, keys as the fields of `Gpu`. Raises InvalidRequest."""
+    """GPUs by lower-case name from a YAML file with the fields of `Gpu`. Raises InvalidRequest."""
     try:
         given = TypeAdapter(dict[str, Gpu]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
         return {name.lower(): gpu for name, gpu in given.items()}
     except OSError as error:
-        raise InvalidRequest("--hardware", str(path), f"it cannot be read: {error.strerror or error}") from None
+        limit = f"it cannot be read: {error.strerror or error}"
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidRequest("--hardware", str(path), f"it is not valid YAML: {' '.join(str(error).split())}") from None
+        limit = f"it is not valid YAML: {' '.join(str(error).split())}"
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise InvalidRequest(
-            "--hardware", str(path), f"{where}: {first['msg']}; a GPU has {', '.join(Gpu.model_fields)}"
-        ) from None
+        limit = f"{where}: {first['msg']}; a GPU has {', '.join(Gpu.model_fields)}"
+    raise InvalidRequest("--hardware", str(path), limit)
 
 
 def find_gpu(name: str, field: str, known: Mapping[str, Gpu] = GPUS) -> Gpu:
-    """Raises InvalidRequest, naming those that are known."""
-    found = known.get(name.lower())
-    if found is None:
+    """Raises InvalidRequest that lists the known ones."""
+    if (found := known.get(name.lower())) is None:
         limit = f"known GPUs are {', '.join(sorted(known))}; describe others in a file: --hardware"
         raise InvalidRequest(field, name, limit)
     return found
@@ -98,12 +105,87 @@ def find_gpu(name: str, field: str, known: Mapping[str, Gpu] = GPUS) -> Gpu:
 def parse_gpus(text: str, field: str = "--gpus", known: Mapping[str, Gpu] = GPUS) -> GpuGroup:
     """`h200:8`, or `h200` for one. Raises InvalidRequest."""
     name, colon, number = text.partition(":")
-    gpu = find_gpu(name, field, known)
-    if not colon:
-        number = "1"
+    gpu, number = find_gpu(name, field, known), number if colon else "1"
     if not (number.isascii() and number.isdigit() and len(number) <= 6 and int(number) >= 1):
         raise InvalidRequest(field, text, "write name:number, such as h200:8")
     if int(number) > gpu.per_node:
         limit = f"a target group stays within a node, which has {gpu.per_node} of them; size one group and multiply"
         raise InvalidRequest(field, text, limit)
     return GpuGroup(name.lower(), gpu, int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    name: str
+    weight_bytes: float  # of a weight, with its share of its group's scale
+    kv_bytes: float  # of a number in the KV cache by default
+    is_served: bool = True  # by Paceline's own engine
+
+    def flops(self, gpu: Gpu) -> float:
+        """Peak floating-point operations a second. Quantized weights are multiplied in bfloat16."""
+        if self.name == "float32":
+            return (gpu.tflops_float32 or gpu.tflops / _FLOAT32_SLOWER) * 1e12
+        return ((self.name == "fp8" and gpu.tflops_fp8) or gpu.tflops) * 1e12
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    one.name: one
+    for one in (
+        Precision("float32", 4.0, 4.0),
+        Precision("bfloat16", 2.0, 2.0),
+        Precision("float16", 2.0, 2.0),
+        Precision("fp8", 1.0, 2.0, is_served=False),
+        Precision("int8", 1.0, 2.0),
+        Precision("int4", 0.53, 2.0),  # 4 bits, and a scale with an offset for each group of 128
+    )
+}
+QUANTIZED = ("int8", "int4")  # weights only: target.quantization
+KV_BYTES: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def find_precision(name: str, field: str) -> Precision:
+    """Raises InvalidRequest."""
+    if (found := PRECISIONS.get(_SHORT.get(name.lower(), name.lower()))) is None:
+        raise InvalidRequest(field, name, f"it must be one of {', '.join(PRECISIONS)}")
+    return found
+
+
+def find_kv_bytes(name: str, precision: Precision) -> float:
+    """Bytes of a number in the KV cache; `auto`: as the weights are computed in. Raises InvalidRequest."""
+    if name.lower() == "auto":
+        return precision.kv_bytes
+    if (found := KV_BYTES.get(_SHORT.get(name.lower(), name.lower()))) is None:
+        raise InvalidRequest("--kv-dtype", name, f"it must be auto or one of {', '.join(KV_BYTES)}")
+    return found
+
+
+def measure_cpu(dtype: str, memory_gib: float | None = None, bandwidth_gb_s: float | None = None) -> Gpu:
+    """This machine's CPU: memory, read bandwidth and rate of products in `dtype`, with torch's threads, in about
+    a second. What is given is not measured."""
+    import torch
+
+    if bandwidth_gb_s is None:
+        matrix = torch.ones(_READ_BYTES // 4 // 4096, 4096)
+        bandwidth_gb_s = _READ_BYTES / _fastest(lambda: torch.mv(matrix, matrix[0])) / 1e9
+    weight = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=torch.float32 if dtype == "float32" else torch.bfloat16)
+    rows = weight[:_PRODUCT_ROWS].clone()
+    tflops = 2 * rows.numel() * _PRODUCT_SIZE / _fastest(lambda: torch.nn.functional.linear(rows, weight)) / 1e12
+    return Gpu(
+        memory_gib=memory_gib or psutil.virtual_memory().total / 2**30,
+        bandwidth_tb_s=bandwidth_gb_s / 1000,
+        tflops=tflops,
+        tflops_float32=tflops,
+        per_node=1,
+    )
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds of the fastest call; the first one is not counted."""
+    work()
+    seconds: list[float] = []
+    while sum(seconds) < _MEASURE_S:
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,75 +1,64 @@
-"""A sizing for people and for programs."""
+"""A sizing for programs, and in words and tables for people."""
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TextIO
 
-from cluster.cli.bench.table import print_table
 from cluster.deploy.size.estimate import Deployment, Sizing, Speed, groups_that_fit, precisions_that_fit
-from cluster.deploy.size.precision import QUANTIZED
+from cluster.deploy.size.hardware import CPU, QUANTIZED
 from cluster.deploy.size.roofline import PlacedModel
 
-_WIDTH = 120
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows
 
 
 def as_json(deployment: Deployment, sizing: Sizing, notes: list[str]) -> dict[str, object]:
     """Sizes in bytes, times in seconds, speeds in tokens a second."""
-    target, draft = deployment.target, deployment.draft
-    memory, forward = sizing.memory, sizing.forward
-    speeds = (sizing.plain, *sizing.drafted) if memory.fits else ()
+    target, draft, memory = deployment.target, deployment.draft, sizing.memory
+    gpu, fits = target.group.gpu, memory.fits
     return {
         "target": target.shape.name,
         "gpus": f"{target.group.name}:{target.group.count}",
+        "cpu": gpu.model_dump(include={"memory_gib", "bandwidth_tb_s", "tflops"}) if is_cpu(target) else None,
         "dtype": target.precision.name,
         "concurrency": deployment.concurrency,
         "context": deployment.context,
         "draft": None if draft.placed is None else draft.placed.shape.name,
         "draft_gpu": None if draft.placed is None else draft.placed.group.name,
         "acceptance": draft.acceptance,
-        "fits": memory.fits,
+        "fits": fits,
         "fits_on_gpus": groups_that_fit(deployment),
         "memory_per_gpu": {**asdict(memory), "needed": memory.needed},
         "max_concurrency": sizing.max_sequences,
-        "round": {**asdict(forward), "link_s": deployment.link_s, "total_s": sizing.plain.round_s},
+        "round": {**asdict(sizing.forward), "link_s": deployment.link_s, "total_s": sizing.plain.round_s},
         "free_rows": sizing.free_rows,
-        "speeds": [asdict(one) for one in speeds],
-        "cheapest": asdict(sizing.cheapest) if memory.fits else None,
-        "fastest": asdict(sizing.fastest) if memory.fits else None,
-        "settings": settings(deployment, sizing.cheapest) if memory.fits and is_served(target) else None,
-        "notes": notes if memory.fits else [],
+        "speeds": [asdict(one) for one in (sizing.plain, *sizing.drafted)] if fits else [],
+        "cheapest": asdict(sizing.cheapest) if fits else None,
+        "fastest": asdict(sizing.fastest) if fits else None,
+        "settings": settings(deployment, sizing.cheapest) if fits and is_served(target) else None,
+        "notes": notes if fits else [],
     }
 
 
-def print_sizing(deployment: Deployment, sizing: Sizing, notes: list[str], out: TextIO) -> None:
-    _print_memory(deployment, sizing, out)
+def sections(deployment: Deployment, sizing: Sizing, notes: list[str]) -> Iterator[str | Table]:
+    """Paragraphs and tables, in the order in which they are printed."""
+    yield from _memory(deployment, sizing)
     if not sizing.memory.fits:
-        _print_paragraphs([_remedy(deployment, sizing)], out)
+        yield _remedy(deployment, sizing)
         return
-    _print_round(deployment, sizing, out)
-    _print_speeds(sizing, out)
-    _print_paragraphs([_advice(sizing), *notes], out)
-    if not is_served(deployment.target):
-        return
-    out.write("\nSettings of the cheapest:\n")
-    for key, value in settings(deployment, sizing.cheapest).items():
-        out.write(f"  --set {key}={value}\n")
-
-
-def is_served(target: PlacedModel) -> bool:
-    """Whether Paceline's own engine can do it."""
-    return target.precision.is_served and (target.precision.name not in QUANTIZED or target.group.count == 1)
+    yield _round(deployment, sizing)
+    yield _speeds(sizing)
+    yield _advice(sizing)
+    yield from notes
 
 
 def settings(deployment: Deployment, speed: Speed) -> dict[str, object]:
-    """What of the configuration follows, by its keys, where the engine can do it."""
-    target = deployment.target
+    """Configuration keys and values that follow from the sizing."""
+    target, is_quantized = deployment.target, deployment.target.precision.name in QUANTIZED
     chosen: dict[str, object] = {"target.tensor_parallel": target.group.count}
-    if target.precision.name in QUANTIZED:
-        chosen |= {"target.dtype": "bfloat16", "target.quantization": target.precision.name}
-    else:
-        chosen["target.dtype"] = target.precision.name
+    chosen["target.dtype"] = "bfloat16" if is_quantized else target.precision.name
+    if is_quantized:
+        chosen["target.quantization"] = target.precision.name
     chosen["target.kv_cache_tokens"] = max(256, deployment.concurrency * deployment.context)
     chosen["router.max_running"] = deployment.concurrency
     chosen["speculation.max_draft_tokens"] = speed.draft_tokens
@@ -77,92 +66,69 @@ def settings(deployment: Deployment, speed: Speed) -> dict[str, object]:
         chosen["speculation.max_rows"] = min(4096, deployment.concurrency * speed.draft_tokens)
     if speed.draft_workers:
         chosen |= {"draft.workers": speed.draft_workers, "draft.gamma": speed.draft_tokens}
-        ahead = deployment.draft.outcomes if speed.drafting == "one round ahead" else 0
-        chosen["draft.ahead"] = ahead
+        chosen["draft.ahead"] = deployment.draft.outcomes if speed.drafting == "one round ahead" else 0
     return chosen
 
 
-def _print_memory(deployment: Deployment, sizing: Sizing, out: TextIO) -> None:
-    target, memory = deployment.target, sizing.memory
-    title = (
+def is_cpu(placed: PlacedModel) -> bool:
+    return placed.group.name == CPU
+
+
+def is_served(target: PlacedModel) -> bool:
+    """Whether Paceline's own engine supports it."""
+    return target.precision.is_served and (target.precision.name not in QUANTIZED or target.group.count == 1)
+
+
+def _memory(deployment: Deployment, sizing: Sizing) -> Iterator[str | Table]:
+    target, memory, group = deployment.target, sizing.memory, deployment.target.group
+    where, each = f"{group.count} x {group.name}", "Memory of each GPU"
+    if is_cpu(target):
+        rates = f"{1000 * group.gpu.bandwidth_tb_s:.1f} GB/s read, {group.gpu.tflops:.3g} TFLOP/s in products"
+        where, each = f"the CPU ({rates})", "Memory of the machine"
+    yield (
         f"{target.shape.name}, {target.shape.num_parameters / 1e9:.1f} G parameters in {target.precision.name}, on "
-        f"{target.group.count} x {target.group.name}: {_requests(deployment.concurrency)} at once of "
-        f"{deployment.context:,} tokens\n\nMemory of each GPU"
+        f"{where}: {_requests(deployment.concurrency)} at once of {deployment.context:,} tokens"
     )
-    rows = [
-        ("weights", _gib(memory.weights)),
-        ("KV cache", _gib(memory.kv_cache)),
-        ("activations and logits", _gib(memory.activations)),
-        ("CUDA and what fragments", _gib(memory.reserve)),
-        ("needed", _gib(memory.needed)),
-        ("there", _gib(memory.available)),
-    ]
-    print_table(title, ("", "GiB"), rows, out)
+    parts = {"weights": memory.weights, "KV cache": memory.kv_cache, "activations and logits": memory.activations}
+    parts["system and fragmentation" if is_cpu(target) else "CUDA and fragmentation"] = memory.reserve
+    parts |= {"needed": memory.needed, "available": memory.available}
+    yield each, ("", "GiB"), [(name, _gib(size)) for name, size in parts.items()]
     if memory.fits:
-        _print_paragraphs(
-            [
-                f"It fits. The KV cache has room for {memory.room_tokens:,} tokens: "
-                f"{_requests(sizing.max_sequences)} of {deployment.context:,}."
-            ],
-            out,
-        )
+        room = f"{_requests(sizing.max_sequences)} of {deployment.context:,}"
+        yield f"It fits. The KV cache has room for {memory.room_tokens:,} tokens: {room}."
 
 
-def _print_round(deployment: Deployment, sizing: Sizing, out: TextIO) -> None:
+def _round(deployment: Deployment, sizing: Sizing) -> Table:
     forward = sizing.forward
-    rows = [
-        ("reading the weights", _ms(forward.weights_s)),
-        ("reading the KV cache", _ms(forward.kv_s)),
-        ("products, meanwhile", _ms(forward.compute_s)),
-        ("all-reduces", _ms(forward.all_reduce_s)),
-        ("link to the router and back", _ms(deployment.link_s)),
-        ("round", _ms(sizing.plain.round_s)),
-    ]
+    parts = {"reading the weights": forward.weights_s, "reading the KV cache": forward.kv_s}
+    parts |= {"products, meanwhile": forward.compute_s, "all-reduces": forward.all_reduce_s}
     if deployment.seconds_of_rows is not None:
-        rows = [("forward, as measured", _ms(sizing.plain.round_s - deployment.link_s)), *rows[-2:]]
-    out.write("\n")
-    print_table("A round without drafts", ("", "ms"), rows, out)
+        parts = {"forward, as measured": sizing.plain.round_s - deployment.link_s}
+    parts |= {"link to the router and back": deployment.link_s, "round": sizing.plain.round_s}
+    return "A round without drafts", ("", "ms"), [(name, _ms(seconds)) for name, seconds in parts.items()]
 
 
-def _print_speeds(sizing: Sizing, out: TextIO) -> None:
-    has_cost = sizing.plain.cost_per_million is not None
-    header = ["drafts", "draft GPUs", "drafted", "tokens a round", "round ms"]
-    header += [
-        "tokens/s a stream",
-        "tokens/s in all",
-        "ratio",
-        "tokens/s a GPU",
-        *(["per 1 M tokens"] if has_cost else []),
-    ]
+def _speeds(sizing: Sizing) -> Table:
     last = max(sizing.cheapest.draft_workers, sizing.fastest.draft_workers) + 1
-    rows = []
+    header: tuple[str, ...] = ("drafts", "draft GPUs", "drafted", "tokens a round", "round ms", "tokens/s a stream")
+    header += ("tokens/s in all", "ratio", "tokens/s a GPU")
+    if sizing.plain.cost_per_million is not None:
+        header += ("per 1 M tokens",)
+    rows: list[tuple[str, ...]] = []
     for speed in (sizing.plain, *(one for one in sizing.drafted if one.draft_workers <= last)):
-        row = [
-            speed.drafting,
-            str(speed.draft_workers),
-            str(speed.draft_tokens),
-            f"{speed.tokens_per_round:.2f}",
-            _ms(speed.round_s),
-            f"{speed.tokens_per_s_stream:,.0f}",
-            f"{speed.tokens_per_s:,.0f}",
-            f"{speed.ratio:.2f}",
-            f"{speed.tokens_per_s_gpu:,.0f}",
-        ]
-        if speed.cost_per_million is not None:
-            row.append(f"{speed.cost_per_million:.3f}")
-        rows.append(row)
-    out.write("\n")
-    print_table("Speed", header, rows, out)
+        row = [speed.drafting, str(speed.draft_workers), str(speed.draft_tokens), f"{speed.tokens_per_round:.2f}"]
+        row += [_ms(speed.round_s), f"{speed.tokens_per_s_stream:,.0f}", f"{speed.tokens_per_s:,.0f}"]
+        row += [f"{speed.ratio:.2f}", f"{speed.tokens_per_s_gpu:,.0f}"]
+        rows.append(tuple(row if speed.cost_per_million is None else [*row, f"{speed.cost_per_million:.3f}"]))
+    return "Speed", header, rows
 
 
 def _advice(sizing: Sizing) -> str:
     cheapest, fastest = sizing.cheapest, sizing.fastest
     if cheapest.drafting == "none" and fastest.drafting == "none":
         return "Drafts do not pay here: rounds without are the fastest and the cheapest."
-    parts = [f"Cheapest by the token: {_named(cheapest)}, {cheapest.ratio:.2f} times as fast as without drafts."]
-    if fastest != cheapest:
-        parts.append(f"Fastest: {_named(fastest)}, {fastest.ratio:.2f} times.")
-    return " ".join(parts)
+    advice = f"Cheapest by the token: {_named(cheapest)}, {cheapest.ratio:.2f} times as fast as without drafts."
+    return advice if fastest == cheapest else f"{advice} Fastest: {_named(fastest)}, {fastest.ratio:.2f} times."
 
 
 def _named(speed: Speed) -> str:
@@ -175,26 +141,17 @@ def _named(speed: Speed) -> str:
 
 
 def _remedy(deployment: Deployment, sizing: Sizing) -> str:
-    memory = sizing.memory
-    ways = []
-    counts = groups_that_fit(deployment)
-    if counts:
-        ways.append(f"{counts[0]} GPUs of the kind")
+    memory, context = sizing.memory, sizing.memory.room_tokens // deployment.concurrency
+    ways = [f"{count} GPUs of the kind" for count in groups_that_fit(deployment)[:1]]
     if sizing.max_sequences:
         ways.append(f"at most {_requests(sizing.max_sequences)} at once of this context")
-    context = memory.room_tokens // deployment.concurrency
     if context:
         ways.append(f"a context of at most {context:,}")
     if names := precisions_that_fit(deployment):
         ways.append(f"fewer bits: --dtype {' or '.join(names)}")
-    ways = ways or ["larger GPUs, or a smaller model"]
-    lacking = _gib(memory.needed - memory.available)
-    return f"It does not fit: {lacking} GiB too much on each GPU. It needs " + ", or ".join(ways) + "."
-
-
-def _print_paragraphs(paragraphs: list[str], out: TextIO) -> None:
-    for paragraph in paragraphs:
-        out.write("\n" + textwrap.fill(paragraph, _WIDTH, break_on_hyphens=False) + "\n")
+    larger, where = ("more memory", "") if is_cpu(deployment.target) else ("larger GPUs", " on each GPU")
+    lacking = f"{_gib(memory.needed - memory.available)} GiB too much{where}"
+    return f"It does not fit: {lacking}. It needs {', or '.join(ways or [f'{larger}, or a smaller model'])}."
 
 
 def _requests(number: int) -> str:

@@ -1,25 +1,27 @@
-"""How long one forward pass takes at best on real hardware (Williams et al. 2009, the roofline, and all-reduces)."""
+"""Memory and time of a forward pass at best: the roofline (Williams et al. 2009) and all-reduces."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from cluster.deploy.size.hardware import GpuGroup
+from cluster.deploy.size.hardware import GpuGroup, Precision
 from cluster.deploy.size.model_shape import ModelShape
-from cluster.deploy.size.precision import Precision
 
-EFFICIENCY = 0.8  # of the data sheet's bandwidth and operations that good kernels reach
+EFFICIENCY = 0.8  # share of a data sheet's rates that good kernels reach
+RESERVE_GIB = 2.0  # CUDA context, communicators, captured graphs, fragmentation
 _ACTIVATION_BYTES = 2  # of a number that ranks add up
+_LIVE_WIDTHS = 16  # hidden sizes of activations that a row holds at once: residual, MLP, queries
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTime:
-    """Where the time of one forward goes, seconds."""
+    """Parts of a forward, seconds."""
 
-    weights_s: float  # to read them
-    kv_s: float  # to read the cache of all sequences
-    compute_s: float  # to multiply, meanwhile
-    all_reduce_s: float  # two a layer, after which the next products wait
+    weights_s: float  # reading weights
+    kv_s: float  # reading the KV cache of all sequences
+    compute_s: float  # products, overlapped with reading
+    all_reduce_s: float  # two a layer, not overlapped
 
     @property
     def total_s(self) -> float:
@@ -28,23 +30,21 @@ class ForwardTime:
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A model on GPUs, with weights and KV cache in some precision."""
+    """A model on devices, with the formats of its weights and KV cache."""
 
     shape: ModelShape
     group: GpuGroup
     precision: Precision
-    kv_bytes: float  # of one number in the KV cache
-    efficiency: float = EFFICIENCY  # above 0, at most 1
+    kv_bytes: float  # of a number in the KV cache
+    efficiency: float = EFFICIENCY  # in (0, 1]
 
     def forward_time(self, rows: int, sequences: int, context: int) -> ForwardTime:
-        """One pass over `rows` tokens in all, of `sequences` whose cache holds `context` tokens each.
-
-        A sequence's cache is read once, however many rows of it are verified.
-        """
+        """A pass over `rows` tokens of `sequences` that have `context` cached tokens each. A sequence's cache is read
+        once, however many of its rows are verified."""
         shape, group = self.shape, self.group
         bandwidth = group.gpu.bandwidth_tb_s * 1e12 * self.efficiency
         flops = self.precision.flops(group.gpu) * group.count * self.efficiency
-        attended = 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * context  # scores and their sum of values
+        attended = 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * context
         return ForwardTime(
             weights_s=shape.read_parameters(rows) * self.precision.weight_bytes / (bandwidth * group.count),
             kv_s=sequences * context * self.kv_bytes_per_token / bandwidth,
@@ -54,23 +54,21 @@ class PlacedModel:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """On each GPU. Heads are not split: with more GPUs than heads some are kept several times."""
-        shape = self.shape
-        of_rank = -(-shape.num_kv_heads // self.group.count)
-        return shape.kv_bytes_per_token(self.kv_bytes) * of_rank / shape.num_kv_heads
+        """On each device. With more devices than KV heads, heads are replicated."""
+        heads_of_rank = -(-self.shape.num_kv_heads // self.group.count)
+        return self.shape.kv_bytes_per_token(self.kv_bytes) * heads_of_rank / self.shape.num_kv_heads
 
     def _all_reduces_s(self, rows: int) -> float:
         count = self.group.count
         if count == 1:
             return 0.0
-        passed = 2 * (count - 1) / count * rows * self.shape.hidden_size * _ACTIVATION_BYTES  # by each GPU, in a ring
-        once = self.group.all_reduce_latency_s + passed / (self.group.gpu.link_gb_s * 1e9)
+        ring_bytes = 2 * (count - 1) / count * rows * self.shape.hidden_size * _ACTIVATION_BYTES
+        once = self.group.all_reduce_latency_s + ring_bytes / (self.group.gpu.link_gb_s * 1e9)
         return 2 * self.shape.num_layers * once
 
 
 def free_rows(placed: PlacedModel) -> float:
-    """Rows, all sequences together, until products take as long as reading the weights for them: so many are verified
-    for the price of one."""
+    """Rows of all sequences together up to which products take no longer than reading the weights."""
     shape, gpu = placed.shape, placed.group.gpu
     per_row = 2.0 * shape.active_parameters / placed.precision.flops(gpu)
     rows = 1.0
@@ -78,3 +76,41 @@ def free_rows(placed: PlacedModel) -> float:
         read = shape.read_parameters(max(1, int(rows))) * placed.precision.weight_bytes
         rows = read / (gpu.bandwidth_tb_s * 1e12) / per_row
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """Bytes on each device of a group."""
+
+    weights: float
+    kv_cache: float  # at the given concurrency and context
+    activations: float
+    reserve: float
+    available: float
+    room_tokens: int  # capacity of the KV cache; 0 if the weights do not fit
+
+    @property
+    def needed(self) -> float:
+        return self.weights + self.kv_cache + self.activations + self.reserve
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
+
+
+def memory_fit(placed: PlacedModel, sequences: int, context: int, rows: int, prefill_rows: int) -> MemoryFit:
+    """rows: verified in one forward, with logits; prefill_rows: prompt rows beside them."""
+    shape = placed.shape
+    weights = shape.num_parameters * placed.precision.weight_bytes / placed.group.count
+    logits = 2 * 4 * shape.vocab_size * rows  # float32, raw and processed
+    activations = 2 * _LIVE_WIDTHS * shape.hidden_size * (rows + prefill_rows) + logits
+    reserve, available = RESERVE_GIB * 2**30, placed.group.gpu.memory_gib * 2**30
+    left = available - weights - activations - reserve
+    return MemoryFit(
+        weights=weights,
+        kv_cache=sequences * context * placed.kv_bytes_per_token,
+        activations=activations,
+        reserve=reserve,
+        available=available,
+        room_tokens=max(0, math.floor(left / placed.kv_bytes_per_token)),
+    )

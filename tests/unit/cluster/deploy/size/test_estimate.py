@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.models.toy import make_tiny_model, save_tiny_model
 from cluster.config import load_config
-from cluster.deploy.size.estimate import Deployment, DraftPlan, size
-from cluster.deploy.size.hardware import GPUS, GpuGroup, parse_gpus
-from cluster.deploy.size.memory import memory_fit
-from cluster.deploy.size.model_config import read_model_shape
-from cluster.deploy.size.model_shape import MODELS
-from cluster.deploy.size.precision import PRECISIONS
-from cluster.deploy.size.roofline import PlacedModel, free_rows
-from cluster.deploy.size.speculation import round_ahead, round_on_request, tokens_per_round
+from cluster.deploy.size import hardware
+from cluster.deploy.size.estimate import (
+    Deployment,
+    DraftPlan,
+    round_ahead,
+    round_on_request,
+    size,
+    tokens_per_round,
+)
+from cluster.deploy.size.hardware import GPUS, PRECISIONS, GpuGroup, measure_cpu, parse_gpus
+from cluster.deploy.size.model_shape import MODELS, read_model_shape
+from cluster.deploy.size.roofline import PlacedModel, free_rows, memory_fit
 
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sizing.md").read_text(encoding="utf-8")
 
@@ -438,6 +444,8 @@ def test_a_directory_is_a_model(run, tmp_path):
         (["--row-times", "1:x"], ["--row-times is '1:x'; write rows:milliseconds"]),
         (["--hardware", "/no/such/file"], ["--hardware is '/no/such/file'; it cannot be read"]),
         (["--draft-gpu", "l4"], ["--draft-gpu is 'l4'; give --draft, too"]),
+        (["--cpu"], ["--gpus is 'h200:8'; give either --gpus or --cpu"]),
+        (["--memory-gib", "8"], ["--memory-gib is '8.0'; it has no meaning with --gpus"]),
         (["--draft", "llama-1b", "--draft-price-per-gpu-hour", "1"], ["give --price-per-gpu-hour, too"]),
     ],
 )
@@ -447,6 +455,36 @@ def test_what_cannot_be_sized_names_option_value_and_remedy(run, arguments, expe
     assert err.count("\n") == 1
     for told in expected:
         assert told in err
+
+
+def test_the_rates_of_a_cpu_are_measured_in_about_a_second():
+    began = time.perf_counter()
+    cpu = measure_cpu("bfloat16")
+    assert time.perf_counter() - began < 20  # on a busy machine
+    assert 0.1 < 1000 * cpu.bandwidth_tb_s < 10_000
+    assert 0 < cpu.tflops == cpu.tflops_float32
+    assert cpu.memory_gib * 2**30 == pytest.approx(psutil.virtual_memory().total)
+
+
+def test_a_cpu_has_room_and_steps_by_what_is_measured_or_given(run, monkeypatch):
+    monkeypatch.setattr(hardware, "_fastest", lambda work: 0.01)
+    arguments = ["--target", "smollm2", "--cpu", "--dtype", "float32", "--context", "1000", "--link-ms", "0"]
+    _, told = sized(run, *arguments, "--memory-gib", "8")
+    assert (told["gpus"], told["fits"], told["fits_on_gpus"]) == ("cpu:1", True, [1])
+    tflops = 2 * 16 * 1024**2 / 0.01 / 1e12
+    assert told["cpu"] == pytest.approx({"memory_gib": 8, "bandwidth_tb_s": 0.0268, "tflops": tflops}, rel=0.01)
+    assert told["round"]["weights_s"] == pytest.approx(134_515_008 * 4 / 26.84e9, rel=0.01)
+    _, faster = sized(run, *arguments, "--memory-gib", "8", "--bandwidth-gb-s", "53.68")
+    assert faster["round"]["weights_s"] == pytest.approx(told["round"]["weights_s"] / 2, rel=0.01)
+    status, out, _ = run("size", *arguments, "--memory-gib", "2")
+    assert (status, "on the CPU (26.8 GB/s read, 0.00336 TFLOP/s in products)" in out) == (1, True)
+    assert "GiB too much. It needs " in out
+
+
+@pytest.mark.parametrize("option", ["--draft", "--price-per-gpu-hour", "--hardware"])
+def test_what_only_gpus_have_is_refused_for_a_cpu(run, option):
+    status, _, err = run("size", "--target", "smollm2", "--cpu", option, "1")
+    assert (status, f"{option} is" in err, "it has no meaning with --cpu" in err) == (2, True, True)
 
 
 def test_a_file_of_gpus_with_a_mistake_is_refused_by_its_place(run, tmp_path):
