@@ -153,7 +153,7 @@ class GatewayConfig(Options):
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     grpc_reflection: bool = True
-    # In what portions answers are streamed: see `cluster.gateway.stream_shape`.
+    # In what portions answers are streamed: see `cluster.gateway.streams`.
     stream_interval_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None  # None: 100 with tenants, else 0
     stream_tokens: Annotated[int, Field(ge=0, le=4096)] = 0  # of a chunk; 0: as many as there are
     stream_obfuscation: bool | None = None  # pad chunks unless a request says otherwise; None: with tenants

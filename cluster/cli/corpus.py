@@ -17,8 +17,9 @@ from cache_service.errors import CorpusError
 from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
-from cluster.offline.corpus import PROMPT_KEYS, Tokens, build_corpus, read_documents, read_rows
+from cluster.offline.corpus import build_corpus
 from cluster.request_limits import check_local_fields
+from cluster.text.documents import PROMPT_KEYS, Tokens, read_documents, read_rows
 
 app = typer.Typer(no_args_is_help=True, help="Index text to draft from.")
 

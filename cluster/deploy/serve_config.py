@@ -12,7 +12,7 @@ import yaml
 from cluster.config import ClusterConfig
 from cluster.deploy.ports import REDIS_PORT
 from cluster.deploy.values import DeployValues, number_of
-from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
+from cluster.gateway import SERVICER_FUNCTIONS
 
 IMPORT_PATH = "cluster.app:build"
 TENANTS_FILE = "/etc/paceline/tenants/tenants.json"

@@ -2,3 +2,9 @@
 
 May import: router (status and messages only), tenants, text.
 """
+
+# The gRPC services by import path, as Serve's options name them. Here, where they can be read without importing Ray.
+SERVICER_FUNCTIONS = (
+    "cluster.gateway.grpc_registration.add_inference",
+    "cluster.gateway.grpc_registration.add_health",
+)

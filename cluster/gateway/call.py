@@ -1,20 +1,12 @@
-"""What a client asks for, free of any wire format: HTTP bodies and gRPC messages both become a `GenerationCall`."""
+"""Records of a call, free of any wire format: what a client asks for, and the pieces of text it gets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from actors.messages import Acceptance, CacheUse
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    role: str  # system, developer, user, assistant
-    content: str
-
-
-Conversation = tuple[ChatMessage, ...]
-Prompt = str | tuple[int, ...] | Conversation  # text, token ids, or messages for the chat template
+from actors.messages import Acceptance, CacheUse, SpeculationStats
+from cluster.text.text_codec import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +66,18 @@ class ServedModel:
     drafters: tuple[str, ...] = ()  # names of those that run, without auto and none
     acceptance: Acceptance = "coupled"
     max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or answer alone
+
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one answer. The last piece of an answer has a finish reason; only it has the counts that follow."""
+
+    choice: int  # prompt index * n + answer index
+    text: str
+    finish_reason: FinishReason | None = None
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt
+    stats: SpeculationStats | None = None

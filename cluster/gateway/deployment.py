@@ -17,18 +17,16 @@ from transformers import AutoTokenizer
 
 from actors.logs import ObservabilityConfig, configure_logging
 from cluster.config import GatewayConfig
-from cluster.gateway.ask_all import ask_all
+from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
-from cluster.gateway.metrics import GatewayMetrics
-from cluster.gateway.metrics_text import merged
+from cluster.gateway.metrics import GatewayMetrics, merged
 from cluster.gateway.paceline.v1 import inference_pb2
-from cluster.gateway.router_client import HandleRouterClient
+from cluster.gateway.router_client import HandleRouterClient, ask_all
 from cluster.gateway.service import GenerationService
-from cluster.gateway.servicer_functions import SERVICER_FUNCTIONS
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 

@@ -22,11 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
-from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
+from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
 from cluster.gateway.openai_answer import AnswerWriter, Endpoint
-from cluster.gateway.padding import padded_json
-from cluster.gateway.piece import Piece
 from cluster.gateway.schema import (
     ChatBody,
     CompletionBody,
@@ -38,6 +36,7 @@ from cluster.gateway.schema import (
     parse_json_object,
 )
 from cluster.gateway.service import GenerationService, PreparedCall
+from cluster.gateway.streams import padded_json
 
 Result = TypeVar("Result")
 

@@ -5,6 +5,8 @@ here and in `cluster.router.metrics`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _FIRST_TOKEN_BUCKETS = (
@@ -78,6 +80,39 @@ class GatewayMetrics:
         self.prompt_tokens = Counter("paceline_prompt_tokens", "Prompt tokens of accepted requests", registry=registry)
         self.generation_tokens = Counter("paceline_generation_tokens", "Tokens generated", registry=registry)
 
+    def count_tenant_refusal(self, reason: str) -> None:
+        self.tenant_refusals.labels(reason).inc()
+
+    def count_registry_failure(self) -> None:
+        self.tenant_registry_failures.inc()
+
     def text(self) -> str:
         """Prometheus text format."""
         return generate_latest(self.registry).decode()
+
+
+def merged(label: str, texts: Mapping[str, str]) -> str:
+    """One text in Prometheus' format out of one a process, by its id, as `prometheus_client` writes them: each sample
+    gets the label with that id, and each family appears once.
+
+    Lines stay as they are but for the label: to parse and write them anew takes a gateway's time, which streams need.
+    """
+    comments: dict[str, dict[str, str]] = {}  # of each family: HELP and TYPE
+    samples: dict[str, list[str]] = {}
+    for process, text in sorted(texts.items()):
+        for line in text.split("\n"):
+            if line.startswith("# "):
+                _, kind, family, _ = line.split(" ", 3)
+                comments.setdefault(family, {}).setdefault(kind, line)
+            elif line:
+                samples.setdefault(family, []).append(_labelled(line, f'{label}="{process}"'))
+    lines = [line for family, own in comments.items() for line in (*own.values(), *samples.get(family, ()))]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _labelled(sample: str, label: str) -> str:
+    name, brace, rest = sample.partition("{")
+    if brace:
+        return f"{name}{{{label},{rest}"
+    name, _, value = sample.partition(" ")
+    return f"{name}{{{label}}} {value}"

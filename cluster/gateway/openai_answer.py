@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from actors.messages import SpeculationStats
-from cluster.gateway.piece import Piece
+from cluster.gateway.call import Piece
 from cluster.gateway.service import PreparedCall
 
 Endpoint = Literal["completion", "chat"]

@@ -1,5 +1,9 @@
-"""Errors of Serve's own HTTP proxy (a time limit that passes before the gateway's, no replica, no room) as OpenAI's
-error object. The gateway's own answers are JSON already and pass through."""
+"""Middleware of Serve's own HTTP proxy.
+
+Its errors (a time limit that passes before the gateway's, no replica, no room) leave as OpenAI's error object; the
+gateway's own answers are JSON already and pass through. Request ids are checked before the proxy reads them: it logs
+and returns whatever a client has sent, fails on what is not UTF-8, and of two ids logs one and returns the other.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import DeadlineExceeded, Overloaded, Unavailable
+from actors.logs import REQUEST_ID_HEADER, request_id_of
 from cluster.gateway.errors import ErrorStatus, status_of
-from cluster.gateway.proxy_request_ids import FitRequestIds
 
 _RETRY_AFTER_S = 1.0
 
@@ -75,3 +79,28 @@ def _answer(error: ErrorStatus) -> tuple[Message, Message]:
         {"type": "http.response.start", "status": error.http, "headers": raw},
         {"type": "http.response.body", "body": body},
     )
+
+
+_NAME = REQUEST_ID_HEADER.encode()
+_STEERS_SERVE = b"serve-multiplexed-model-id"  # which replica: nothing here is chosen by it
+
+
+class FitRequestIds:
+    """ASGI middleware: a call has at most one id, and that is fit for a log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "headers" in scope:
+            headers, given = [], []
+            for name, value in scope["headers"]:
+                if name == _NAME:
+                    given.append(value)
+                elif name.replace(b"_", b"-") != _STEERS_SERVE:
+                    headers.append((name, value))
+            if given:
+                found = request_id_of(given[0].decode("latin-1") if len(given) == 1 else None)
+                headers.append((_NAME, found.encode()))
+            scope = {**scope, "headers": headers}
+        await self._app(scope, receive, send)

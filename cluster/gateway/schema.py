@@ -14,8 +14,9 @@ from pydantic_core import from_json
 from actors.errors import InvalidRequest
 from actors.messages import CacheUse
 from cache_service.formats.namespaces import NAME_PATTERN
-from cluster.gateway.call import ChatMessage, GenerationCall, Prompt
+from cluster.gateway.call import GenerationCall
 from cluster.request_limits import NumNewTokens, SamplingFields, StrictFields, field_path, first_problem, shown
+from cluster.text.text_codec import ChatMessage, Prompt
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 

@@ -22,14 +22,12 @@ from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
 from actors.messages import GenerationRequest, RequestTimes, SamplingParams, SpeculationStats, TokenChunk
 from cluster.config import GatewayConfig
-from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
+from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import ModelNotFound, status_of, unwrap
-from cluster.gateway.fan_in import fan_in
 from cluster.gateway.metrics import GatewayMetrics
-from cluster.gateway.piece import FinishReason, Piece
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
-from cluster.gateway.stream_shape import AS_IT_COMES, StreamShape, shaped, stream_shape
+from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
 from cluster.request_limits import check_token_ids, num_new_tokens
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant

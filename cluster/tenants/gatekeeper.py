@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
-from cluster.gateway.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
 from cluster.tenants.keys import key_digest
@@ -43,6 +43,18 @@ class _Entry:
     is_disabled: bool
 
 
+class RefusalCounts(Protocol):
+    """Metrics that the gatekeeper counts in."""
+
+    def count_tenant_refusal(self, reason: str) -> None:
+        """reason: missing_key, unknown_key, disabled, or the name of the limit."""
+        ...
+
+    def count_registry_failure(self) -> None:
+        """A state of the registry could not be used; the one before stays in force."""
+        ...
+
+
 class Gatekeeper:
     """One per gateway replica. Follows the registry file; keeps the state of the limits, nothing of a call."""
 
@@ -50,7 +62,7 @@ class Gatekeeper:
         self,
         access: TenantAccess,
         num_processes: int,
-        metrics: GatewayMetrics,
+        counts: RefusalCounts,
         clock: Callable[[], datetime] = now_utc,
         make_limiter: Callable[[TenantLimits, int], TenantLimiter] = TenantLimiter,
     ) -> None:
@@ -58,10 +70,10 @@ class Gatekeeper:
         cannot be read."""
         self._access = access
         self._num_processes = num_processes
-        self._metrics = metrics
+        self._counts = counts
         self._clock = clock
         self._make_limiter = make_limiter
-        self._follower = RegistryFollower(access.file, metrics.tenant_registry_failures.inc)
+        self._follower = RegistryFollower(access.file, counts.count_registry_failure)
         self._known: Registry | None = None
         self._by_digest: dict[bytes, _Entry] = {}
         self._limiters: dict[str, TenantLimiter] = {}
@@ -91,10 +103,10 @@ class Gatekeeper:
         try:
             yield
         except (Unauthenticated, TenantDisabled) as error:
-            self._metrics.tenant_refusals.labels(error.reason).inc()
+            self._counts.count_tenant_refusal(error.reason)
             raise
         except OverLimit as error:
-            self._metrics.tenant_refusals.labels(error.limit_name).inc()
+            self._counts.count_tenant_refusal(error.limit_name)
             raise
 
     def _entry_of(self, key: str) -> _Entry:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 import numpy as np
 
 from actors.errors import InvalidRequest
-from cluster.gateway.call import ChatMessage, Prompt
 
 _OFF_LOOP_CHARS = 4096  # shorter texts take less time than a thread switch
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str  # system, developer, user, assistant
+    content: str
+
+
+Conversation = tuple[ChatMessage, ...]
+Prompt = str | tuple[int, ...] | Conversation  # text, token ids, or messages for the chat template
 
 
 class TextCodec:

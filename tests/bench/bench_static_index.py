@@ -28,7 +28,7 @@ from cache_service.automata.corpus_index import CorpusHeader, open_index, write_
 from cache_service.automata.static_automaton import StaticAutomaton, warm_up
 from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
 from cluster.config import paceline_home
-from cluster.offline.corpus import read_documents
+from cluster.text.documents import read_documents
 
 SAMPLING = SamplingParams(seed=0)
 HELD_OUT = 12  # one document of so many

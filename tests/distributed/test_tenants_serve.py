@@ -18,7 +18,7 @@ from actors.workers.ray_environment import prepare_own_ray
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
-from cluster.gateway.padding import SIZES
+from cluster.gateway.streams import SIZES
 from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from cluster.tenants.administration import TenantAdministration
 from paceline_testing.free_ports import free_ports

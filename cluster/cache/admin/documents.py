@@ -19,7 +19,7 @@ from cache_service.errors import FormatError
 from cache_service.formats.documents import Piece, RecordKind
 from cache_service.formats.export_format import MAX_LINE_BYTES, decode_header, decode_piece, is_export
 from cluster.errors import ConfigError
-from cluster.offline.corpus import Tokens, file_size, read_documents, tokenise_rows, tokenise_text
+from cluster.text.documents import Tokens, file_size, read_documents, tokenise_rows, tokenise_text
 
 
 class ImportModel:

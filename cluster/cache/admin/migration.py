@@ -15,7 +15,7 @@ import numpy as np
 from actors.models.catalog import Progress, silent
 from cache_service.admin.importer import MAX_DOCUMENT_TOKENS, content_id
 from cache_service.formats.documents import Int32Array, Piece
-from cluster.offline.corpus import tokenise_text
+from cluster.text.documents import tokenise_text
 
 _DAMAGED = "\ufffd"  # where a stretch begins or ends inside a character
 _MIN_CHARS = 8  # a shorter stretch says nothing that the target would not

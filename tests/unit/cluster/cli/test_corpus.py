@@ -17,7 +17,8 @@ from cache_service.automata.corpus_index import ARRAYS_FILE, HEADER_FILE, Corpus
 from cache_service.automata.suffix_automaton import Cursor
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
-from cluster.offline.corpus import _PIECE_CHARS, build_corpus, read_documents
+from cluster.offline.corpus import build_corpus
+from cluster.text.documents import _PIECE_CHARS, read_documents
 
 
 @pytest.fixture(scope="module")

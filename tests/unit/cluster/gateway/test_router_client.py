@@ -13,9 +13,8 @@ from ray.exceptions import PendingCallsLimitExceeded
 from ray.serve._private.request_router.common import RequestRoutingContext
 
 from actors.errors import RouterLost, Unavailable
-from cluster.gateway import ask_all as asking
-from cluster.gateway.ask_all import ask_all
-from cluster.gateway.router_client import HandleRouterClient, status_of_all
+from cluster.gateway import router_client as asking
+from cluster.gateway.router_client import HandleRouterClient, ask_all, status_of_all
 from cluster.router.deployment import Router
 from cluster.router.ready_first import READY, ReadyFirst
 from cluster.router.status import RouterStatus

@@ -26,8 +26,8 @@ from cluster.gateway.http_app import OPEN_PATHS, create_app
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
-from cluster.gateway.padding import SIZES
 from cluster.gateway.service import GenerationService
+from cluster.gateway.streams import SIZES
 from cluster.offline.engine import LocalEngine
 from cluster.router.status import RouterStatus
 from cluster.tenants.access import TenantAccess

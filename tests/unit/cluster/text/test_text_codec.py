@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from actors.errors import InvalidRequest
-from cluster.gateway.call import ChatMessage
 from cluster.text.detokenizer import Detokenizer
 from cluster.text.stop_strings import StopStrings
-from cluster.text.text_codec import TextCodec
+from cluster.text.text_codec import ChatMessage, TextCodec
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()

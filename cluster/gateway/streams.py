@@ -1,22 +1,26 @@
-"""In what portions an answer is streamed, so that they do not mirror the rounds that made it.
+"""Streams of answers: several as one, in portions that do not mirror the rounds that made them, and padded.
 
-A round emits as many tokens as drafts were right, and one more: chunks as they come tell whoever counts them, or only
-the bytes on the wire, which drafts were. See Zhang et al., "When Speculation Spills Secrets" (2024). Chunks of a fixed
-number of tokens hide the rounds' sizes, chunks at a fixed cadence hide when rounds ended; both together make a stream
-of constant rate, as long as the answer is made faster than that. None of it changes the text.
+A round emits its accepted draft tokens and one more. Unshaped chunks therefore tell whoever counts their tokens, or
+only their bytes, which drafts were accepted (Zhang et al., "When Speculation Spills Secrets", 2024). Chunks of a fixed
+number of tokens hide the sizes of rounds; a fixed cadence hides when rounds ended. Both together make a stream of
+constant rate, as long as the answer is generated faster than that. The field `obfuscation`, as in OpenAI's API, pads
+messages to a few sizes. None of this changes the text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cluster.config import GatewayConfig
-from cluster.gateway.piece import Piece
+from cluster.gateway.call import Piece
+from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
 
 _INTERVAL_S = 0.1  # of a cluster with tenants, unless it is configured
 
@@ -140,3 +144,88 @@ class _Held:
         parts = [self._pieces.popleft() for _ in range(min(count, len(self._pieces)))]
         self.is_over = parts[-1].finish_reason is not None
         return replace(parts[-1], text="".join(part.text for part in parts))
+
+
+Item = TypeVar("Item")
+
+_MAX_QUEUED = 64  # a full queue blocks the streams: they are as slow as their reader
+
+
+async def fan_in(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """Items of all streams; the first error ends it. Closing it closes every stream."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for one in only:
+                yield one
+        return
+    queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(_MAX_QUEUED)
+
+    async def pump(stream: AsyncGenerator[Item, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await queue.put(item)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            item = await queue.get()
+            if item is None:
+                open_streams -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in streams:  # a task cancelled before its first step never came to close its stream
+            await stream.aclose()
+
+
+# Whatever a chunk says, its size is one of these, or a multiple of the last.
+SIZES = tuple(512 << doublings for doublings in range(8))
+
+
+def padded_size(size: int) -> int:
+    """The least of the sizes that has room for so many bytes."""
+    for allowed in SIZES:
+        if size <= allowed:
+            return allowed
+    return -(-size // SIZES[-1]) * SIZES[-1]
+
+
+def obfuscation(length: int) -> str:
+    """Random ASCII characters, which no compression on the way takes out again, and no encoding makes longer."""
+    return secrets.token_urlsafe(length)[:length]
+
+
+def pad(chunk: GenerateChunk) -> None:
+    """Set a message's `obfuscation` so that it has one of the sizes."""
+    size = chunk.ByteSize()
+    at_least = size + 3
+    while True:
+        target = padded_size(at_least)
+        for header in (2, 3, 4):  # bytes of the field before its characters: its number, and their count
+            length = target - size - header
+            if length > 0 and header == 1 + _varint_size(length):
+                chunk.obfuscation = obfuscation(length)
+                return
+        at_least = target + 1
+
+
+def _varint_size(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))
+
+
+def padded_json(encoded: bytes) -> bytes:
+    """A JSON object with one member more, `obfuscation`, which fills it up to one of the sizes."""
+    begin, end = encoded[:-1] + b',"obfuscation":"', b'"}'
+    size = len(begin) + len(end)
+    return begin + obfuscation(padded_size(size) - size).encode() + end

@@ -5,8 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.gateway.metrics import GatewayMetrics
-from cluster.gateway.metrics_text import merged
+from cluster.gateway.metrics import GatewayMetrics, merged
 from paceline_testing.scraped import value_of
 
 
