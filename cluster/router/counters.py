@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
+from actors.messages import VerifyResult
+
 _WAIT_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _STAGE_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -67,3 +69,10 @@ class RouterCounters:
     abandoned_rounds: int = 0
     targets_lost: int = 0  # without having said that they would leave
     sink_faults: int = 0  # calls of the token sink that raised
+
+    def count_round(self, result: VerifyResult) -> None:
+        """A round has been committed."""
+        self.rounds += 1
+        self.rows += max(0, result.rows)
+        self.verify_s += max(0.0, result.elapsed_s)
+        self.head_s += max(0.0, result.head_s)

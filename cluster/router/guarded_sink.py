@@ -49,14 +49,14 @@ def _guarded(
 class GuardedSink:
     """A token sink, or none, as requests and rounds see it. Whatever it raises is counted as `sink_faults`, no more.
 
-    learner: who is told when a namespace has ended. source: the shared cache's number among the sources of drafts.
+    learner: who is told when a namespace has ended. cache_source: index of the shared cache among the draft sources.
     """
 
     def __init__(
-        self, sink: TokenSink | None, learner: Learner, counters: RouterCounters, source: int | None = None
+        self, sink: TokenSink | None, learner: Learner, counters: RouterCounters, cache_source: int | None = None
     ) -> None:
         self._sink = sink
-        self._source = source
+        self._cache_source = cache_source
         self._learner = learner
         self._counters = counters
         self._has_reported = False
@@ -107,7 +107,7 @@ class GuardedSink:
             return
         accepted = stats.accepted_tokens.get(CACHE, 0)
         record = sequence.drafts.record
-        outcome = () if record is None or self._source is None else record.outcomes[self._source]
+        outcome = () if record is None or self._cache_source is None else record.outcomes[self._cache_source]
         sink.finished(sequence.namespace, Earnings(1, int(accepted > 0), stats.rounds, accepted, *outcome))
         if request.promotes and request.cache == "read_write":
             sink.answered(request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))

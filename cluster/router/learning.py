@@ -9,7 +9,7 @@ from numba import njit
 
 from actors.drafters.contract import MAX_CONTEXT, VerifiedRows
 from actors.messages import VerifyResult
-from cluster.router.round import Round, RoundEntry
+from cluster.router.round import RoundEntry
 
 
 def successors_of(result: VerifyResult, vocab_size: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -43,15 +43,14 @@ def first_rows_of(result: VerifyResult) -> dict[int, tuple[int, int]]:
 
 
 def rows_of_round(
-    round: Round,
     result: VerifyResult,
     emitting: Iterable[RoundEntry],
-    token_ids: np.ndarray,
-    probs: np.ndarray,
+    successors: tuple[np.ndarray, np.ndarray],
     shares_prompts: bool = False,
 ) -> Iterator[VerifiedRows]:
-    """The rows of the entries that emitted, by namespace and whether they may be shared. token_ids and probs: of
-    `successors_of`; shares_prompts: so may rows whose contexts hold tokens of a prompt."""
+    """The rows of the entries that emitted, by namespace and whether they may be shared. successors: from
+    `successors_of`; shares_prompts: rows whose contexts hold prompt tokens may be shared, too."""
+    token_ids, probs = successors
     first_rows = first_rows_of(result)
     parts: dict[tuple[str, bool], list[tuple[np.ndarray, ...]]] = {}
     counts: dict[tuple[str, bool], int] = {}  # rows so far
@@ -84,12 +83,13 @@ def _may_share(entry: RoundEntry, shares_prompts: bool) -> bool:
 
 
 def rows_of_prompt(
-    namespace: str,
-    seq_id: int,
     token_ids: np.ndarray,
     num_successors: int,
     begin: int = 0,
     end: int | None = None,
+    *,
+    namespace: str,
+    seq_id: int,
     may_share: bool = False,
 ) -> VerifiedRows:
     """Tokens begin to end - 1 of a prompt (int32 [n]), all but the last at most, as contexts of what follows them."""

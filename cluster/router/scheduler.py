@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 
 from actors.errors import Overloaded
 from cluster.config import RouterConfig
+from cluster.router.round import RoundEntry
 from cluster.router.sequence import Sequence
 
 _PRESSURE_ROUNDS = 64  # how long admission stays careful after the target ran out of blocks
@@ -36,6 +37,26 @@ def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
         left -= rows[index]
     rows[0] += min(left, remaining[0] - rows[0])
     return rows
+
+
+def plan_entries(sequences: SequenceOf[Sequence], max_prefill_rows: int) -> list[RoundEntry]:
+    """Every decoding sequence, and as much of the prompts as fits into max_prefill_rows."""
+    prompts = [sequence for sequence in sequences if sequence.num_uncomputed > 1]
+    shares = share_prompt_rows([sequence.num_uncomputed for sequence in prompts], max_prefill_rows)
+    rows_of = dict(zip((sequence.seq_id for sequence in prompts), shares, strict=True))
+    return [
+        RoundEntry(
+            sequence,
+            sequence.seq_id,
+            sequence.num_tokens,
+            rows,
+            emits=rows == sequence.num_uncomputed,
+            is_coupled=sequence.begin.sampling.acceptance != "rejection",
+            target_known=sequence.target.known,
+        )
+        for sequence in sequences
+        if (rows := rows_of.get(sequence.seq_id, 1))
+    ]
 
 
 class Scheduler:
@@ -122,7 +143,7 @@ class Scheduler:
         self._put_first(victim)
         return victim
 
-    def feel_pressure(self) -> None:
+    def note_memory_pressure(self) -> None:
         """The target ran out of blocks."""
         if not self._pressure:
             self._credits = 0

@@ -29,6 +29,24 @@ class TargetState:
     num_setbacks: int = 0  # consecutive answered rounds without progress
     num_failed_rounds: int = 0  # rounds with this sequence that failed as a whole since most_computed last rose
 
+    def advance(self, num_computed: int) -> None:
+        """The sequence emitted tokens."""
+        self.num_computed = num_computed
+        self.most_computed = max(self.most_computed, num_computed)
+        self.num_setbacks = self.num_failed_rounds = 0
+
+    def compute_prompt(self, num_computed: int) -> bool:
+        """A round computed a part of the prompt; returns whether it got further than the round before."""
+        has_progressed = num_computed > self.num_computed
+        self.num_computed = num_computed
+        if num_computed > self.most_computed:
+            # Computing again what a failed round has lost says nothing about the rows that failed.
+            self.most_computed = num_computed
+            self.num_failed_rounds = 0
+        if has_progressed:
+            self.num_setbacks = 0
+        return has_progressed
+
     def lost(self) -> None:
         """The target no longer holds the sequence: the next delta starts at 0."""
         self.known = 0

@@ -255,7 +255,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up():
         core.add(request(f"r{index}", max_new_tokens=1, timeout_s=3600.0), 0.0)
         one_round(core, target)
     assert core.counters.finished == 500
-    assert len(core._deadlines) < 100
+    assert len(core._requests._deadlines) < 100
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running", "planned", "assembled", "verified"])
@@ -480,7 +480,7 @@ def test_a_request_that_fails_the_target_fails_alone(poison_at, chunk):
     guilty = request("g", range(1, 31), stop_token_ids=())
     for one in [*innocent[:3], guilty, *innocent[3:]]:
         core.add(one, 0.0)
-    fatal = core._by_request["g"].seq_id
+    fatal = core._requests.by_id["g"].seq_id
     rows = {}
 
     def is_failing(batch):
@@ -528,7 +528,7 @@ def test_new_requests_do_not_wait_until_all_suspects_have_been_tried():
         round, _ = core.plan_round(0.0)
         core.abandon_round(round)
     core.add(request("new", max_new_tokens=3), 0.0)
-    slow, new = (core._by_request[name].seq_id for name in ("slow", "new"))
+    slow, new = (core._requests.by_id[name].seq_id for name in ("slow", "new"))
     events, batches = [], []
     for _ in range(4):
         round, more = core.plan_round(0.0)
@@ -907,7 +907,7 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
     worker.target = target
     core = lookahead_core()
     core.add(request(stop_token_ids=(), max_new_tokens=60, namespace="a"), 0.0)
-    (sequence,) = core._by_seq_id.values()
+    (sequence,) = core._requests._sequences.values()
     while not len(sequence.drafts.corrections):
         one_round(core, target, results=asking({"w": worker}))
     if event == "purge":

@@ -158,7 +158,7 @@ def test_a_tree_grown_behind_other_tokens_is_dropped_and_one_whose_round_was_los
         core.draft_locally(round)
         assert [source for source, _ in round.entries[0].proposals] == [0]
         core.abandon_round(round)
-    sequence = next(iter(core._by_request.values()))
+    sequence = next(iter(core._requests.by_id.values()))
     sequence.append([5])
     round, _ = core.plan_round(0.2)
     core.draft_locally(round)

@@ -389,9 +389,9 @@ class Life:
         assert not core.num_running
         assert not core.num_waiting
         assert not core.has_work
-        assert not core._by_request
-        assert not core._by_seq_id
-        assert len(core._deadlines) <= 64 + 2 * 64
+        assert not core._requests.by_id
+        assert not core._requests._sequences
+        assert len(core._requests._deadlines) <= 64 + 2 * 64
         assert self.target.num_sequences == 0
         assert self.target.free_blocks == self.target.total_blocks
         for drafter in self.drafters.values():

@@ -77,19 +77,19 @@ def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> G
 
 
 def test_every_prompt_token_is_a_context_of_the_next():
-    rows = rows_of_prompt("a", 1, np.array([7, 8, 9, 10, 11, 12], np.int32), 3)
+    rows = rows_of_prompt(np.array([7, 8, 9, 10, 11, 12], np.int32), 3, namespace="a", seq_id=1)
     assert rows.contexts.tolist() == [[-1, -1, -1, 7], [-1, -1, 7, 8], [-1, 7, 8, 9], [7, 8, 9, 10], [8, 9, 10, 11]]
     assert rows.token_ids[:, 0].tolist() == [8, 9, 10, 11, 12]
     assert rows.probs.tolist() == [[1.0, 0.0, 0.0]] * 5
-    assert rows_of_prompt("a", 1, np.array([7], np.int32), 3).contexts.shape == (0, MAX_CONTEXT)
+    assert rows_of_prompt(np.array([7], np.int32), 3, namespace="a", seq_id=1).contexts.shape == (0, MAX_CONTEXT)
 
 
 def test_the_rows_of_a_prompt_are_the_same_in_parts():
     prompt = np.random.default_rng(0).integers(0, VOCAB, 40).astype(np.int32)
     prompt.flags.writeable = False
-    whole = rows_of_prompt("a", 1, prompt, 3)
+    whole = rows_of_prompt(prompt, 3, namespace="a", seq_id=1)
     cuts = [0, 0, 1, 3, 4, 5, 20, 39]
-    parts = [rows_of_prompt("a", 1, prompt, 3, begin, end) for begin, end in pairwise(cuts)]
+    parts = [rows_of_prompt(prompt, 3, begin, end, namespace="a", seq_id=1) for begin, end in pairwise(cuts)]
     for name in ("contexts", "token_ids", "probs", "sequences"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
     assert all(part.contexts.flags.writeable and part.contexts.flags.c_contiguous for part in parts)

@@ -1,0 +1,126 @@
+"""What a verdict of the target emits: the accepted path, where the request ends, and the chunk for the client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Literal
+
+import msgspec
+
+from actors.drafters.registry import DRAFT_MODEL
+from actors.messages import RequestTimes, RoundTimes, SpeculationStats, TokenChunk, Verdict
+from cluster.router.round import Round, RoundEntry
+from cluster.router.sequence import Sequence
+
+TARGET = "target"  # source of a recovered or bonus token
+
+
+def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -> list[int] | None:
+    """The accepted nodes of a verdict, None for one that cannot be true."""
+    if verdict is None or verdict.next_token < -1 or verdict.next_token >= vocab_size:
+        return None
+    if verdict.path.dtype.kind != "i" or verdict.path.ndim != 1:
+        return None
+    path: list[int] = verdict.path.tolist()
+    if verdict.next_token < 0:
+        return None if path or not 0 <= verdict.num_computed < entry.num_tokens else path
+    if not 0 <= verdict.num_nodes <= len(entry.tree):
+        return None
+    if path:
+        parents = entry.tree.parents[: verdict.num_nodes].tolist()
+        previous = -1
+        for node in path:
+            if not previous < node < len(parents) or parents[node] != previous:
+                return None
+            previous = node
+    return path
+
+
+def cut_at_end(
+    tokens: SequenceOf[int], stop_tokens: frozenset[int], num_left: int
+) -> tuple[int, Literal["stop", "length"] | None]:
+    """How many of the tokens are emitted, and why the request ends with them, if it does. A stop token is not
+    emitted."""
+    if not stop_tokens.isdisjoint(tokens):
+        end = next(index for index, token in enumerate(tokens) if token in stop_tokens)
+        if end < num_left:
+            return end, "stop"
+    return (num_left, "length") if len(tokens) >= num_left else (len(tokens), None)
+
+
+def emit_tokens(
+    round: Round, entry: RoundEntry, path: list[int], next_token: int, source_names: SequenceOf[str], now: float
+) -> TokenChunk:
+    """Append a round's tokens to the entry's sequence and make their chunk.
+
+    path: accepted nodes; next_token: the target's own token behind them.
+    """
+    sequence, progress = entry.sequence, entry.sequence.progress
+    tokens: list[int] = entry.tree.token_ids[path].tolist() if path else []
+    sources = _sources_of(round, entry, path, source_names)
+    tokens.append(next_token)
+    sources.append(TARGET)
+    count, finish = cut_at_end(tokens, sequence.stop_tokens, sequence.num_left)
+    del tokens[count:], sources[count:]
+    sequence.append(tokens)
+    sequence.target.advance(entry.num_tokens + len(path))
+    stats = progress.stats
+    stats.rounds += 1
+    stats.draft_tokens += entry.num_verified
+    for source in sources:
+        if source is not TARGET:
+            stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
+    if progress.times is not None:
+        _note_times(round, entry, progress.times, len(tokens), now)
+    tells_stats = finish is not None or sequence.request.wants_stats
+    chunk = TokenChunk(
+        request_id=sequence.request_id,
+        index=progress.chunk_index,
+        token_ids=tuple(tokens),
+        finish_reason=finish,
+        sources=tuple(sources),
+        num_cached_tokens=sequence.target.num_cached if progress.chunk_index == 0 else 0,
+        stats=_snapshot(stats) if tells_stats else None,
+        times=progress.times if tells_stats else None,
+    )
+    progress.chunk_index += 1
+    return chunk
+
+
+def note_rows(sequence: Sequence, entry: RoundEntry, verdict: Verdict) -> None:
+    """Count the rows that the target computed, and the prompt tokens it found in its prefix cache."""
+    sequence.progress.stats.target_rows += max(0, verdict.rows)
+    if entry.target_known == 0 and sequence.progress.chunk_index == 0:
+        sequence.target.num_cached = min(max(0, verdict.num_cached), sequence.num_prompt)
+
+
+def _sources_of(round: Round, entry: RoundEntry, path: list[int], source_names: SequenceOf[str]) -> list[str]:
+    """The source that was most sure of each accepted node."""
+    if not path:
+        return []
+    if entry.num_chain:
+        return [DRAFT_MODEL] * len(path)
+    assert round.chosen is not None
+    best = round.chosen.forest.best_source[entry.node_start : entry.node_end]
+    return [source_names[source] for source in best[path].tolist()]
+
+
+def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, num_tokens: int, now: float) -> None:
+    """Take in the times of a round that emits; the first such round ends the prefill."""
+    progress = entry.sequence.progress
+    arrived_at = progress.arrived_at
+    times.ended_s = now - arrived_at
+    if progress.chunk_index == 0:
+        times.started_s = (progress.started_at or arrived_at) - arrived_at
+        times.first_token_s = times.ended_s
+        return
+    drafted_at = round.assembled_at or round.planned_at
+    times.draft_s += drafted_at - round.planned_at
+    times.verify_s += now - drafted_at
+    if len(times.rounds) < entry.sequence.request.timed_rounds:
+        planned_s, drafted_s = round.planned_at - arrived_at, drafted_at - arrived_at
+        times.rounds.append(RoundTimes(planned_s, drafted_s, times.ended_s, num_tokens, entry.num_verified))
+
+
+def _snapshot(stats: SpeculationStats) -> SpeculationStats:
+    return msgspec.structs.replace(stats, accepted_tokens=dict(stats.accepted_tokens))
