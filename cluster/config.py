@@ -18,7 +18,7 @@ from actors.workers.autoscaling_options import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
 from cache_service.store.connection import parse_url
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, limit_of
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
@@ -317,9 +317,11 @@ def describe(error: ValidationError) -> str:
         field = ".".join(str(part) for part in problem["loc"]) or "configuration"
         if problem["type"] == "extra_forbidden":
             parts.append(f"{field}: unknown key")
-        elif problem["type"] in ("missing", "value_error"):
-            parts.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}")
+        elif problem["type"] == "missing":
+            parts.append(f"{field}: it is missing")
+        elif problem["type"] == "value_error":
+            parts.append(f"{field}: {limit_of(problem)}")
         else:
             shown = re.sub(r"//\S*@", "//...@", repr(problem["input"]))  # a URL may have a password in it
-            parts.append(f"{field} is {shown}: {problem['msg']}")
+            parts.append(f"{field} is {shown}; {limit_of(problem)}")
     return "; ".join(parts)

@@ -1,28 +1,72 @@
-"""The `paceline` command. The commands are imported inside `main`, so that an early Ctrl-C is no traceback either."""
+"""The `paceline` command. Everything slow is imported inside `main`, so that an early Ctrl-C is no traceback either."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from actors.errors import PacelineError
 from actors.workers.kernel_cache import prepare_kernel_cache
 
 
 def main() -> None:
-    """Entry point: what a user did wrong is one line on stderr and exit status 2, never a traceback."""
+    """Entry point. A user's mistake is one line on stderr and exit status 2, never a traceback."""
     # Where colorama is installed, numba would colour its errors with it, and that writes an escape code at the exit.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     prepare_kernel_cache()
     try:
+        from typer import Abort
+        from typer._click.exceptions import ClickException, NoArgsIsHelpError
+
         from cluster.cli.app import app
 
-        app()
+        try:
+            sys.exit(app(prog_name="paceline", standalone_mode=False))
+        except NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(2)
+        except ClickException as error:
+            print(f"paceline: {_message(error)}", file=sys.stderr)
+            sys.exit(2)
+        except Abort:
+            print("aborted", file=sys.stderr)
+            sys.exit(1)
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _message(error: Any) -> str:
+    """One line: what is wrong with the command line, and which command explains itself with --help."""
+    from pydantic import ValidationError
+    from typer._click.exceptions import BadParameter, MissingParameter, NoSuchOption
+
+    from cluster.errors import limit_of
+
+    cause = error.__cause__
+    if isinstance(error, MissingParameter):
+        told = f"{_option(error)} is missing"
+    elif isinstance(error, BadParameter) and isinstance(cause, ValidationError):
+        problem = cause.errors()[0]
+        told = f"{_option(error)} is {problem['input']}; {limit_of(problem)}"
+    elif isinstance(error, NoSuchOption):
+        near = f"; there are {', '.join(sorted(error.possibilities))}" if error.possibilities else ""
+        told = f"there is no option {error.option_name}{near}"
+    else:
+        told = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return told if context is None else f"{told}; see `{context.command_path} --help`"
+
+
+def _option(error: Any) -> str:
+    """The option as it is written, or the argument in capitals."""
+    if error.param is None:
+        return "a value"
+    longest = max(error.param.opts, key=len)
+    return str(longest if longest.startswith("-") else longest.upper())
 
 
 if __name__ == "__main__":

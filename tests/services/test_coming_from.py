@@ -122,7 +122,8 @@ def test_every_option_in_the_tables_exists():
 
 def all_commands(command):
     yield command
-    for inner in getattr(command, "commands", {}).values():
+    for name in getattr(command, "commands", {}):
+        _, inner, _ = command.resolve_command(typer.Context(command), [name])
         yield from all_commands(inner)
 
 

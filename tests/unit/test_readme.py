@@ -110,7 +110,7 @@ def test_commands_and_their_options_exist(command):
     while hasattr(known, "commands"):
         path.append(words.pop(0))
         assert path[-1] in known.commands, f"there is no paceline {' '.join(path)}"
-        known = known.commands[path[-1]]
+        _, known, _ = known.resolve_command(typer.Context(known), [path[-1]])
     options = {name for parameter in known.params for name in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= options
 
