@@ -1,4 +1,4 @@
-"""The README does not lie: its programs run, its commands and paths exist, its table is the configuration's."""
+"""README and docs do not lie: programs run, commands, options, settings, links and paths exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import httpx
 import pytest
 import typer
 import uvicorn
-import yaml
 
 from cluster.cli.app import app
 from cluster.config import ClusterConfig, GatewayConfig
@@ -23,6 +22,7 @@ from cluster.gateway.call import ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from cluster.gateway.schema import SpeculationFields
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -32,8 +32,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = [(kind, text) for kind, text in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)]
 PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
 SHELL = "".join(text for kind, text in BLOCKS if kind == "sh")
-LINES = [line.split(" #")[0].split(" >")[0].strip() for line in SHELL.splitlines()]
-COMMANDS = [line for line in LINES if line.startswith("paceline ")]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *(page for page in DOCS if page.name != "coming-from.md")]  # that one has its own test
+SHELLS = [text for page in PAGES for text in re.findall(r"^```sh\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)]
+LINES = [
+    line.split(" #")[0].split(" >")[0].strip() for text in SHELLS for line in text.replace("\\\n", "").splitlines()
+]
+COMMANDS = sorted({line[line.index("paceline ") :] for line in LINES if re.match(r"([A-Z_]+=\S+ )?paceline ", line)})
 HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:9000"
 
 
@@ -109,46 +114,52 @@ def test_commands_and_their_options_exist(command):
     path = []
     while hasattr(known, "commands"):
         path.append(words.pop(0))
-        assert path[-1] in known.commands, f"there is no paceline {' '.join(path)}"
         _, known, _ = known.resolve_command(typer.Context(known), [path[-1]])
     options = {name for parameter in known.params for name in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_settings_and_files_on_the_command_lines_exist():
+def test_settings_on_the_command_lines_exist():
     defaults = ClusterConfig().model_dump()
     for command in COMMANDS:
-        words = shlex.split(command)
-        for word, value in pairwise(words):
+        for word, value in pairwise(shlex.split(command)):
             if word == "--set":
                 section, key = value.split("=")[0].split(".")
                 assert key in defaults[section]
-    assert all((ROOT / name).is_file() for name in re.findall(r"configs/[\w.-]+", README))
+
+
+def test_settings_that_pages_name_exist():
+    defaults = ClusterConfig().model_dump()
+    in_requests = {f"speculation.{name}" for name in SpeculationFields.model_fields}
+    for page in PAGES:
+        for name in re.findall(rf"`((?:{'|'.join(defaults)})\.[a-z_.]+)(?::[^`]*)?`", page.read_text("utf-8")):
+            value = defaults
+            for part in name.split(".") if name not in in_requests else ():
+                assert part in value, f"{page.name}: there is no setting {name}"
+                value = value[part]
 
 
 def test_make_has_the_targets_that_are_named():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", README))
-    assert named >= {"setup", "serve", "test"}
+    assert named >= {"setup", "serve", "test", "check"}
     assert named <= targets
 
 
-def test_paths_and_links_exist():
+def test_the_layout_names_what_exists():
     (layout,) = [text for kind, text in BLOCKS if kind == "text" and "actors/" in text]
-    names = [line.split()[0] for line in layout.splitlines()] + re.findall(r"\]\((?!http)([^)]+)\)", README)
-    assert names
-    for name in names:
-        assert (ROOT / name).exists(), name
+    for line in layout.splitlines():
+        assert (ROOT / line.split()[0]).exists(), line
 
 
-def test_the_table_of_settings_is_that_of_the_configuration():
-    defaults = ClusterConfig().model_dump(mode="json")
-    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]*)` \|", README, re.MULTILINE)
-    assert len(rows) > 10
-    assert {key.split(".")[0] for key, _ in rows} == set(defaults), "every section has a row"
-    for key, default in rows:
-        value = defaults
-        for name in key.split("."):
-            assert name in value, f"{key}: there is no such setting"
-            value = value[name]
-        assert yaml.safe_load(default) == value, key
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
+def test_links_and_paths_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(r"`((?:cluster|actors|cache_service|tests|configs|k8s)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_readme_can_be_read_in_one_sitting():
+    assert len(README.splitlines()) <= 220
