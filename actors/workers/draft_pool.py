@@ -20,6 +20,7 @@ from actors.workers.directory import WorkerEntry
 from actors.workers.draft_demand import DraftDemand
 from actors.workers.draft_policy import DraftPolicy
 from actors.workers.draft_worker import DraftSettings, DraftWorker
+from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
 from actors.workers.serve_settings import serve_autoscaling
 
@@ -27,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
 _TURN_LIMIT_S = 120.0  # of the worker's loop; a long prompt takes a draft model on a CPU many seconds
-_QUIET_S = 0.75  # without a batch, after which all routers have seen that a worker leaves
-_LONGEST_LEAVE_S = 4.0
+_LEAVE_POLL_S = 0.05
 
 
 class DraftReplica:
@@ -92,16 +92,9 @@ class DraftReplica:
         return min(1.0, max(0.0, busy_s - busy_before_s) / max(now - before, 1e-3))
 
     def _wait_until_quiet(self) -> None:
-        """Until no router has asked for a while."""
-        worker = self._worker
-        if worker is None:
-            return
-        until = time.monotonic() + _LONGEST_LEAVE_S
-        quiet_since, num_batches = time.monotonic(), worker.num_batches
-        while worker.failure is None and time.monotonic() < min(until, quiet_since + _QUIET_S):
-            time.sleep(0.05)
-            if worker.num_batches != num_batches or worker.is_busy:
-                quiet_since, num_batches = time.monotonic(), worker.num_batches
+        worker, watch = self._worker, QuietWatch()
+        while worker is not None and worker.failure is None and not watch.is_over(worker.num_batches, worker.is_busy):
+            time.sleep(_LEAVE_POLL_S)
 
     def _start(self) -> None:
         try:
@@ -146,6 +139,6 @@ def draft_pool_application(
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
-        graceful_shutdown_timeout_s=_LONGEST_LEAVE_S + 10.0,
+        graceful_shutdown_timeout_s=LONGEST_LEAVE_S + 10.0,
     )
     return deployment.bind(settings, directory_name, observability)

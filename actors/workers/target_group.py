@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-import time
 from dataclasses import dataclass
 
 import ray
@@ -19,6 +18,7 @@ from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.autoscaling_options import AutoscalingConfig
 from actors.workers.demand_reader import DemandReader
 from actors.workers.directory import WorkerEntry
+from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
 from actors.workers.serve_settings import serve_autoscaling
 from actors.workers.target_policy import TargetPolicy
@@ -26,8 +26,7 @@ from actors.workers.target_worker import TargetSettings, TargetWorker
 
 logger = logging.getLogger(__name__)
 
-_QUIET_S = 0.75  # without a batch, after which its router has seen that the group leaves
-_LONGEST_LEAVE_S = 4.0
+_LEAVE_POLL_S = 0.05
 _STOP_S = 5.0
 
 
@@ -178,7 +177,7 @@ class TargetGroup:
         if not self._is_healthy:
             return  # rank 0 may wait for one that hangs: Ray kills what is left
         try:
-            async with asyncio.timeout(_LONGEST_LEAVE_S + _STOP_S):
+            async with asyncio.timeout(LONGEST_LEAVE_S + _STOP_S):
                 await self._ranks[0].announce_leaving.remote()
                 await self._wait_until_quiet()
                 await self._ranks[0].stop.remote()
@@ -186,14 +185,12 @@ class TargetGroup:
             logger.info("the target group was gone before it was stopped: %r", error)
 
     async def _wait_until_quiet(self) -> None:
-        """Until its router has asked for nothing for a while."""
-        until = time.monotonic() + _LONGEST_LEAVE_S
-        quiet_since, num_batches = time.monotonic(), -1
-        while time.monotonic() < min(until, quiet_since + _QUIET_S):
+        watch = QuietWatch()
+        while True:
             health = await self._health_of(0)
-            if health.num_batches != num_batches or health.busy_s:
-                quiet_since, num_batches = time.monotonic(), health.num_batches
-            await asyncio.sleep(0.05)
+            if watch.is_over(health.num_batches, bool(health.busy_s)):
+                return
+            await asyncio.sleep(_LEAVE_POLL_S)
 
 
 def target_group_application(
@@ -231,7 +228,7 @@ def target_group_application(
         health_check_period_s=1.0,
         health_check_timeout_s=health_timeout_s + 5.0,  # of the shell itself
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
-        graceful_shutdown_timeout_s=_LONGEST_LEAVE_S + _STOP_S + 1.0,
+        graceful_shutdown_timeout_s=LONGEST_LEAVE_S + _STOP_S + 1.0,
     )
     return deployment.bind(
         settings,

@@ -23,7 +23,7 @@ _HELLO_TIMEOUT_S = 5.0
 _WARM_UP_TIMEOUT_S = 60.0
 _WARM_UP_PAUSE_S = 1.0  # after a target that gave no token
 _LONGEST_WAIT_S = 0.25  # of a refresh for the target's answer, which may be busy for long
-_HAND_OVER_S = 1.5  # by then gateways know that they should ask another router
+_FAILOVER_NOTICE_S = 1.5  # by then gateways know that they should ask another router
 
 
 class Connections:
@@ -41,7 +41,7 @@ class Connections:
         self.others_serve = False  # there are target groups of other routers
         self._leaves_at: float | None = None  # its group is about to stop, and others serve
         # Incarnation of the last target that said it would leave, or that another router got: its end is no loss.
-        self.let_go: int | None = None
+        self.released_incarnation: int | None = None
         self._links: dict[str, tuple[WorkerEntry, AsyncLink]] = {}
         self._greeting: asyncio.Task[None] | None = None
         self._warm_incarnation: int | None = None
@@ -51,7 +51,7 @@ class Connections:
         self._worker_drops: Counter[str] = Counter()  # of workers that are gone by now
 
     @property
-    def stands_by(self) -> bool:
+    def is_standby(self) -> bool:
         """Others serve, and this router has no target group to serve with."""
         return self.target_id is None and self.others_serve
 
@@ -93,6 +93,10 @@ class Connections:
             if entry.role == "draft" and link.is_alive and not entry.is_leaving
         }
 
+    @property
+    def num_draft_links(self) -> int:
+        return len(self.draft_links())
+
     def links(self) -> list[AsyncLink]:
         return [link for _, link in self._links.values()]
 
@@ -131,13 +135,13 @@ class Connections:
                 self.target_id = None
             elif held is not None:
                 now = self._clock()
-                self._leaves_at = now + _HAND_OVER_S if leaves_at is None else leaves_at
+                self._leaves_at = now + _FAILOVER_NOTICE_S if leaves_at is None else leaves_at
                 if now >= self._leaves_at:
                     self.target_id = self._leaves_at = None
             # else: a directory that is filling up again does not know the group yet, and its link works
         served = None if self.target is None else self.target[0].incarnation
         if held is not None and held.incarnation == served and (held.is_leaving or held.worker_id != self.target_id):
-            self.let_go = served
+            self.released_incarnation = served
 
     async def _greet_target(self) -> None:
         found = self._links.get(self.target_id or "")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
 
 import msgspec
 
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import CACHE, OUROBOROS
-from actors.errors import LinkError, ModelError, Overloaded, Unavailable
+from actors.errors import LinkError, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
     GenerationRequest,
@@ -33,7 +32,6 @@ from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.drafting import Drafting, DraftShape
-from cluster.router.emission import TARGET, accepted_path, emit_tokens, note_rows
 from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, sequences_in_turn
 from cluster.router.guarded_sink import GuardedSink
 from cluster.router.open_requests import OpenRequests
@@ -46,10 +44,10 @@ from cluster.router.step_time import StepTimeCurve
 from cluster.router.target_blocks import TargetBlocks
 from cluster.router.teaching import Teaching
 from cluster.router.traffic import TrafficRecords
+from cluster.router.verdicts import Verdicts
 
 _DEFAULT_SHAPE = DraftShape()
 _NOTHING_SHARED = SharedLearning()
-_MAX_SETBACKS = 16  # rounds in a row without progress after which a request fails
 
 
 class RouterCore:
@@ -78,7 +76,6 @@ class RouterCore:
         self.step_times = StepTimeCurve(target.step_times, target.row_steps)
         self._config = config
         self._speculation = speculation
-        self._vocab_size = target.vocab_size
         self.max_model_len = target.max_model_len  # for new requests; a target that was started anew may have another
         self.draft_scaling = DraftScaling()
         self._traffic = TrafficRecords()
@@ -110,6 +107,7 @@ class RouterCore:
         )
         self._scheduler = Scheduler(config, target.block_size)
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
+        self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
         self._blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
         self._teaching = Teaching(self._drafting, self._scheduler, self.counters, shared, target.vocab_size)
         self._sink = GuardedSink(
@@ -301,7 +299,7 @@ class RouterCore:
         self._blocks.observe(result)
         self.counters.count_round(result)
         self.step_times.observe(result.rows, result.elapsed_s)
-        taken = self._take_verdicts(round, result, now)
+        taken = self._verdicts.take(round, result, now)
         self._learn(round, result, taken.emitted, now)
         for sequence in taken.finished:
             self._sink.finished(sequence)
@@ -345,55 +343,6 @@ class RouterCore:
             sequence.target.lost()
             sequence.target.is_held = False
 
-    def _take_verdicts(self, round: Round, result: VerifyResult, now: float) -> _TakenVerdicts:
-        """Commit and emit tokens; sequences that the target has lost, or spoke nonsense about, start over."""
-        verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
-        self.counters.unknown_sequences += len(verdicts.keys() - {entry.seq_id for entry in round.entries})
-        stale, starved = set(result.stale_seq_ids), set(result.starved_seq_ids)
-        taken = _TakenVerdicts([], [], [])
-        for index, entry in enumerate(round.entries):
-            sequence = entry.sequence
-            if sequence.progress.is_cancelled or sequence.progress.is_ended:
-                continue  # nothing comes after a cancellation or an end
-            if entry.seq_id in stale:
-                self.counters.stale_sequences += 1
-                self._restart(sequence, now)
-                continue
-            if entry.seq_id in starved:
-                taken.starved.append(entry)
-                continue
-            verdict = verdicts.get(entry.seq_id)
-            path = accepted_path(entry, verdict, self._vocab_size)
-            if verdict is None or path is None:
-                self.counters.invalid_verdicts += 1
-                self._restart(sequence, now)
-                continue
-            entry.num_verified = verdict.num_nodes
-            note_rows(sequence, entry, verdict)
-            if verdict.next_token < 0:
-                if not sequence.target.compute_prompt(verdict.num_computed):
-                    self._count_setback(sequence, now)
-                continue
-            taken.emitted.append(Emitted(index, sequence.num_tokens, path))
-            if self._emit(round, entry, path, verdict.next_token, now):
-                taken.finished.append(sequence)
-        return taken
-
-    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, now: float) -> bool:
-        """Whether the sequence has finished."""
-        progress, counters = entry.sequence.progress, self.counters
-        if progress.chunk_index == 0 and progress.started_at is not None:
-            counters.queue_time.add(progress.started_at - progress.arrived_at)
-            counters.prefill_time.add(now - progress.started_at)
-        chunk = emit_tokens(round, entry, path, next_token, self._drafting.names, now)
-        for source in chunk.sources:
-            if source is not TARGET:
-                counters.accepted_tokens[source] += 1
-        counters.draft_tokens += entry.num_verified
-        counters.emitted_tokens += len(chunk.token_ids)
-        self._requests.emit(chunk)
-        return chunk.finish_reason is not None
-
     def _learn(self, round: Round, result: VerifyResult, emitted: list[Emitted], now: float) -> None:
         """Planner, drafters, draft workers and shared cache learn from what was emitted."""
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
@@ -404,26 +353,10 @@ class RouterCore:
         self._teaching.teach(round, result, emitted)
         self._sink.share(round, emitted)
 
-    def _restart(self, sequence: Sequence, now: float) -> None:
-        sequence.target.lost()
-        self._count_setback(sequence, now)
-
-    def _count_setback(self, sequence: Sequence, now: float) -> None:
-        sequence.target.num_setbacks += 1
-        if sequence.target.num_setbacks >= _MAX_SETBACKS and not sequence.progress.is_ended:
-            error = Unavailable(f"the target made no progress on the request in {_MAX_SETBACKS} rounds")
-            self._requests.fail(sequence, error, now)
-
     def _count_failure(self, round: Round) -> None:
         for sequence in count_failed_round(round):
             reason = f"{GIVEN_UP_AFTER} rounds of the request failed in a row, the last of them with it alone"
             self._requests.fail(sequence, ModelError(reason), round.planned_at)
-
-
-class _TakenVerdicts(NamedTuple):
-    emitted: list[Emitted]
-    finished: list[Sequence]
-    starved: list[RoundEntry]
 
 
 def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:

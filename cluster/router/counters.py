@@ -70,6 +70,11 @@ class RouterCounters:
     targets_lost: int = 0  # without having said that they would leave
     sink_faults: int = 0  # calls of the token sink that raised
 
+    @property
+    def wasted_rows(self) -> int:
+        """Draft nodes computed and not accepted."""
+        return self.draft_tokens - self.accepted_tokens.total()
+
     def count_round(self, result: VerifyResult) -> None:
         """A round has been committed."""
         self.rounds += 1

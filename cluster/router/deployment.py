@@ -35,7 +35,7 @@ from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics
 from cluster.router.ready_first import READY, ReadyFirst
 from cluster.router.shared_learning import SharedLearning
-from cluster.router.status import RouterStatus
+from cluster.router.status import RouterStatus, router_status
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Router:
             logger.info("%s left with %d tokens", request.request_id, num_tokens)
 
     def _check_group(self) -> None:
-        if self._connections.stands_by:
+        if self._connections.is_standby:
             raise RouterLost("this router has no target group; others have")
 
     async def _first_rounds(self) -> RouterDriver:
@@ -132,7 +132,7 @@ class Router:
         return self._driver
 
     async def status(self) -> RouterStatus:
-        return status_of(self._driver, self._connections)
+        return router_status(self._driver, self._connections)
 
     async def own_metrics(self) -> tuple[str, str]:
         """Who this is, and its metrics in Prometheus text format."""
@@ -141,7 +141,7 @@ class Router:
     def record_routing_stats(self) -> dict[str, bool]:
         """What `ReadyFirst` goes by."""
         self._asked_at = time.monotonic()
-        return {READY: status_of(self._driver, self._connections).ready}
+        return {READY: router_status(self._driver, self._connections).ready}
 
     async def check_health(self) -> None:
         self._asked_at = time.monotonic()
@@ -208,11 +208,11 @@ class Router:
             info, link = self._connections.target
             if self._driver is None:
                 self._driver = self._start_rounds(info)
-            self._driver.set_target(link, info, self._connections.let_go)
+            self._driver.set_target(link, info, self._connections.released_incarnation)
         if self._driver is not None:
             self._driver.others_serve = self._connections.others_serve
-            if self._connections.stands_by:
-                self._driver.hand_over(self._connections.let_go)
+            if self._connections.is_standby:
+                self._driver.failover(self._connections.released_incarnation)
             self._driver.set_draft_workers(self._connections.draft_links())
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
@@ -231,24 +231,6 @@ class Router:
         driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)
         return driver
-
-
-def status_of(driver: RouterDriver | None, connections: Connections) -> RouterStatus:
-    """driver is None until a target group has said what it is."""
-    longest = None if driver is None else driver.core.max_model_len
-    if driver is not None and driver.failure is not None:
-        detail = f"rounds have stopped: {driver.failure}"
-        return RouterStatus(ready=False, live=False, detail=detail, max_model_len=longest)
-    if driver is not None and driver.is_draining:
-        return RouterStatus(ready=False, live=True, detail="draining", max_model_len=longest)
-    if connections.stands_by:
-        return RouterStatus(ready=False, live=True, detail="standing by for a target group", max_model_len=longest)
-    if driver is None or not driver.has_target:
-        return RouterStatus(ready=False, live=True, detail="waiting for the target group", max_model_len=longest)
-    if connections.is_leaving:
-        return RouterStatus(ready=False, live=True, detail="the target group is leaving", max_model_len=longest)
-    detail = f"{len(connections.draft_links())} draft workers"
-    return RouterStatus(ready=True, live=True, detail=detail, max_model_len=longest)
 
 
 def router_application(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+import threading
 import time
-from collections.abc import AsyncGenerator
+import traceback
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from typing import Protocol
 
 from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
+from actors.links.heartbeat import Heartbeat
 from actors.messages import (
     Failure,
     GenerationRequest,
@@ -22,13 +27,77 @@ from actors.messages import (
 from cluster.router.core import RouterCore
 from cluster.router.linked_drafts import LinkedDrafts
 from cluster.router.round import RequestFailed, RouterEvent
-from cluster.router.round_watch import RoundWatch
 from cluster.router.run_round import RoundHooks, RoundStage, run_round
 
 logger = logging.getLogger(__name__)
 
 _OWN_STAGES = frozenset(("plan", "draft", "assemble", "commit"))
 _IDLE_POLL_S = 0.05  # between looks while sequences wait for what only time brings (a target, blocks of others)
+_WATCH_PERIOD_S = 1.0
+_GRACE_S = 10.0  # beyond what the present step may take
+
+
+class Rounds(Protocol):
+    """What is watched. All of it may be read from any thread."""
+
+    @property
+    def num_steps(self) -> int:
+        """Rises whenever the rounds go on."""
+        ...
+
+    @property
+    def step_limit_s(self) -> float:
+        """How long the present step may take: what it waits for has a limit of its own."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+
+class RoundWatch:
+    """Looks every second. A loop that is blocked cannot keep it from seeing that; time in which this process did not
+    run at all counts for one look."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        grace_s: float = _GRACE_S,
+        period_s: float = _WATCH_PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Made in the thread that runs the rounds."""
+        self._rounds = rounds
+        self._grace_s = grace_s
+        self._period_s = period_s
+        self._clock = clock
+        self._thread_id = threading.get_ident()
+        self._num_steps = -1
+        self._looked_at = clock()
+        self._still_s = 0.0
+        self._is_stalled = False
+        self._heartbeat = Heartbeat(self.look, period_s, "watch of the rounds")
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long rounds have stood still, once that is longer than they may; else 0. For any thread."""
+        return self._still_s if self._is_stalled else 0.0
+
+    def look(self) -> None:
+        now = self._clock()
+        since_s, self._looked_at = now - self._looked_at, now
+        num_steps = self._rounds.num_steps
+        if num_steps != self._num_steps or not self._rounds.has_work:
+            self._num_steps, self._still_s, self._is_stalled = num_steps, 0.0, False
+            return
+        self._still_s += min(since_s, 2 * self._period_s)
+        if not self._is_stalled and self._still_s > self._rounds.step_limit_s + self._grace_s:
+            self._is_stalled = True
+            frame = sys._current_frames().get(self._thread_id)
+            where = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            logger.error("rounds have stood still for %.1f s; their thread is at\n%s", self._still_s, where)
+
+    def close(self) -> None:
+        self._heartbeat.stop()
 
 
 class RouterDriver:
@@ -81,22 +150,22 @@ class RouterDriver:
             return f"they have stood still for {self.watch.stalled_s:.0f} s"
         return None
 
-    def set_target(self, link: AsyncLink, info: WorkerInfo, let_go: int | None = None) -> None:
+    def set_target(self, link: AsyncLink, info: WorkerInfo, released_incarnation: int | None = None) -> None:
         """The link to the target. Another incarnation holds no sequences; the same one behind another link may.
 
-        let_go: incarnation of a target whose end is no loss.
+        released_incarnation: incarnation of a target whose end is no loss.
         """
         if self._incarnation not in (None, info.incarnation):
             logger.warning("the target is another group, or one started anew: sequences are sent again")
-            self._count_loss(let_go)
+            self._count_loss(released_incarnation)
             self.core.target_lost()
         self._target, self._incarnation = link, info.incarnation
         self.core.max_model_len = info.max_model_len
 
-    def hand_over(self, let_go: int | None = None) -> None:
+    def failover(self, released_incarnation: int | None = None) -> None:
         """There is no target for this router any more, and others serve: its streams end so that they go on there."""
         self._target = None
-        self._count_loss(let_go)
+        self._count_loss(released_incarnation)
         for request_id in self._streams:
             self.core.cancel(request_id)
         self._end_streams("the router's target group is gone")
@@ -238,8 +307,8 @@ class RouterDriver:
     def _end_streams(self, reason: str) -> None:
         self._deliver([RequestFailed(request_id, self._refusal(reason)) for request_id in self._streams])
 
-    def _count_loss(self, let_go: int | None) -> None:
-        if self._incarnation not in (None, let_go, self._gone):
+    def _count_loss(self, released_incarnation: int | None) -> None:
+        if self._incarnation not in (None, released_incarnation, self._gone):
             self._gone = self._incarnation
             self.core.counters.targets_lost += 1
 

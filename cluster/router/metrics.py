@@ -6,19 +6,224 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from cache_service.counts.soft_exchange import SoftExchangeStats
-from cluster.cache.shared_cache import CacheStats, PromotionStats, SharedCache
+from actors.workers.draft_demand import DraftDemand
+from cluster.cache.shared_cache import CacheStats, SharedCache
 from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
 from cluster.router.counters import Distribution
 from cluster.router.driver import RouterDriver
 
 _CURVE_ROWS = (1, 4, 16, 64, 256)  # row counts at which the cost curve is shown
+
+_Table = tuple[tuple[str, str, str], ...]  # name, help text, attribute of the source that is read
+
+_GAUGES: _Table = (
+    ("paceline_sequences_running", "Sequences in rounds", "core.num_running"),
+    ("paceline_sequences_waiting", "Sequences that wait to be admitted", "core.num_waiting"),
+    ("paceline_kv_blocks", "KV blocks of the target", "core.total_blocks"),
+    ("paceline_kv_blocks_free", "KV blocks of the target without a sequence", "core.free_blocks"),
+    ("paceline_draft_workers", "Draft workers connected", "connections.num_draft_links"),
+    (
+        "paceline_draft_worker_gain_ratio",
+        "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more",
+        "demand.gain",
+    ),
+    ("paceline_draft_worker_loss_ratio", "Of tokens a second with one draft worker fewer", "demand.loss"),
+    ("paceline_target_connected", "1 while the target group answers", "driver.has_target"),
+    ("paceline_link_calls_in_flight", "Calls to workers that wait for an answer", "connections.num_in_flight"),
+)
+
+_COUNTERS: _Table = (
+    ("paceline_rounds", "Rounds committed", "core.counters.rounds"),
+    ("paceline_target_rows", "Rows computed by the target, prompts included", "core.counters.rows"),
+    ("paceline_target_seconds", "The target's own time in rounds", "core.counters.verify_s"),
+    ("paceline_head_seconds", "Time of the EAGLE head beside the target", "core.counters.head_s"),
+    ("paceline_router_seconds", "Time spent in the router's own code", "driver.router_seconds"),
+    ("paceline_emitted_tokens", "Tokens emitted", "core.counters.emitted_tokens"),
+    ("paceline_requests_refused", "Requests refused because the queue was full", "core.counters.refused"),
+    ("paceline_preemptions", "Sequences that gave up their KV blocks", "core.counters.preempted"),
+    ("paceline_stale_sequences", "Sequences the target had lost", "core.counters.stale_sequences"),
+    ("paceline_abandoned_rounds", "Rounds without an answer of the target", "core.counters.abandoned_rounds"),
+    (
+        "paceline_targets_lost",
+        "Target groups that were lost without having said that they would leave",
+        "core.counters.targets_lost",
+    ),
+    (
+        "paceline_drafts_ahead_ready",
+        "Drafts that a worker drafting ahead had ready when it was asked",
+        "core.counters.ready_drafts",
+    ),
+    (
+        "paceline_drafts_ahead_missed",
+        "Drafts that a worker drafting ahead had not, or not all of, when it was asked",
+        "core.counters.missed_drafts",
+    ),
+    (
+        "paceline_spec_decode_num_proposed_tokens",
+        "Draft nodes that could have been verified; equal ones of several sources count once",
+        "core.counters.proposed_nodes",
+    ),
+    (
+        "paceline_spec_decode_wasted_rows",
+        "Draft nodes that the target computed and that were not accepted",
+        "core.counters.wasted_rows",
+    ),
+    ("paceline_awaited_drafts", "Answers of draft workers that rounds waited for", "core.counters.awaited_drafts"),
+    ("paceline_late_drafts", "Of these, those that came too late", "core.counters.late_drafts"),
+    ("paceline_stale_drafts", "Sequences a draft worker had lost", "core.counters.stale_drafts"),
+)
+
+_COUNTERS_BY_SOURCE: _Table = (
+    ("paceline_spec_decode_num_draft_tokens", "Draft nodes verified, by source", "core.counters.drafted_tokens"),
+    ("paceline_spec_decode_num_accepted_tokens", "Draft tokens accepted, by source", "core.counters.accepted_tokens"),
+    ("paceline_drafter_errors", "Failures of a drafter, by source", "core.counters.drafter_errors"),
+    ("paceline_invalid_draft_trees", "Malformed trees dropped, by source", "core.counters.invalid_trees"),
+)
+
+_HISTOGRAMS: _Table = (
+    (
+        "paceline_draft_lateness_seconds",
+        "How long a round that had all else waited for the last of its draft workers",
+        "core.counters.draft_lateness",
+    ),
+    (
+        "paceline_request_queue_time_seconds",
+        "From a request's arrival at the router to its first round",
+        "core.counters.queue_time",
+    ),
+    (
+        "paceline_request_prefill_time_seconds",
+        "From a request's first round to its first token",
+        "core.counters.prefill_time",
+    ),
+)
+
+_CACHE_GAUGES: _Table = (
+    ("paceline_cache_queued_tokens", "Committed tokens that wait to be written", "queued_tokens"),
+    ("paceline_cache_breaker_open", "1 while the store is left alone after failed writes", "breaker_open"),
+    ("paceline_cache_index_namespaces", "Namespaces that are followed", "index.namespaces"),
+    ("paceline_cache_index_tokens", "Tokens that can be drafted from", "index.tokens"),
+    ("paceline_cache_index_memory_bytes", "Bytes of indexes in this process alone", "index.memory_bytes"),
+    (
+        "paceline_cache_index_mapped_bytes",
+        "Bytes of indexes in files that the processes of a machine share",
+        "index.mapped_bytes",
+    ),
+    (
+        "paceline_cache_warm_ratio",
+        "Share of the stored segments of followed namespaces that can be drafted from",
+        "index.warm_ratio",
+    ),
+    ("paceline_cache_lag_seconds", "Since the namespace in use was read for which that is longest", "index.lag_s"),
+)
+
+_CACHE_COUNTERS: _Table = (
+    ("paceline_cache_published_tokens", "Committed tokens that were to be shared", "publisher.published_tokens"),
+    ("paceline_cache_written_tokens", "Tokens written to the store", "publisher.written_tokens"),
+    ("paceline_cache_written_bytes", "Bytes written to the store for them", "publisher.written_bytes"),
+    ("paceline_cache_write_failures", "Writes that found the store unavailable", "publisher.failures"),
+    (
+        "paceline_cache_breaker_openings",
+        "Times that the store was left alone after failed writes",
+        "publisher.breaker_opened",
+    ),
+    ("paceline_cache_invalid_pieces", "Pieces of text that no entry can hold", "publisher.invalid_pieces"),
+    (
+        "paceline_cache_missing_segments",
+        "Segments that a manifest names and the store does not have",
+        "index.missing_segments",
+    ),
+    ("paceline_cache_index_builds", "Indexes built here", "index.builds"),
+    ("paceline_cache_index_maps", "Indexes found built by another process", "index.maps"),
+    ("paceline_cache_folds", "Parts of logs folded into segments", "folds"),
+    ("paceline_cache_resets", "Namespaces read anew: other data, or a gap", "index.resets"),
+    ("paceline_cache_damaged", "Stored entries, segments and manifests that cannot be read", "index.damaged"),
+    ("paceline_cache_index_evictions", "Namespaces that gave way to others", "index.evictions"),
+    (
+        "paceline_cache_index_refusals",
+        "Namespaces that are not drafted from: no room, or no possible name",
+        "index.refusals",
+    ),
+    ("paceline_cache_index_overflows", "Logs folded too slowly, of which a part was left out", "index.overflows"),
+    ("paceline_cache_index_faults", "Indexes that could not be built", "index.build_faults"),
+    ("paceline_cache_publisher_faults", "Faults of the publisher: each one is a bug", "publisher.faults"),
+)
+
+_PROMOTION_GAUGES: _Table = (
+    (
+        "paceline_cache_promotion_queued_answers",
+        "Answers that wait to be looked through for phrases",
+        "queued_texts",
+    ),
+)
+
+_PROMOTION_COUNTERS: _Table = (
+    ("paceline_cache_promotion_offered_phrases", "Phrases offered to the gate", "counters.offered"),
+    (
+        "paceline_cache_promotion_refused_phrases",
+        "Phrases of tenants that had opted out or offered too much",
+        "counters.refused_offers",
+    ),
+    ("paceline_cache_promotion_kept_phrases", "Phrases that got enough supporters", "counters.kept"),
+    (
+        "paceline_cache_promotion_dropped_phrases",
+        "Phrases that lost their support, or look sensitive",
+        "counters.dropped",
+    ),
+    ("paceline_cache_promotion_batches", "Batches of the public pool written", "counters.batches"),
+    ("paceline_cache_promotion_refused_batches", "Batches that the store refused", "counters.refused_batches"),
+    ("paceline_cache_promotion_damaged", "Stored phrases and batches that cannot be read", "counters.unreadable"),
+    (
+        "paceline_cache_promotion_foreign_writes",
+        "Times that somebody had written into the public pool past the gate",
+        "counters.foreign_writes",
+    ),
+    (
+        "paceline_cache_promotion_dropped_answers",
+        "Answers not looked through: too many, or their tenant had left",
+        "dropped_texts",
+    ),
+    ("paceline_cache_promotion_failures", "Tries that found the store unavailable or refusing", "failures"),
+)
+
+_SOFT_GAUGES: _Table = (
+    ("paceline_cache_soft_namespaces", "Namespaces whose counts are exchanged", "namespaces"),
+    ("paceline_cache_soft_waiting_contexts", "Contexts of others, read and not yet added", "waiting_contexts"),
+    (
+        "paceline_cache_soft_warm_ratio",
+        "Share of the stored counts that have been read, the least of all namespaces",
+        "warm_ratio",
+    ),
+)
+
+_SOFT_COUNTERS: _Table = (
+    ("paceline_cache_soft_merged_contexts", "Contexts of others that were added", "merged_contexts"),
+    ("paceline_cache_soft_exported_contexts", "Contexts taken to be written", "exported_contexts"),
+    ("paceline_cache_soft_written_bytes", "Bytes written to the store for them", "written_bytes"),
+    ("paceline_cache_soft_refused_contexts", "Contexts that the store refused", "refused_contexts"),
+    ("paceline_cache_soft_damaged", "Stored counts that cannot be read", "corrupt"),
+    ("paceline_cache_soft_resets", "Tables dropped because their data set ended", "resets"),
+    ("paceline_cache_soft_failures", "Tries that found the store unavailable or refusing", "failures"),
+    ("paceline_cache_soft_faults", "Faults of the exchange itself", "faults"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What the first tables read from."""
+
+    core: RouterCore
+    driver: RouterDriver
+    connections: Connections
+    demand: DraftDemand
 
 
 class RouterMetrics:
@@ -39,165 +244,84 @@ class RouterMetrics:
         return generate_latest(self._registry).decode()
 
     def collect(self) -> Iterator[Metric]:
-        core, counters = self._core, self._core.counters
-        demand = core.draft_scaling.demand(time.monotonic())
-        gauges = {
-            "paceline_sequences_running": ("Sequences in rounds", core.num_running),
-            "paceline_sequences_waiting": ("Sequences that wait to be admitted", core.num_waiting),
-            "paceline_kv_blocks": ("KV blocks of the target", core.total_blocks),
-            "paceline_kv_blocks_free": ("KV blocks of the target without a sequence", core.free_blocks),
-            "paceline_draft_workers": ("Draft workers connected", len(self._connections.draft_links())),
-            "paceline_draft_worker_gain_ratio": (
-                "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more",
-                demand.gain,
-            ),
-            "paceline_draft_worker_loss_ratio": ("Of tokens a second with one draft worker fewer", demand.loss),
-            "paceline_target_connected": ("1 while the target group answers", int(self._driver.has_target)),
-            "paceline_link_calls_in_flight": (
-                "Calls to workers that wait for an answer",
-                self._connections.num_in_flight,
-            ),
-        }
-        yield from _gauges(gauges)
-        counts = {
-            "paceline_rounds": ("Rounds committed", counters.rounds),
-            "paceline_target_rows": ("Rows computed by the target, prompts included", counters.rows),
-            "paceline_target_seconds": ("The target's own time in rounds", counters.verify_s),
-            "paceline_head_seconds": ("Time of the EAGLE head beside the target", counters.head_s),
-            "paceline_router_seconds": ("Time spent in the router's own code", self._driver.router_seconds),
-            "paceline_emitted_tokens": ("Tokens emitted", counters.emitted_tokens),
-            "paceline_requests_refused": ("Requests refused because the queue was full", counters.refused),
-            "paceline_preemptions": ("Sequences that gave up their KV blocks", counters.preempted),
-            "paceline_stale_sequences": ("Sequences the target had lost", counters.stale_sequences),
-            "paceline_abandoned_rounds": ("Rounds without an answer of the target", counters.abandoned_rounds),
-            "paceline_targets_lost": (
-                "Target groups that were lost without having said that they would leave",
-                counters.targets_lost,
-            ),
-            "paceline_drafts_ahead_ready": (
-                "Drafts that a worker drafting ahead had ready when it was asked",
-                counters.ready_drafts,
-            ),
-            "paceline_drafts_ahead_missed": (
-                "Drafts that a worker drafting ahead had not, or not all of, when it was asked",
-                counters.missed_drafts,
-            ),
-            "paceline_spec_decode_num_proposed_tokens": (
-                "Draft nodes that could have been verified; equal ones of several sources count once",
-                counters.proposed_nodes,
-            ),
-            "paceline_spec_decode_wasted_rows": (
-                "Draft nodes that the target computed and that were not accepted",
-                counters.draft_tokens - counters.accepted_tokens.total(),
-            ),
-            "paceline_awaited_drafts": ("Answers of draft workers that rounds waited for", counters.awaited_drafts),
-            "paceline_late_drafts": ("Of these, those that came too late", counters.late_drafts),
-            "paceline_stale_drafts": ("Sequences a draft worker had lost", counters.stale_drafts),
-        }
-        yield from _counters(counts)
-        by_source = {
-            "paceline_spec_decode_num_draft_tokens": ("Draft nodes verified, by source", counters.drafted_tokens),
-            "paceline_spec_decode_num_accepted_tokens": ("Draft tokens accepted, by source", counters.accepted_tokens),
-            "paceline_drafter_errors": ("Failures of a drafter, by source", counters.drafter_errors),
-            "paceline_invalid_draft_trees": ("Malformed trees dropped, by source", counters.invalid_trees),
-        }
-        for name, (text, counter) in by_source.items():
-            family = CounterMetricFamily(name, text, labels=["source"])
-            for source, count in sorted(counter.items()):
-                family.add_metric([source], count)
-            yield family
-        stages = {
-            "paceline_draft_lateness_seconds": (
-                "How long a round that had all else waited for the last of its draft workers",
-                counters.draft_lateness,
-            ),
-            "paceline_request_queue_time_seconds": (
-                "From a request's arrival at the router to its first round",
-                counters.queue_time,
-            ),
-            "paceline_request_prefill_time_seconds": (
-                "From a request's first round to its first token",
-                counters.prefill_time,
-            ),
-        }
-        for name, (text, distribution) in stages.items():
-            yield _histogram(name, text, distribution)
-        yield self._planner_rounds()
-        yield self._cost_curve()
-        yield self._collapsed()
-        yield from self._link_traffic()
-        yield self._link_errors()
+        core = self._core
+        sources = _Sources(core, self._driver, self._connections, core.draft_scaling.demand(time.monotonic()))
+        yield from _gauges(_GAUGES, sources)
+        yield from _counters(_COUNTERS, sources)
+        for name, text, path in _COUNTERS_BY_SOURCE:
+            yield _labelled(CounterMetricFamily(name, text, labels=["source"]), attrgetter(path)(sources))
+        for name, text, path in _HISTOGRAMS:
+            yield _histogram(name, text, attrgetter(path)(sources))
+        yield from self._planner()
+        yield from self._links()
         if self._cache is not None:
             yield from _cache_metrics(self._cache.stats())
         if core.soft_sharing is not None:
-            yield from _soft_metrics(core.soft_sharing.stats())
+            soft = core.soft_sharing.stats()
+            yield from _gauges(_SOFT_GAUGES, soft)
+            yield from _counters(_SOFT_COUNTERS, soft)
 
-    def _collapsed(self) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(
-            "paceline_spec_decode_acceptance_collapsed",
-            "1 while drafts of the source are accepted far more seldom than they used to be",
-            labels=["source"],
-        )
-        for source, has_collapsed in sorted(self._core.acceptance.collapsed.items()):
-            family.add_metric([source], int(has_collapsed))
-        return family
-
-    def _planner_rounds(self) -> CounterMetricFamily:
-        family = CounterMetricFamily(
+    def _planner(self) -> Iterator[Metric]:
+        decisions = CounterMetricFamily(
             "paceline_planner_rounds",
             "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`",
             labels=["decision"],
         )
-        for decision, count in sorted(self._core.counters.planner_rounds.items()):
-            family.add_metric([decision], count)
-        return family
-
-    def _cost_curve(self) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(
+        yield _labelled(decisions, self._core.counters.planner_rounds)
+        curve = GaugeMetricFamily(
             "paceline_step_time_seconds",
             "What a target forward of so many rows is expected to take, as the planner has measured it",
             labels=["rows"],
         )
         for rows in _CURVE_ROWS:
-            family.add_metric([str(rows)], self._core.step_times.seconds(rows))
-        return family
+            curve.add_metric([str(rows)], self._core.step_times.seconds(rows))
+        yield curve
+        collapsed = GaugeMetricFamily(
+            "paceline_spec_decode_acceptance_collapsed",
+            "1 while drafts of the source are accepted far more seldom than they used to be",
+            labels=["source"],
+        )
+        yield _labelled(collapsed, self._core.acceptance.collapsed)
 
-    def _link_traffic(self) -> Iterator[Metric]:
+    def _links(self) -> Iterator[Metric]:
         traffic = self._connections.traffic()
         messages = CounterMetricFamily(
             "paceline_link_messages", "Messages on links, at the router's end", labels=["direction"]
         )
+        yield _labelled(messages, {direction: traffic[direction] for direction in ("sent", "received")})
         sizes = CounterMetricFamily("paceline_link_bytes", "Bytes of these messages", labels=["direction"])
-        for direction in ("sent", "received"):
-            messages.add_metric([direction], traffic[direction])
-            sizes.add_metric([direction], traffic[f"{direction}_bytes"])
-        yield messages
-        yield sizes
+        yield _labelled(sizes, {direction: traffic[f"{direction}_bytes"] for direction in ("sent", "received")})
         yield CounterMetricFamily(
             "paceline_link_disconnects", "Connections to workers that ended", value=traffic["closed"]
         )
-
-    def _link_errors(self) -> CounterMetricFamily:
-        family = CounterMetricFamily(
+        errors = CounterMetricFamily(
             "paceline_link_errors",
             "Messages dropped on links, by the end that dropped them and reason; workers tell theirs every second",
             labels=["end", "reason"],
         )
         for end, drops in (("router", self._connections.drops()), ("worker", self._connections.worker_drops())):
             for reason, count in sorted(drops.items()):
-                family.add_metric([end, reason], count)
-        return family
+                errors.add_metric([end, reason], count)
+        yield errors
 
 
-def _gauges(found: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
-    """found: what each is, and its value."""
-    for name, (text, value) in found.items():
-        yield GaugeMetricFamily(name, text, value=value)
+def _gauges(table: _Table, source: object) -> Iterator[Metric]:
+    for name, text, path in table:
+        yield GaugeMetricFamily(name, text, value=attrgetter(path)(source))
 
 
-def _counters(found: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
-    for name, (text, count) in found.items():
-        yield CounterMetricFamily(name, text, value=count)
+def _counters(table: _Table, source: object) -> Iterator[Metric]:
+    for name, text, path in table:
+        yield CounterMetricFamily(name, text, value=attrgetter(path)(source))
+
+
+def _labelled(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    """Adds a value for each label."""
+    for label, value in sorted(values.items()):
+        family.add_metric([label], value)
+    return family
 
 
 def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMetricFamily:
@@ -209,130 +333,18 @@ def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMet
 
 
 def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
-    """Of the shared cache; what its drafts earn is told of the source `cache` among the others."""
-    gauges = {
-        "paceline_cache_queued_tokens": ("Committed tokens that wait to be written", stats.queued_tokens),
-        "paceline_cache_breaker_open": ("1 while the store is left alone after failed writes", int(stats.breaker_open)),
-        "paceline_cache_index_namespaces": ("Namespaces that are followed", stats.index.namespaces),
-        "paceline_cache_index_tokens": ("Tokens that can be drafted from", stats.index.tokens),
-        "paceline_cache_index_memory_bytes": ("Bytes of indexes in this process alone", stats.index.memory_bytes),
-        "paceline_cache_index_mapped_bytes": (
-            "Bytes of indexes in files that the processes of a machine share",
-            stats.index.mapped_bytes,
-        ),
-        "paceline_cache_warm_ratio": (
-            "Share of the stored segments of followed namespaces that can be drafted from",
-            stats.index.warm_ratio,
-        ),
-        "paceline_cache_lag_seconds": (
-            "Since the namespace in use was read for which that is longest",
-            stats.index.lag_s,
-        ),
-    }
-    yield from _gauges(gauges)
-    counts = {
-        "paceline_cache_published_tokens": (
-            "Committed tokens that were to be shared",
-            stats.publisher.published_tokens,
-        ),
-        "paceline_cache_written_tokens": ("Tokens written to the store", stats.publisher.written_tokens),
-        "paceline_cache_written_bytes": ("Bytes written to the store for them", stats.publisher.written_bytes),
-        "paceline_cache_write_failures": ("Writes that found the store unavailable", stats.publisher.failures),
-        "paceline_cache_breaker_openings": (
-            "Times that the store was left alone after failed writes",
-            stats.publisher.breaker_opened,
-        ),
-        "paceline_cache_invalid_pieces": ("Pieces of text that no entry can hold", stats.publisher.invalid_pieces),
-        "paceline_cache_missing_segments": (
-            "Segments that a manifest names and the store does not have",
-            stats.index.missing_segments,
-        ),
-        "paceline_cache_index_builds": ("Indexes built here", stats.index.builds),
-        "paceline_cache_index_maps": ("Indexes found built by another process", stats.index.maps),
-        "paceline_cache_folds": ("Parts of logs folded into segments", stats.folds),
-        "paceline_cache_resets": ("Namespaces read anew: other data, or a gap", stats.index.resets),
-        "paceline_cache_damaged": ("Stored entries, segments and manifests that cannot be read", stats.index.damaged),
-        "paceline_cache_index_evictions": ("Namespaces that gave way to others", stats.index.evictions),
-        "paceline_cache_index_refusals": (
-            "Namespaces that are not drafted from: no room, or no possible name",
-            stats.index.refusals,
-        ),
-        "paceline_cache_index_overflows": (
-            "Logs folded too slowly, of which a part was left out",
-            stats.index.overflows,
-        ),
-        "paceline_cache_index_faults": ("Indexes that could not be built", stats.index.build_faults),
-        "paceline_cache_publisher_faults": ("Faults of the publisher: each one is a bug", stats.publisher.faults),
-    }
-    yield from _counters(counts)
+    """The shared cache; what its drafts earn is counted under the source `cache` among the others."""
+    yield from _gauges(_CACHE_GAUGES, stats)
+    yield from _counters(_CACHE_COUNTERS, stats)
     dropped = CounterMetricFamily(
         "paceline_cache_dropped_tokens",
         "Tokens that were not written: the queue was full, the store refused them, or their time was purged",
         labels=["reason"],
     )
-    dropped.add_metric(["overflow"], stats.publisher.overflow_tokens)
-    dropped.add_metric(["refused"], stats.publisher.refused_tokens)
-    dropped.add_metric(["purged"], stats.publisher.purged_tokens)
-    yield dropped
+    publisher = stats.publisher
+    reasons = {"overflow": publisher.overflow_tokens, "refused": publisher.refused_tokens}
+    yield _labelled(dropped, reasons | {"purged": publisher.purged_tokens})
     if stats.promotion is not None:
-        yield from _promotion_metrics(stats.promotion)
-
-
-def _promotion_metrics(stats: PromotionStats) -> Iterator[Metric]:
-    """Of the promotion gate. What it counts of phrases is told with each batch, and not before."""
-    counters = stats.counters
-    yield GaugeMetricFamily(
-        "paceline_cache_promotion_queued_answers",
-        "Answers that wait to be looked through for phrases",
-        value=stats.queued_texts,
-    )
-    counts = {
-        "paceline_cache_promotion_offered_phrases": ("Phrases offered to the gate", counters.offered),
-        "paceline_cache_promotion_refused_phrases": (
-            "Phrases of tenants that had opted out or offered too much",
-            counters.refused_offers,
-        ),
-        "paceline_cache_promotion_kept_phrases": ("Phrases that got enough supporters", counters.kept),
-        "paceline_cache_promotion_dropped_phrases": (
-            "Phrases that lost their support, or look sensitive",
-            counters.dropped,
-        ),
-        "paceline_cache_promotion_batches": ("Batches of the public pool written", counters.batches),
-        "paceline_cache_promotion_refused_batches": ("Batches that the store refused", counters.refused_batches),
-        "paceline_cache_promotion_damaged": ("Stored phrases and batches that cannot be read", counters.unreadable),
-        "paceline_cache_promotion_foreign_writes": (
-            "Times that somebody had written into the public pool past the gate",
-            counters.foreign_writes,
-        ),
-        "paceline_cache_promotion_dropped_answers": (
-            "Answers not looked through: too many, or their tenant had left",
-            stats.dropped_texts,
-        ),
-        "paceline_cache_promotion_failures": ("Tries that found the store unavailable or refusing", stats.failures),
-    }
-    for name, (text, count) in counts.items():
-        yield CounterMetricFamily(name, text, value=count)
-
-
-def _soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:
-    """Of the counts of soft_ngram that routers exchange through the shared cache."""
-    gauges = {
-        "paceline_cache_soft_namespaces": ("Namespaces whose counts are exchanged", stats.namespaces),
-        "paceline_cache_soft_waiting_contexts": ("Contexts of others, read and not yet added", stats.waiting_contexts),
-        "paceline_cache_soft_warm_ratio": (
-            "Share of the stored counts that have been read, the least of all namespaces",
-            stats.warm_ratio,
-        ),
-    }
-    yield from _gauges(gauges)
-    counts = {
-        "paceline_cache_soft_merged_contexts": ("Contexts of others that were added", stats.merged_contexts),
-        "paceline_cache_soft_exported_contexts": ("Contexts taken to be written", stats.exported_contexts),
-        "paceline_cache_soft_written_bytes": ("Bytes written to the store for them", stats.written_bytes),
-        "paceline_cache_soft_refused_contexts": ("Contexts that the store refused", stats.refused_contexts),
-        "paceline_cache_soft_damaged": ("Stored counts that cannot be read", stats.corrupt),
-        "paceline_cache_soft_resets": ("Tables dropped because their data set ended", stats.resets),
-        "paceline_cache_soft_failures": ("Tries that found the store unavailable or refusing", stats.failures),
-        "paceline_cache_soft_faults": ("Faults of the exchange itself", stats.faults),
-    }
-    yield from _counters(counts)
+        # Phrases are counted when their batch is written, and not before.
+        yield from _gauges(_PROMOTION_GAUGES, stats.promotion)
+        yield from _counters(_PROMOTION_COUNTERS, stats.promotion)

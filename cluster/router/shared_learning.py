@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cache_service.automata.automata_index import AutomataIndex
 from cluster.cache.soft_sharing import SoftSharing
-from cluster.router.token_sink import TokenSink
+from cluster.router.guarded_sink import TokenSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,9 @@ from actors.workers.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
-from cluster.router.deployment import status_of
-from cluster.router.driver import RouterDriver
+from cluster.router.driver import RoundWatch, RouterDriver
 from cluster.router.metrics import RouterMetrics
-from cluster.router.round_watch import RoundWatch
+from cluster.router.status import router_status
 from paceline_testing.clock import Clock
 from paceline_testing.rounds import toy_info
 
@@ -144,10 +143,10 @@ class Cluster:
     def adopt(self) -> None:
         if self.connections.target is not None:
             info, link = self.connections.target
-            self.driver.set_target(link, info, self.connections.let_go)
+            self.driver.set_target(link, info, self.connections.released_incarnation)
         self.driver.others_serve = self.connections.others_serve
-        if self.connections.stands_by:
-            self.driver.hand_over(self.connections.let_go)
+        if self.connections.is_standby:
+            self.driver.failover(self.connections.released_incarnation)
         self.driver.set_draft_workers(self.connections.draft_links())
 
     def start(self, worker_id: str = "target", max_model_len: int = 256) -> Worker:
@@ -356,9 +355,9 @@ async def test_a_target_is_there_only_when_a_first_token_has_come_out_of_it() ->
 
         one.start().engine.before = hang_then_fail
         await until(asked.is_set)
-        assert not status_of(one.driver, one.connections).ready
+        assert not router_status(one.driver, one.connections).ready
         let_go.set()
-        await until(lambda: status_of(one.driver, one.connections).ready)
+        await until(lambda: router_status(one.driver, one.connections).ready)
         assert next(failures) >= 2  # it took a second try
         await one.stream(request())
 
@@ -373,7 +372,7 @@ async def test_rounds_that_stand_still_are_seen_while_their_loop_is_blocked() ->
         while not one.driver.watch.stalled_s:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # noqa: ASYNC251  # the loop's own thread
-        status = status_of(one.driver, one.connections)
+        status = router_status(one.driver, one.connections)
         assert not status.live
         assert not status.ready
         assert "stood still" in status.detail
@@ -403,10 +402,10 @@ async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() ->
 
 async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
     async with cluster() as one:
-        assert status_of(one.driver, one.connections).max_model_len == 256
+        assert router_status(one.driver, one.connections).max_model_len == 256
         await one.stop("target")
         one.start("target", max_model_len=64)
-        await until(lambda: status_of(one.driver, one.connections).max_model_len == 64)
+        await until(lambda: router_status(one.driver, one.connections).max_model_len == 64)
         with pytest.raises(InvalidRequest, match="at most 63 tokens"):
             await one.stream(request(num_prompt=64))
 
@@ -456,15 +455,15 @@ async def test_a_router_without_a_group_ends_its_streams_for_others_to_go_on_and
         for stream in streams:
             with pytest.raises(RouterLost, match="target group is gone"):
                 await stream
-        assert one.connections.stands_by
-        status = status_of(one.driver, one.connections)
+        assert one.connections.is_standby
+        status = router_status(one.driver, one.connections)
         assert (status.ready, status.live, status.detail) == (False, True, "standing by for a target group")
         await until(lambda: not one.core.num_running and not one.core.num_waiting)
         await one.stop("target")
         one.start("target-2")
         one.claim = lambda found: found
         await one.stream(request(20))
-        assert not one.connections.stands_by
+        assert not one.connections.is_standby
         assert one.core.counters.targets_lost == 0
 
 
@@ -478,13 +477,13 @@ async def test_a_group_that_leaves_is_used_until_gateways_know() -> None:
         one.claim = lambda found: None
         one.listed = [replace(one.workers["target"].entry, is_leaving=True), other.entry]
         await until(lambda: one.connections.is_leaving)
-        assert not status_of(one.driver, one.connections).ready
+        assert not router_status(one.driver, one.connections).ready
         num_steps = one.driver.num_steps
         await until(lambda: one.driver.num_steps > num_steps + 5)  # rounds go on
         one.clock.now += 60.0
         with pytest.raises(RouterLost):
             await stream
-        assert one.connections.stands_by
+        assert one.connections.is_standby
         await one.stop("target")
         one.claim = lambda found: found
         await one.stream(request(20))
@@ -496,7 +495,7 @@ async def test_a_lost_group_is_counted_once_whether_its_router_gets_another_one_
         one.start("target-2")
         one.claim = lambda found: None  # somebody else has it
         await one.stop("target")
-        await until(lambda: one.connections.stands_by)
+        await until(lambda: one.connections.is_standby)
         await until(lambda: one.core.counters.targets_lost == 1)
         one.claim = lambda found: found
         await one.stream(request(20))
@@ -514,7 +513,7 @@ async def test_the_only_group_is_kept_whatever_the_directory_says() -> None:
         await asyncio.sleep(0.6)
         one.listed = []  # a directory that has just been started
         await stream
-        assert status_of(one.driver, one.connections).ready
+        assert router_status(one.driver, one.connections).ready
 
 
 async def test_the_same_target_behind_a_new_link_goes_on_where_it_was() -> None:
@@ -588,10 +587,10 @@ async def test_draining_takes_no_requests_and_lets_the_open_ones_finish() -> Non
     async with cluster() as one:
         streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(3)]
         await until(lambda: one.core.num_running == 3)
-        assert status_of(one.driver, one.connections).ready
+        assert router_status(one.driver, one.connections).ready
         draining = asyncio.create_task(one.driver.drain(PATIENCE_S))
         await asyncio.sleep(0)
-        status = status_of(one.driver, one.connections)
+        status = router_status(one.driver, one.connections)
         assert (status.ready, status.live, status.detail) == (False, True, "draining")
         with pytest.raises(Unavailable, match="draining"):
             await one.stream(request())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.router.round_watch import RoundWatch
+from cluster.router.driver import RoundWatch
 
 
 class Rounds:

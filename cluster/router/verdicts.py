@@ -1,0 +1,93 @@
+"""What becomes of each sequence of a round by the target's verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+from actors.errors import Unavailable
+from actors.messages import VerifyResult
+from cluster.router.counters import RouterCounters
+from cluster.router.emission import TARGET, accepted_path, emit_tokens, note_rows
+from cluster.router.open_requests import OpenRequests
+from cluster.router.round import Emitted, Round, RoundEntry
+from cluster.router.sequence import Sequence
+
+_MAX_SETBACKS = 16  # consecutive rounds without progress after which a request fails
+
+
+class TakenVerdicts(NamedTuple):
+    emitted: list[Emitted]
+    finished: list[Sequence]
+    starved: list[RoundEntry]  # the target had no KV blocks for them
+
+
+class Verdicts:
+    """Commits and emits what a target says of the sequences of a round."""
+
+    def __init__(
+        self, requests: OpenRequests, counters: RouterCounters, source_names: SequenceOf[str], vocab_size: int
+    ) -> None:
+        self._requests = requests
+        self._counters = counters
+        self._source_names = source_names
+        self._vocab_size = vocab_size
+
+    def take(self, round: Round, result: VerifyResult, now: float) -> TakenVerdicts:
+        """Commit and emit tokens; sequences that the target has lost, or whose verdict is invalid, start over."""
+        verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
+        self._counters.unknown_sequences += len(verdicts.keys() - {entry.seq_id for entry in round.entries})
+        stale, starved = set(result.stale_seq_ids), set(result.starved_seq_ids)
+        taken = TakenVerdicts([], [], [])
+        for index, entry in enumerate(round.entries):
+            sequence = entry.sequence
+            if sequence.progress.is_cancelled or sequence.progress.is_ended:
+                continue  # nothing comes after a cancellation or an end
+            if entry.seq_id in stale:
+                self._counters.stale_sequences += 1
+                self._restart(sequence, now)
+                continue
+            if entry.seq_id in starved:
+                taken.starved.append(entry)
+                continue
+            verdict = verdicts.get(entry.seq_id)
+            path = accepted_path(entry, verdict, self._vocab_size)
+            if verdict is None or path is None:
+                self._counters.invalid_verdicts += 1
+                self._restart(sequence, now)
+                continue
+            entry.num_verified = verdict.num_nodes
+            note_rows(sequence, entry, verdict)
+            if verdict.next_token < 0:
+                if not sequence.target.compute_prompt(verdict.num_computed):
+                    self._count_setback(sequence, now)
+                continue
+            taken.emitted.append(Emitted(index, sequence.num_tokens, path))
+            if self._emit(round, entry, path, verdict.next_token, now):
+                taken.finished.append(sequence)
+        return taken
+
+    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, now: float) -> bool:
+        """Whether the sequence has finished."""
+        progress, counters = entry.sequence.progress, self._counters
+        if progress.chunk_index == 0 and progress.started_at is not None:
+            counters.queue_time.add(progress.started_at - progress.arrived_at)
+            counters.prefill_time.add(now - progress.started_at)
+        chunk = emit_tokens(round, entry, path, next_token, self._source_names, now)
+        for source in chunk.sources:
+            if source is not TARGET:
+                counters.accepted_tokens[source] += 1
+        counters.draft_tokens += entry.num_verified
+        counters.emitted_tokens += len(chunk.token_ids)
+        self._requests.emit(chunk)
+        return chunk.finish_reason is not None
+
+    def _restart(self, sequence: Sequence, now: float) -> None:
+        sequence.target.lost()
+        self._count_setback(sequence, now)
+
+    def _count_setback(self, sequence: Sequence, now: float) -> None:
+        sequence.target.num_setbacks += 1
+        if sequence.target.num_setbacks >= _MAX_SETBACKS and not sequence.progress.is_ended:
+            error = Unavailable(f"the target made no progress on the request in {_MAX_SETBACKS} rounds")
+            self._requests.fail(sequence, error, now)
