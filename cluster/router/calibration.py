@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
+import numba
 import numpy as np
 
-from cluster.router.context_class import MAX_NAMESPACES, NUM_RECORDS, NamespaceSlots
-from cluster.router.isotonic import isotonic
+from cache_service.store.fair_share import first_to_give_way
 
 # Finer near the ends: a node of 0.02 may still pay on an idle target, and 0.9 differs from 0.97 after ten of them.
 KNOTS = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0])
@@ -17,6 +18,38 @@ _MAX_WEIGHT = 96.0  # observations a knot remembers
 _DECAY_ROUNDS = 8
 _DECAY = 0.98  # of all weights, so often: a source that was bad is tried again after some hundred rounds
 _FIT_OBSERVATIONS = 16.0  # new ones after which curves are fitted anew
+
+KNOT = np.dtype(
+    [
+        ("trials", "f8"),  # verified nodes with about this confidence, old ones decayed
+        ("hits", "f8"),  # of these, the accepted ones
+        ("level", "f8"),  # acceptance probability that follows
+    ]
+)
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The non-decreasing list with the least weighted squared distance to `values`; weights are > 0.
+
+    Pool adjacent violators (Ayer et al. 1955): neighbours that fall are replaced by their weighted mean.
+    """
+    means: list[float] = []
+    masses: list[float] = []
+    counts: list[int] = []
+    for value, weight in zip(values, weights, strict=True):
+        mean, mass, count = value, weight, 1
+        while means and means[-1] > mean:
+            mean = (means[-1] * masses[-1] + mean * mass) / (masses[-1] + mass)
+            mass += masses.pop()
+            count += counts.pop()
+            means.pop()
+        means.append(mean)
+        masses.append(mass)
+        counts.append(count)
+    fitted: list[float] = []
+    for mean, count in zip(means, counts, strict=True):
+        fitted.extend([mean] * count)
+    return fitted
 
 
 class Calibration:
@@ -37,40 +70,31 @@ class Calibration:
         the same group: what is known in general, where little is known of the special case."""
         self._num_curves = num_curves
         self._general = general
-        self.hits = np.zeros((num_curves, len(KNOTS)))  # float64, added to by `planner.tally_nodes`
-        self.trials = np.zeros((num_curves, len(KNOTS)))
-        self.levels = np.tile(KNOTS, (num_curves, 1))  # acceptance probability at each knot
+        self.curves = _new_curves(num_curves)  # KNOT [curves, knots]; the planner's kernels read and add to them
         self._rounds = np.zeros(1, np.int64)  # by group
         self._fitted_weight = np.zeros(1)  # of all trials of a group when its curves were fitted last
 
     def add_group(self) -> None:
-        none = np.zeros((self._num_curves, len(KNOTS)))
-        self.hits = np.concatenate([self.hits, none])
-        self.trials = np.concatenate([self.trials, none])
-        self.levels = np.concatenate([self.levels, np.tile(KNOTS, (self._num_curves, 1))])
+        self.curves = np.concatenate([self.curves, _new_curves(self._num_curves)])
         self._rounds = np.append(self._rounds, 0)
         self._fitted_weight = np.append(self._fitted_weight, 0.0)
 
     def forget(self, group: int) -> None:
         """Let the group's curves begin anew, as those that nobody has observed."""
-        curves = slice(group * self._num_curves, (group + 1) * self._num_curves)
-        self.hits[curves] = self.trials[curves] = 0.0
-        self.levels[curves] = KNOTS
+        self._in_groups("trials")[group] = 0.0
+        self._in_groups("hits")[group] = 0.0
+        self._in_groups("level")[group] = KNOTS
         self._rounds[group] = 0
         self._fitted_weight[group] = 0.0
 
     def probability(self, curve: int, confidence: float) -> float:
         """Of one node; the planner's kernels read `levels` themselves."""
-        return float(np.interp(confidence, KNOTS, self.levels[curve]))
+        return float(np.interp(confidence, KNOTS, self.curves["level"][curve]))
 
     def observe(self, curve: int, confidence: np.ndarray, is_accepted: np.ndarray) -> None:
         """Take in verified nodes: confidence float [n] in [0, 1], is_accepted bool [n]."""
         for value, accepted in zip(confidence.tolist(), is_accepted.tolist(), strict=True):
-            right = min(max(int(np.searchsorted(KNOTS, value, side="right")), 1), len(KNOTS) - 1)
-            share = (value - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1])
-            for knot, weight in ((right - 1, 1.0 - share), (right, share)):
-                self.trials[curve, knot] += weight
-                self.hits[curve, knot] += weight * accepted
+            observe(value, accepted, self.curves[curve])
 
     def end_round(self, groups: np.ndarray | None = None) -> None:
         """Every few rounds forget a little; and fit the curves anew, at once where a round has taught much: the first
@@ -82,7 +106,7 @@ class Calibration:
             groups = np.arange(len(self._rounds))
         self._rounds[groups] += 1
         is_time = self._rounds[groups] % _DECAY_ROUNDS == 0
-        weight = _sums(self._in_groups(self.trials)[groups])
+        weight = _sums(self._in_groups("trials")[groups])
         is_due = is_time | (weight >= self._fitted_weight[groups] + _FIT_OBSERVATIONS)
         if is_due.any():
             self.refresh(groups[is_due], np.where(is_time[is_due], _DECAY, 1.0))
@@ -91,11 +115,11 @@ class Calibration:
         """Fit the curves of groups (int [n]; None: all) anew. decay: of what they remember, one number or float [n]."""
         if groups is None:
             groups = np.arange(len(self._rounds))
-        hits, trials = self._in_groups(self.hits)[groups], self._in_groups(self.trials)[groups]
+        hits, trials = self._in_groups("hits")[groups], self._in_groups("trials")[groups]
         scale = np.reshape(decay, (-1, 1, 1)) * np.minimum(1.0, _MAX_WEIGHT / np.maximum(trials, 1e-9))
         trials *= scale
         hits *= scale
-        self._in_groups(self.hits)[groups], self._in_groups(self.trials)[groups] = hits, trials
+        self._in_groups("hits")[groups], self._in_groups("trials")[groups] = hits, trials
         self._fitted_weight[groups] = _sums(trials)
         if self._general is None:
             promised = (trials * KNOTS).sum(axis=2)
@@ -103,22 +127,130 @@ class Calibration:
             prior = np.clip(ratio[:, :, None] * KNOTS, 0.0, 1.0)
         else:
             general = self._general
-            prior = np.tile(general._in_groups(general.levels)[groups], (1, self._num_curves // general._num_curves, 1))
+            prior = np.tile(general._in_groups("level")[groups], (1, self._num_curves // general._num_curves, 1))
         fitted = ((hits + _PRIOR_STRENGTH * prior) / (trials + _PRIOR_STRENGTH)).reshape(-1, len(KNOTS))
         weights = (trials + _PRIOR_STRENGTH).reshape(-1, len(KNOTS))
         for curve in np.flatnonzero((np.diff(fitted, axis=1) < 0.0).any(axis=1)):
             fitted[curve] = isotonic(fitted[curve].tolist(), weights[curve].tolist())
-        self._in_groups(self.levels)[groups] = np.minimum(fitted, 1.0).reshape(trials.shape)
+        self._in_groups("level")[groups] = np.minimum(fitted, 1.0).reshape(trials.shape)
 
-    def _in_groups(self, curves: np.ndarray) -> np.ndarray:
-        """A view, [groups, num_curves, knots]."""
-        return curves.reshape(-1, self._num_curves, len(KNOTS))
+    def _in_groups(self, field: str) -> np.ndarray:
+        """A view of one field of the curves, float64 [groups, num_curves, knots]."""
+        view: np.ndarray = self.curves.reshape(-1, self._num_curves, len(KNOTS))[field]
+        return view
+
+
+def _new_curves(count: int) -> np.ndarray:
+    curves = np.zeros((count, len(KNOTS)), KNOT)
+    curves["level"] = KNOTS
+    return curves
+
+
+@numba.njit(cache=True)
+def _right_knot(value):  # type: ignore[no-untyped-def]
+    """The knot to the right of a value, and where the value lies between it (1.0) and the knot before it (0.0)."""
+    right = 1
+    while right < len(KNOTS) - 1 and KNOTS[right] <= value:
+        right += 1
+    return right, (value - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1])
+
+
+@numba.njit(cache=True)
+def interpolate(value, curve):  # type: ignore[no-untyped-def]
+    """The acceptance probability of a confidence, by a curve (KNOT [knots])."""
+    right, share = _right_knot(value)
+    return curve[right - 1].level + share * (curve[right].level - curve[right - 1].level)
+
+
+@numba.njit(cache=True)
+def observe(value, is_accepted, curve):  # type: ignore[no-untyped-def]
+    """Share one observation between the two knots around its confidence."""
+    right, share = _right_knot(value)
+    for knot, weight in ((right - 1, 1.0 - share), (right, share)):
+        curve[knot].trials += weight
+        if is_accepted:
+            curve[knot].hits += weight
+
+
+@numba.njit(cache=True)
+def curve_of_sources(sources, group, num_sources):  # type: ignore[no-untyped-def]
+    """The `agreement` curve of nodes with these sources (one bit each): the only one's, or the last for several."""
+    curve = num_sources
+    if sources & (sources - 1) == 0:
+        curve = 0
+        while sources >> (curve + 1):
+            curve += 1
+    return group * (num_sources + 1) + curve
 
 
 def _sums(groups: np.ndarray) -> np.ndarray:
     """Of each group, float64 [groups]; to the last bit the same whichever others there are."""
     sums: np.ndarray = groups.reshape(len(groups), -1).sum(axis=1)
     return sums
+
+
+AS_EXPECTED, WORSE, BETTER = range(3)
+NUM_RECORDS = 3
+MAX_NAMESPACES = 64  # that are known at a time, beside those that are in a round
+
+_FADING = 0.97  # of a text's record, each round that adds to it
+_DOUBT = 4.0  # nodes that a record lacks to be clear
+_WORSE_BELOW = 0.8  # accepted to expected
+_BETTER_ABOVE = 1.25
+
+
+class DraftRecord:
+    """Of one text: nodes of each source that were accepted, and how many were to be expected; old ones fade.
+
+    `outcomes` do not: of each source, verified and accepted nodes in AS_EXPECTED, then in WORSE and in BETTER.
+    """
+
+    __slots__ = ("_accepted", "_expected", "classes", "outcomes")
+
+    def __init__(self, num_sources: int) -> None:
+        self._accepted = [0.0] * num_sources
+        self._expected = [0.0] * num_sources
+        self.classes = [AS_EXPECTED] * num_sources  # of each source: AS_EXPECTED, WORSE or BETTER
+        self.outcomes = [[0] * (2 * NUM_RECORDS) for _ in range(num_sources)]
+
+    def add(self, verified: list[int], accepted: list[int], expected: list[float]) -> None:
+        """Take in a round: nodes by source. A source without verified nodes keeps its record."""
+        for source, tried in enumerate(verified):
+            if not tried:
+                continue
+            outcome, first = self.outcomes[source], 2 * self.classes[source]
+            outcome[first] += tried
+            outcome[first + 1] += accepted[source]
+            right = self._accepted[source] = self._accepted[source] * _FADING + accepted[source]
+            hoped = self._expected[source] = self._expected[source] * _FADING + expected[source]
+            ratio = (right + _DOUBT) / (hoped + _DOUBT)
+            self.classes[source] = WORSE if ratio < _WORSE_BELOW else BETTER if ratio > _BETTER_ABOVE else AS_EXPECTED
+
+
+class NamespaceSlots:
+    """Numbers for the namespaces in use. Of the owner who has most of them, the namespace that was used least recently
+    gives its up, but none of the last `num_spared`."""
+
+    def __init__(self, num_spared: int, num_others: int = MAX_NAMESPACES) -> None:
+        self._num_spared = num_spared
+        self._capacity = num_spared + num_others
+        self._slots: OrderedDict[str, int] = OrderedDict()
+
+    def slot(self, namespace: str) -> tuple[int, bool]:
+        """The namespace's number, and whether it has just got it."""
+        found = self._slots.get(namespace)
+        if found is not None:
+            self._slots.move_to_end(namespace)
+            return found, False
+        free = len(self._slots)
+        if free == self._capacity:
+            free = self._slots.pop(first_to_give_way([*self._slots, namespace], num_spared=self._num_spared))
+        self._slots[namespace] = free
+        return free, True
+
+    def known(self, namespace: str) -> int | None:
+        """The namespace's number if it has one; asking is no use of it."""
+        return self._slots.get(namespace)
 
 
 class SourceCalibration:
@@ -164,6 +296,10 @@ class SourceCalibration:
         if slot is not None:
             for calibration in self._all:
                 calibration.forget(slot)
+
+    def group_of(self, context: int) -> int:
+        """The group of a context class."""
+        return context // NUM_RECORDS
 
     def first_context(self, namespace: str) -> int:
         """The first of a namespace's NUM_RECORDS context classes: that of AS_EXPECTED."""

@@ -11,15 +11,12 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
-from cluster.router.calibration import SourceCalibration
-from cluster.router.context_class import DraftRecord
+from cluster.router.calibration import DraftRecord, SourceCalibration
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_scaling import DraftScaling
+from cluster.router.merged_trees import Proposal, SequenceLimits, merge_trees
 from cluster.router.planner import (
-    Proposal,
-    SequenceLimits,
     choose_nodes,
-    merge_trees,
     most_nodes_that_can_pay,
     price_of_a_row,
     tally_nodes,
@@ -143,25 +140,24 @@ class DraftChoice:
         self, round: Round, emitted: list[Emitted], verify_s: float, head_s: float, now: float
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Feed calibration, and the worth of waiting for the draft model and of the head's time. Returns verified and
-        accepted nodes by [entry, source], int32, or None where no forest was verified."""
+        accepted nodes by [entry, source], int32, or None where no merged tree was verified."""
         chosen = round.chosen
-        forest = None if chosen is None else chosen.forest
         verified = accepted = None
         num_heads_own = 0  # nodes verified that nobody but the head had proposed
-        if chosen is not None and forest is not None:
-            was_verified = np.zeros(len(forest), np.bool_)
-            was_accepted = np.zeros(len(forest), np.bool_)
+        if chosen is not None:
+            was_verified = np.zeros(len(chosen.trees), np.bool_)
+            was_accepted = np.zeros(len(chosen.trees), np.bool_)
             for index, _, path in emitted:
                 entry = round.entries[index]
                 was_verified[entry.node_start : entry.node_start + entry.num_verified] = True
                 if path and not entry.num_chain:
                     was_accepted[entry.node_start : entry.node_end][path] = True
             if self._head is not None:
-                num_heads_own = int(np.count_nonzero(forest.sources[was_verified] == 1 << self._head))
-            credited = np.bincount(forest.best_source[was_verified], minlength=len(self._names)).tolist()
+                num_heads_own = int(np.count_nonzero(chosen.trees.nodes["sources"][was_verified] == 1 << self._head))
+            credited = np.bincount(chosen.trees.nodes["best_source"][was_verified], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
             verified, accepted, expected = tally_nodes(
-                chosen.proposed, chosen.node_index, forest, was_verified, was_accepted, self._calibration
+                chosen.proposed, chosen.trees, chosen.index, was_verified, was_accepted, self._calibration
             )
             by_entry = verified.tolist(), accepted.tolist(), expected.tolist()
             for index, _, _ in emitted:
@@ -179,8 +175,8 @@ class DraftChoice:
                 self._calibration.chain.observe(self._group(entry.sequence), confidence, outcome)
                 num_gained += len(path)
                 self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
-            elif path and forest is not None:
-                masks = forest.sources[entry.node_start : entry.node_end][path].tolist()
+            elif path and chosen is not None:
+                masks = chosen.trees.nodes["sources"][entry.node_start : entry.node_end][path].tolist()
                 num_gained += max(_owed_to(source, masks) for source in self._from_workers)
                 if self._head is not None:
                     num_gained_by_head += _owed_to(self._head, masks)
@@ -295,11 +291,12 @@ class DraftChoice:
         )
         merged, proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
         self._counters.proposed_nodes += len(merged)
-        if not proposed.is_valid.all():
-            for proposal, is_valid in zip(proposals, proposed.is_valid.tolist(), strict=True):
+        is_valid_tree = proposed.trees["is_valid"]
+        if not is_valid_tree.all():
+            for proposal, is_valid in zip(proposals, is_valid_tree.tolist(), strict=True):
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
-        num_required = int(np.count_nonzero(merged.required))
+        num_required = int(np.count_nonzero(merged.nodes["is_required"]))
         room = min(len(merged) - num_required, max(0, round.budget.rows - chain_rows))
         expected_tokens = round.size.num_running + chain_tokens
         taken = chain_rows + num_required  # whatever is chosen
@@ -307,21 +304,22 @@ class DraftChoice:
             round.size.num_rows + taken, round.size.num_running + taken, room + 1
         )
         verify_s = verify_s[0] + _ROW_CAUTION * (verify_s - verify_s[0])
-        forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
+        chosen, chosen_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
         if round.budget.explores:
-            most = _LAST_EXPLORE_ROUNDS if len(forest) > num_required else _IDLE_EXPLORE_ROUNDS
+            most = _LAST_EXPLORE_ROUNDS if len(chosen) > num_required else _IDLE_EXPLORE_ROUNDS
             round.traffic.explore_rounds = min(most, round.traffic.explore_rounds * 2)
-            rows = round.size.num_rows + chain_rows + len(forest)
+            rows = round.size.num_rows + chain_rows + len(chosen)
             beyond = self._step_times.next_unsure_rows(rows) - (round.size.num_rows + taken)
-            forest, node_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
-        round.chosen = ChosenNodes(forest, proposed, node_index)
-        start = forest.start.tolist()
-        confidence = forest.probability.astype(np.float32)
+            chosen, chosen_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
+        round.chosen = ChosenNodes(chosen, chosen_index, proposed)
+        start = chosen.start.tolist()
+        token_ids, parents = (np.ascontiguousarray(chosen.nodes[field]) for field in ("token_id", "parent"))
+        confidence = chosen.nodes["probability"].astype(np.float32)
         for index, entry in enumerate(round.entries):
             if entry.is_coupled and start[index + 1] > start[index]:
                 entry.node_start, entry.node_end = start[index], start[index + 1]
                 nodes = slice(entry.node_start, entry.node_end)
-                entry.tree = DraftTree(forest.token_ids[nodes], forest.parents[nodes], confidence[nodes])
+                entry.tree = DraftTree(token_ids[nodes], parents[nodes], confidence[nodes])
 
 
 def _decision_of(round: Round) -> PlannerDecision:

@@ -27,7 +27,7 @@ from cluster.router.discarded import discarded_texts
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.learning import first_rows_of
-from cluster.router.planner import MAX_SOURCES, has_tree_shape
+from cluster.router.merged_trees import MAX_SOURCES, has_tree_shape
 from cluster.router.rejection_chain import is_chain
 from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence

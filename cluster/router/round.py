@@ -10,7 +10,7 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.errors import PacelineError
 from actors.messages import DraftBatch, TokenChunk
-from cluster.router.planner import Forest, ProposedNodes
+from cluster.router.merged_trees import MergedTrees, ProposedTrees
 from cluster.router.sequence import Sequence
 from cluster.router.traffic import Traffic
 
@@ -56,9 +56,9 @@ class RoundEntry:
     head_nodes: int = -1  # nodes wanted of the target's head for the next round, as in `VerifyItem`
     draft_worker: str | None = None  # the worker asked to draft for it
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
-    node_start: int = 0  # its nodes in the round's forest
+    node_start: int = 0  # its nodes in the round's `chosen` trees
     node_end: int = 0
-    num_chain: int = 0  # nodes of a rejection chain, which the forest does not hold
+    num_chain: int = 0  # nodes of a rejection chain, which `ChosenNodes` does not hold
     tree: DraftTree = field(default_factory=_no_tree)  # sent to the target
     num_verified: int = 0  # nodes that the target computed
 
@@ -95,9 +95,9 @@ class AskedDrafters:
 class ChosenNodes:
     """The nodes of all sequences sent to the target, and what they were chosen from."""
 
-    forest: Forest
-    proposed: ProposedNodes
-    node_index: np.ndarray  # int32: merged node -> node of `forest` or -1
+    trees: MergedTrees
+    index: np.ndarray  # int32: merged node -> node of `trees`, or -1
+    proposed: ProposedTrees
 
 
 @dataclass(slots=True)

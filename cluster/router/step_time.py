@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from cluster.router.isotonic import isotonic
+from cluster.router.calibration import isotonic
 
 _SAMPLES_PER_TIER = 15
 _SAMPLES_OF_PACE = 5

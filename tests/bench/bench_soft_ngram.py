@@ -23,13 +23,15 @@ import numpy as np
 from learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
 from measuring import accepted_path
 
+from actors.draft_tree import DraftTree
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.counts.soft_ngram import SoftNgramTable
 from cluster.cli.bench.prompts import make_blocks
 from cluster.router.calibration import SourceCalibration
-from cluster.router.planner import Proposal, SequenceLimits, choose_nodes, merge_trees, tally_nodes
+from cluster.router.merged_trees import Proposal, SequenceLimits, merge_trees
+from cluster.router.planner import choose_nodes, tally_nodes
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench"
 TESTS_PER_TASK = 4
@@ -208,13 +210,14 @@ def replay_answer(
         context = DraftContext(seq_id, text[:size], known, prompt, max_nodes, SAMPLING)
         trees = [drafter.propose([context])[0] for drafter in drafters]
         proposals = [Proposal(0, source, tree) for source, tree in enumerate(trees) if len(tree)]
-        forest, proposed = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
-        chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
-        path = accepted_path(chosen, text[size:])
+        merged, proposed = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
+        chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
+        drafted = DraftTree(*(chosen.nodes[field] for field in ("token_id", "parent", "probability")))
+        path = accepted_path(drafted, text[size:])
         if proposals:
             is_accepted = np.zeros(len(chosen), np.bool_)
             is_accepted[path] = True
-            tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+            tally_nodes(proposed, chosen, index, np.ones(len(chosen), np.bool_), is_accepted, calibration)
         calibration.end_round()
         known, size = size, min(size + len(path) + 1, len(text))
         teach_answer(learners, answer, known - prompt, size - prompt)

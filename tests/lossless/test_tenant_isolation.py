@@ -19,7 +19,7 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.toy import make_tiny_model
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.router.context_class import NamespaceSlots
+from cluster.router.calibration import NamespaceSlots
 from cluster.router.core import RouterCore
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.traffic import Traffic, TrafficRecords

@@ -87,13 +87,13 @@ def test_the_planner_keeps_what_it_learnt_of_another_tenant():
     group, record, share = calibration.group(HOME), traffic.of([HOME]), shares.of(HOME)
     calibration.own.observe(group, np.full(100, 0.9), np.zeros(100, bool))
     calibration.end_round([HOME])
-    known = calibration.own.levels[group].tolist()
+    known = calibration.own.curves["level"][group].tolist()
     for namespace in SALTED:
         calibration.group(namespace)
         traffic.of([namespace])
         shares.of(namespace)
     assert calibration.group(HOME) == group
-    assert calibration.own.levels[group].tolist() == known
+    assert calibration.own.curves["level"][group].tolist() == known
     assert traffic.of([HOME]) is record
     assert shares.of(HOME) is share
 

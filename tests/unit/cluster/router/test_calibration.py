@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.router.calibration import KNOTS, Calibration
+from cluster.router.calibration import KNOTS, Calibration, isotonic
 from cluster.router.draft_wait import DraftWait
-from cluster.router.isotonic import isotonic
 from cluster.router.step_time import StepTimeCurve
 
 
@@ -35,7 +34,7 @@ def test_calibration_finds_what_an_overconfident_source_is_worth():
     for confidence in (0.3, 0.6, 0.9):
         assert calibration.probability(0, confidence) == pytest.approx(0.3 * confidence**2, abs=0.07)
     assert calibration.probability(1, 0.6) == pytest.approx(0.6)
-    assert (np.diff(calibration.levels, axis=1) >= 0).all()
+    assert (np.diff(calibration.curves["level"], axis=1) >= 0).all()
 
 
 def test_calibration_with_few_samples_stays_near_the_sources_own_word():
@@ -51,10 +50,10 @@ def test_calibration_stays_between_zero_and_one_whatever_it_is_fed():
     feed(
         calibration, 0, 100, lambda r: np.full(4, 0.05, np.float32), lambda c: np.ones(len(c)), np.random.default_rng(2)
     )
-    assert (calibration.levels >= 0).all()
-    assert (calibration.levels <= 1).all()
+    assert (calibration.curves["level"] >= 0).all()
+    assert (calibration.curves["level"] <= 1).all()
     assert calibration.probability(0, 0.05) > 0.8
-    assert len(KNOTS) == calibration.levels.shape[1]
+    assert len(KNOTS) == calibration.curves["level"].shape[1]
 
 
 def test_a_source_that_was_bad_is_believed_again_after_a_while_without_news():

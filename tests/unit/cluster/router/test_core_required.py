@@ -202,10 +202,10 @@ def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected()
         core.draft_locally(round)
         result = target.verify(core.assemble(round, {}))
         assert round.chosen is not None
-        forest = round.chosen.forest
+        chosen = round.chosen.trees
         trace = trace_round(round, result, core.commit(round, result, 0.1), core.source_names, 0.0, 0.1)
-        assert trace.verified == {"lookahead": len(forest)}
-        assert np.count_nonzero(forest.sources) == num_guesses < forest.required.sum()
+        assert trace.verified == {"lookahead": len(chosen)}
+        assert np.count_nonzero(chosen.nodes["sources"]) == num_guesses < chosen.nodes["is_required"].sum()
         assert len(trace.rejected) == num_guesses
         assert trace.depths == (((4, 0),) if num_guesses else ())
 

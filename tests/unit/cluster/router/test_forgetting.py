@@ -127,15 +127,15 @@ def test_records_and_curves_of_a_namespace_begin_anew():
     assert records.of("a") is not before
     assert records.of("b") is other
     calibration = SourceCalibration(1)
-    new = calibration.own.levels[calibration.group("a")].copy()
+    new = calibration.own.curves["level"][calibration.group("a")].copy()
     for namespace in ("a", "b"):
         calibration.own.observe(calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
     calibration.end_round()
-    learnt = calibration.own.levels[calibration.group("b")].copy()
+    learnt = calibration.own.curves["level"][calibration.group("b")].copy()
     calibration.drop("a")
     calibration.drop("nobody")
-    assert calibration.own.levels[calibration.group("a")].tolist() == new.tolist()
-    assert calibration.own.levels[calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
+    assert calibration.own.curves["level"][calibration.group("a")].tolist() == new.tolist()
+    assert calibration.own.curves["level"][calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
 
 
 # --- draft workers

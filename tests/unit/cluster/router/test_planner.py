@@ -4,18 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree, depths_of
-from cluster.router.calibration import SourceCalibration
-from cluster.router.context_class import AS_EXPECTED, BETTER, NUM_RECORDS, WORSE, DraftRecord
-from cluster.router.planner import (
-    Forest,
-    Proposal,
-    SequenceLimits,
-    choose_nodes,
-    has_tree_shape,
-    merge_trees,
-    most_nodes_that_can_pay,
-    tally_nodes,
-)
+from cluster.router.calibration import AS_EXPECTED, BETTER, NUM_RECORDS, WORSE, DraftRecord, SourceCalibration
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_tree_shape, merge_trees
+from cluster.router.planner import choose_nodes, most_nodes_that_can_pay, tally_nodes
 
 VOCAB_SIZE = 6
 
@@ -43,18 +34,18 @@ def merge(proposals, num_sequences=1, **bounds):
     return merge_trees(proposals, limits(num_sequences, **bounds), SourceCalibration(4), VOCAB_SIZE)
 
 
-def paths(forest, sequence):
+def paths(merged, sequence):
     """{tokens from the root: (probability, sources)} of one sequence."""
-    begin, end = forest.start[sequence], forest.start[sequence + 1]
+    begin, end = merged.start[sequence], merged.start[sequence + 1]
     found = {}
     prefixes = []
     for node in range(begin, end):
-        parent = forest.parents[node]
+        parent = merged.nodes["parent"][node]
         assert -1 <= parent < node - begin
-        prefix = (prefixes[parent] if parent >= 0 else ()) + (int(forest.token_ids[node]),)
+        prefix = (prefixes[parent] if parent >= 0 else ()) + (int(merged.nodes["token_id"][node]),)
         prefixes.append(prefix)
         assert prefix not in found
-        found[prefix] = (float(forest.probability[node]), int(forest.sources[node]))
+        found[prefix] = (float(merged.nodes["probability"][node]), int(merged.nodes["sources"][node]))
     return found
 
 
@@ -86,19 +77,19 @@ def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data)
     stop = data.draw(st.sampled_from([(), (0,), (0, 3)]))
     max_depth = data.draw(st.integers(1, 5))
     proposals = [Proposal(i, source, one) for i, sequence in enumerate(batch) for source, one in sequence]
-    forest, proposed = merge(proposals, len(batch), max_depth=max_depth, stop=stop)
-    assert proposed.is_valid.all()
+    merged, proposed = merge(proposals, len(batch), max_depth=max_depth, stop=stop)
+    assert proposed.trees["is_valid"].all()
     for index, sequence in enumerate(batch):
         expected = {}
         for source, one in sequence:
             for path in own_paths(one):
                 if len(path) <= max_depth and not set(path) & set(stop):
                     expected[path] = expected.get(path, 0) | 1 << source
-        merged = paths(forest, index)
-        assert {path: sources for path, (_, sources) in merged.items()} == expected
+        found = paths(merged, index)
+        assert {path: sources for path, (_, sources) in found.items()} == expected
         children = {}
-        for path, (probability, _) in merged.items():
-            parent = merged[path[:-1]][0] if len(path) > 1 else 1.0
+        for path, (probability, _) in found.items():
+            parent = found[path[:-1]][0] if len(path) > 1 else 1.0
             assert 0.0 <= probability <= parent
             children[path[:-1]] = children.get(path[:-1], 0.0) + probability
             assert children[path[:-1]] <= parent + 1e-9
@@ -108,7 +99,7 @@ def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data)
 @settings(max_examples=150, deadline=None)
 def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
     _, proposed = merge([Proposal(0, 0, one) for one in trees])
-    assert proposed.is_valid.tolist() == [one.is_valid(VOCAB_SIZE) for one in trees]
+    assert proposed.trees["is_valid"].tolist() == [one.is_valid(VOCAB_SIZE) for one in trees]
 
 
 @pytest.mark.parametrize(
@@ -124,9 +115,9 @@ def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
     ],
 )
 def test_a_broken_tree_does_not_take_the_others_with_it(broken):
-    forest, proposed = merge([Proposal(0, 0, broken), Proposal(0, 1, tree([(1, -1), (2, 0)]))])
-    assert proposed.is_valid.tolist() == [False, True]
-    assert set(paths(forest, 0)) == {(1,), (1, 2)}
+    merged, proposed = merge([Proposal(0, 0, broken), Proposal(0, 1, tree([(1, -1), (2, 0)]))])
+    assert proposed.trees["is_valid"].tolist() == [False, True]
+    assert set(paths(merged, 0)) == {(1,), (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -147,98 +138,100 @@ def test_arrays_of_another_kind_or_size_never_reach_the_kernels(shapeless):
 def test_sources_that_agree_are_trusted_more_than_either_alone():
     alone, _ = merge([Proposal(0, 0, tree([(1, -1)], [0.6]))])
     both, _ = merge([Proposal(0, 0, tree([(1, -1)], [0.6])), Proposal(0, 1, tree([(1, -1)], [0.5]))])
-    assert alone.probability[0] == pytest.approx(0.6)
-    assert 0.6 < both.probability[0] < 0.8
-    assert both.best_source[0] == 0
+    assert alone.nodes["probability"][0] == pytest.approx(0.6)
+    assert 0.6 < both.nodes["probability"][0] < 0.8
+    assert both.nodes["best_source"][0] == 0
 
 
-def brute_force_best(forest, max_nodes, expected_tokens, fixed_s, verify_s):
+def brute_force_best(merged, max_nodes, expected_tokens, fixed_s, verify_s):
     """The best rate of all subsets that hold each node's parent."""
     best = expected_tokens / (fixed_s + verify_s[0])
-    total = len(forest)
-    sequence_of = np.repeat(np.arange(len(max_nodes)), np.diff(forest.start))
+    total = len(merged)
+    sequence_of = np.repeat(np.arange(len(max_nodes)), np.diff(merged.start))
     for subset in range(1, 1 << total):
         nodes = [node for node in range(total) if subset >> node & 1]
         if len(nodes) >= len(verify_s) or any(np.bincount(sequence_of[nodes], minlength=len(max_nodes)) > max_nodes):
             continue
-        begin = forest.start[sequence_of[nodes]]
+        begin = merged.start[sequence_of[nodes]]
         if all(
             parent < 0 or subset >> (parent + first) & 1
-            for parent, first in zip(forest.parents[nodes].tolist(), begin.tolist(), strict=True)
+            for parent, first in zip(merged.nodes["parent"][nodes].tolist(), begin.tolist(), strict=True)
         ):
-            best = max(best, (expected_tokens + forest.probability[nodes].sum()) / (fixed_s + verify_s[len(nodes)]))
+            best = max(
+                best, (expected_tokens + merged.nodes["probability"][nodes].sum()) / (fixed_s + verify_s[len(nodes)])
+            )
     return best
 
 
 @given(st.lists(draft_trees(), min_size=1, max_size=2), st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_nodes_kept_give_the_best_rate_that_any_choice_of_nodes_gives(trees, data):
-    forest, _ = merge([Proposal(i, 0, one) for i, one in enumerate(trees)], len(trees))
-    if len(forest) > 11:
+    merged, _ = merge([Proposal(i, 0, one) for i, one in enumerate(trees)], len(trees))
+    if len(merged) > 11:
         return
     max_nodes = np.array([data.draw(st.integers(0, 6)) for _ in trees], np.int32)
     steps = data.draw(st.lists(st.floats(0.0, 0.5), min_size=0, max_size=8))
     verify_s = np.cumsum([1.0, *steps])
-    chosen, index = choose_nodes(forest, max_nodes, float(len(trees)), 0.1, verify_s)
-    rate = (len(trees) + chosen.probability.sum()) / (0.1 + verify_s[len(chosen)])
-    assert rate == pytest.approx(brute_force_best(forest, max_nodes, float(len(trees)), 0.1, verify_s))
+    chosen, index = choose_nodes(merged, max_nodes, float(len(trees)), 0.1, verify_s)
+    rate = (len(trees) + chosen.nodes["probability"].sum()) / (0.1 + verify_s[len(chosen)])
+    assert rate == pytest.approx(brute_force_best(merged, max_nodes, float(len(trees)), 0.1, verify_s))
     for sequence in range(len(trees)):
-        before, after = paths(forest, sequence), paths(chosen, sequence)
+        before, after = paths(merged, sequence), paths(chosen, sequence)
         assert {path: before[path] for path in after} == after
     assert sorted(index[index >= 0].tolist()) == list(range(len(chosen)))
 
 
 def test_a_steep_curve_leaves_no_drafts_and_a_flat_one_leaves_all():
-    forest, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
+    merged, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
     bound = np.full(1, 10, np.int32)
     steep = 1.0 * np.arange(1, 5)
     flat = np.full(4, 1.0)
-    assert len(choose_nodes(forest, bound, 1.0, 0.0, steep)[0]) == 0
-    assert len(choose_nodes(forest, bound, 1.0, 0.0, flat)[0]) == 3
+    assert len(choose_nodes(merged, bound, 1.0, 0.0, steep)[0]) == 0
+    assert len(choose_nodes(merged, bound, 1.0, 0.0, flat)[0]) == 3
     assert most_nodes_that_can_pay(1.0, 0.0, 2.0 * np.arange(1, 5) ** 1.5) == 0
     assert most_nodes_that_can_pay(1.0, 0.0, flat) == 3
 
 
 def test_a_step_of_the_curve_is_crossed_when_what_lies_behind_it_pays():
-    forest, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1), (4, 2)], [0.9, 0.9, 0.9, 0.9]))])
+    merged, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1), (4, 2)], [0.9, 0.9, 0.9, 0.9]))])
     verify_s = np.array([1.0, 2.2, 2.2, 2.2, 2.2])  # the first node alone does not pay
-    assert len(choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, verify_s)[0]) == 4
+    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, verify_s)[0]) == 4
 
 
 def test_rows_go_to_the_sequences_where_they_are_most_likely_accepted():
     good = tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7])
     bad = tree([(1, -1), (2, 0), (3, 1)], [0.3, 0.2, 0.1])
-    forest, _ = merge([Proposal(0, 0, bad), Proposal(1, 0, good)], 2)
-    chosen, _ = choose_nodes(forest, np.full(2, 10, np.int32), 2.0, 0.0, np.full(4, 1.0))
+    merged, _ = merge([Proposal(0, 0, bad), Proposal(1, 0, good)], 2)
+    chosen, _ = choose_nodes(merged, np.full(2, 10, np.int32), 2.0, 0.0, np.full(4, 1.0))
     assert chosen.start.tolist() == [0, 0, 3]
 
 
 def test_exploring_verifies_more_rows_than_pay():
-    forest, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
+    merged, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
     steep = 1.0 * np.arange(1, 5)
-    assert len(choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, steep, 2)[0]) == 2
-    assert len(choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, steep, 99)[0]) == 3
+    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, steep, 2)[0]) == 2
+    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, steep, 99)[0]) == 3
 
 
 def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_others():
     first, second = tree([(1, -1), (2, 0)], [0.9, 0.8]), tree([(1, -1), (5, -1)], [0.7, 0.0])
     calibration = SourceCalibration(2)
-    forest, proposed = merge_trees([Proposal(0, 0, first), Proposal(0, 1, second)], limits(1), calibration, VOCAB_SIZE)
-    chosen, index = choose_nodes(forest, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
+    merged, proposed = merge_trees([Proposal(0, 0, first), Proposal(0, 1, second)], limits(1), calibration, VOCAB_SIZE)
+    chosen, index = choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
     assert set(paths(chosen, 0)) == {(1,), (1, 2)}
     accepted = np.array([True, False])
-    verified, right, expected = tally_nodes(proposed, index, chosen, np.ones(2, np.bool_), accepted, calibration)
+    verified, right, expected = tally_nodes(proposed, chosen, index, np.ones(2, np.bool_), accepted, calibration)
     assert verified.tolist() == [[2, 1]]
     assert right.tolist() == [[1, 1]]
     assert expected == pytest.approx(np.array([[1.7, 0.7]]))  # nothing is known yet: the sources' own word
-    assert calibration.own.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
-    assert calibration.own.hits.sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
-    assert calibration.agreement.trials.sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
-    assert calibration.agreement.hits.sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
-    tally_nodes(proposed, index, chosen, np.zeros(2, np.bool_), accepted, calibration)
-    assert calibration.own.trials.sum() == pytest.approx(3.0)
-    assert calibration.in_context.trials.sum(axis=1).tolist() == pytest.approx([2.0, 1.0, 0, 0, 0, 0])
-    assert calibration.agreement.trials.sum() == pytest.approx(2.0)
+    assert calibration.own.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
+    assert calibration.own.curves["hits"].sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
+    assert calibration.agreement.curves["trials"].sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
+    assert calibration.agreement.curves["hits"].sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
+    tally_nodes(proposed, chosen, index, np.zeros(2, np.bool_), accepted, calibration)
+    assert calibration.own.curves["trials"].sum() == pytest.approx(3.0)
+    assert calibration.in_context.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0, 0, 0, 0, 0])
+    assert calibration.agreement.curves["trials"].sum() == pytest.approx(2.0)
 
 
 def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_of_two():
@@ -247,30 +240,31 @@ def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_o
     unbounded = np.full(1, 10, np.int32)
     for _ in range(200):
         proposals = [Proposal(0, 0, both), Proposal(0, 1, alone)]
-        forest, proposed = merge_trees(proposals, limits(1), calibration, VOCAB_SIZE)
-        chosen, index = choose_nodes(forest, unbounded, 1.0, 0.0, np.array([1.0, 1.001, 1.002]), 2)
-        is_accepted = chosen.token_ids == 1  # what both propose is always right, the other token never
-        tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+        merged, proposed = merge_trees(proposals, limits(1), calibration, VOCAB_SIZE)
+        chosen, index = choose_nodes(merged, unbounded, 1.0, 0.0, np.array([1.0, 1.001, 1.002]), 2)
+        is_accepted = chosen.nodes["token_id"] == 1  # what both propose is always right, the other token never
+        tally_nodes(proposed, chosen, index, np.ones(len(chosen), np.bool_), is_accepted, calibration)
         calibration.end_round()
-    probability = dict(zip(forest.token_ids.tolist(), forest.probability.tolist(), strict=True))
+    probability = dict(zip(merged.nodes["token_id"].tolist(), merged.nodes["probability"].tolist(), strict=True))
     assert probability[1] > 0.8
     assert probability[2] < 0.1
     assert calibration.own.probability(1, 0.5) == pytest.approx(0.5, abs=0.05)  # half of its nodes were right
 
 
 def teach(calibration, proposals, bounds, is_accepted, namespaces):
-    forest, proposed = merge_trees(proposals, bounds, calibration, VOCAB_SIZE)
-    times = 1.0 + 0.001 * np.arange(len(forest) + 1)
-    chosen, index = choose_nodes(forest, bounds.max_nodes, 1.0, 0.0, times, len(forest))
+    merged, proposed = merge_trees(proposals, bounds, calibration, VOCAB_SIZE)
+    times = 1.0 + 0.001 * np.arange(len(merged) + 1)
+    chosen, index = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, times, len(merged))
     assert len(chosen) == len(is_accepted)
-    tally_nodes(proposed, index, chosen, np.ones(len(chosen), np.bool_), np.array(is_accepted), calibration)
+    tally_nodes(proposed, chosen, index, np.ones(len(chosen), np.bool_), np.array(is_accepted), calibration)
     calibration.end_round(namespaces)
 
 
 def claims(calibration, asked, one):
     """Of the tree's only node, by (source, context)."""
     proposals = [Proposal(i, source, one, context) for i, (source, context) in enumerate(asked)]
-    return merge_trees(proposals, limits(len(asked)), calibration, VOCAB_SIZE)[0].claim.tolist()
+    merged, _ = merge_trees(proposals, limits(len(asked)), calibration, VOCAB_SIZE)
+    return merged.nodes["uncalibrated_probability"].tolist()
 
 
 def test_what_a_source_is_worth_is_learnt_for_every_context_and_begins_with_the_average():
@@ -306,8 +300,8 @@ def test_no_namespace_learns_from_another():
     shift = also_mine - mine
     proposals = [Proposal(0, 0, one, mine + BETTER + shift), Proposal(0, 1, two, mine + shift)]
     found, _ = merge_trees(proposals, limits(1), mixed, VOCAB_SIZE)
-    assert found.probability.tolist() == expected.probability.tolist()
-    assert found.probability.max() > 0.3  # while all that a saw was wrong
+    assert found.nodes["probability"].tolist() == expected.nodes["probability"].tolist()
+    assert found.nodes["probability"].max() > 0.3  # while all that a saw was wrong
     assert max(claims(mixed, [(0, others), (1, others)], one)) < 0.1
 
 
@@ -322,7 +316,7 @@ def test_a_namespace_whose_curves_have_gone_to_another_begins_anew():
         assert claims(calibration, [(1, calibration.first_context(name))], one) == [pytest.approx(0.9)]
     assert calibration.first_context("a") % NUM_RECORDS == 0
     assert claims(calibration, [(1, calibration.first_context("a"))], one) == [pytest.approx(0.9)]
-    assert len(calibration.in_context.levels) == 3 * NUM_RECORDS * 2
+    assert len(calibration.in_context.curves) == 3 * NUM_RECORDS * 2
     calibration.end_round(["nobody"])
 
 
@@ -343,10 +337,10 @@ def test_a_text_has_a_record_of_how_its_sources_have_fared():
     assert record.classes == [BETTER, AS_EXPECTED, AS_EXPECTED]
 
 
-def test_no_proposals_are_an_empty_forest():
-    forest, proposed = merge([], 3)
-    assert isinstance(forest, Forest)
-    assert len(forest) == 0
-    assert forest.start.tolist() == [0, 0, 0, 0]
-    chosen, index = choose_nodes(forest, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))
-    assert len(chosen) == len(index) == len(proposed.node) == 0
+def test_no_proposals_are_merged_to_nothing():
+    merged, proposed = merge([], 3)
+    assert isinstance(merged, MergedTrees)
+    assert len(merged) == 0
+    assert merged.start.tolist() == [0, 0, 0, 0]
+    chosen, index = choose_nodes(merged, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))
+    assert len(chosen) == len(index) == len(proposed.nodes) == 0

@@ -13,15 +13,8 @@ from msgspec.structs import replace
 
 from actors.draft_tree import DraftTree
 from cluster.router.calibration import SourceCalibration
-from cluster.router.planner import (
-    Forest,
-    Proposal,
-    SequenceLimits,
-    choose_nodes,
-    has_tree_shape,
-    merge_trees,
-    tally_nodes,
-)
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_tree_shape, merge_trees
+from cluster.router.planner import choose_nodes, tally_nodes
 
 VOCAB = 5
 Path = tuple[int, ...]
@@ -68,11 +61,11 @@ def paths_of(token_ids: np.ndarray, parents: np.ndarray) -> list[Path]:
     return paths
 
 
-def by_sequence(forest: Forest) -> list[dict[Path, int]]:
+def by_sequence(merged: MergedTrees) -> list[dict[Path, int]]:
     """Nodes by path, of each sequence; fails if a node's parent is missing."""
     found = []
-    for begin, end in pairwise(forest.start.tolist()):
-        paths = paths_of(forest.token_ids[begin:end], forest.parents[begin:end])
+    for begin, end in pairwise(merged.start.tolist()):
+        paths = paths_of(merged.nodes["token_id"][begin:end], merged.nodes["parent"][begin:end])
         found.append({path: begin + node for node, path in enumerate(paths)})
     return found
 
@@ -93,19 +86,19 @@ def test_required_nodes_stay_with_their_parents_beside_no_more_others_than_allow
     stop = (0, 3)
     limits = limits_of(len(batch), max_nodes, max_depth, stop)
     proposals = [Proposal(index, source, one) for index, found in enumerate(batch) for source, one in found]
-    forest, proposed = merge_trees(proposals, limits, SourceCalibration(3), VOCAB)
-    assert proposed.is_valid.all()
+    merged, proposed = merge_trees(proposals, limits, SourceCalibration(3), VOCAB)
+    assert proposed.trees["is_valid"].all()
     verify_s = np.cumsum([1.0, *steps])
-    chosen, index = choose_nodes(forest, limits.max_nodes, float(len(batch)), 0.1, verify_s, min_rows)
+    chosen, index = choose_nodes(merged, limits.max_nodes, float(len(batch)), 0.1, verify_s, min_rows)
     assert sorted(index[index >= 0].tolist()) == list(range(len(chosen)))
     num_others = 0
     for nodes, found in zip(by_sequence(chosen), batch, strict=True):
         wanted = {path for _, one in found for path in required_paths(one) if len(path) <= max_depth}
-        assert {path for path, node in nodes.items() if chosen.required[node]} == wanted
+        assert {path for path, node in nodes.items() if chosen.nodes["is_required"][node]} == wanted
         others = nodes.keys() - wanted
         assert len(others) <= max_nodes
         assert not any(set(path) & set(stop) for path in others)
-        assert not any(chosen.probability[node] for path, node in nodes.items() if set(path) & set(stop))
+        assert not any(chosen.nodes["probability"][node] for path, node in nodes.items() if set(path) & set(stop))
         num_others += len(others)
     assert num_others <= len(steps)
 
@@ -113,19 +106,19 @@ def test_required_nodes_stay_with_their_parents_beside_no_more_others_than_allow
 @given(batches, st.lists(st.floats(0.0, 1.0), max_size=8), st.integers(0, 5))
 @settings(max_examples=100, deadline=None)
 def test_where_none_is_required_nothing_is_other_than_without_the_notion(batch, steps, min_rows):
-    def chosen(none: np.ndarray | None) -> tuple[Forest, np.ndarray]:
+    def chosen(none: np.ndarray | None) -> tuple[MergedTrees, np.ndarray]:
         proposals = [
             Proposal(index, source, replace(one, required=none if none is None else np.zeros(len(one), np.bool_)))
             for index, found in enumerate(batch)
             for source, one in found
         ]
         limits = limits_of(len(batch), 4, stop=(0,))
-        forest, _ = merge_trees(proposals, limits, SourceCalibration(3), VOCAB)
-        return choose_nodes(forest, limits.max_nodes, float(len(batch)), 0.1, np.cumsum([1.0, *steps]), min_rows)
+        merged, _ = merge_trees(proposals, limits, SourceCalibration(3), VOCAB)
+        return choose_nodes(merged, limits.max_nodes, float(len(batch)), 0.1, np.cumsum([1.0, *steps]), min_rows)
 
     without, zeros = chosen(None), chosen(np.zeros(0))
     assert np.array_equal(without[1], zeros[1])
-    for field in fields(Forest):
+    for field in fields(MergedTrees):
         assert np.array_equal(getattr(without[0], field.name), getattr(zeros[0], field.name))
 
 
@@ -134,32 +127,33 @@ def test_where_none_is_required_nothing_is_other_than_without_the_notion(batch, 
 def test_the_others_give_the_best_rate_beside_what_is_required(found, steps):
     limits = limits_of(len(found), 100)
     proposals = [Proposal(index, 0, one) for index, one in enumerate(found)]
-    forest, _ = merge_trees(proposals, limits, SourceCalibration(1), VOCAB)
-    others = np.flatnonzero(~forest.required)
+    merged, _ = merge_trees(proposals, limits, SourceCalibration(1), VOCAB)
+    others = np.flatnonzero(~merged.nodes["is_required"])
     if len(others) > 9:
         return
     verify_s = np.cumsum([1.0, *steps])
-    chosen, _ = choose_nodes(forest, limits.max_nodes, 1.0, 0.1, verify_s)
-    sequence_of = np.repeat(np.arange(len(found)), np.diff(forest.start))
+    chosen, _ = choose_nodes(merged, limits.max_nodes, 1.0, 0.1, verify_s)
+    sequence_of = np.repeat(np.arange(len(found)), np.diff(merged.start))
     best = 0.0
     for subset in range(1 << len(others)):
         kept = {int(node) for bit, node in enumerate(others) if subset >> bit & 1}
-        taken = kept | set(np.flatnonzero(forest.required).tolist())
+        taken = kept | set(np.flatnonzero(merged.nodes["is_required"]).tolist())
         has_parents = all(
-            forest.parents[node] < 0 or forest.start[sequence_of[node]] + forest.parents[node] in taken for node in kept
+            merged.nodes["parent"][node] < 0 or merged.start[sequence_of[node]] + merged.nodes["parent"][node] in taken
+            for node in kept
         )
         if has_parents and len(kept) < len(verify_s):
-            tokens = 1.0 + forest.probability[sorted(taken)].sum()
+            tokens = 1.0 + merged.nodes["probability"][sorted(taken)].sum()
             best = max(best, tokens / (0.1 + verify_s[len(kept)]))
-    rate = (1.0 + chosen.probability.sum()) / (0.1 + verify_s[(~chosen.required).sum()])
+    rate = (1.0 + chosen.nodes["probability"].sum()) / (0.1 + verify_s[(~chosen.nodes["is_required"]).sum()])
     assert rate == pytest.approx(best)
 
 
 def test_required_nodes_are_kept_where_no_row_is_left_for_others():
     one = tree({(1,): 0.9, (2,): 0.0, (2, 3): 0.0}, {(2,), (2, 3)})
     limits = limits_of(1, 0)
-    forest, _ = merge_trees([Proposal(0, 0, one)], limits, SourceCalibration(1), VOCAB)
-    chosen, _ = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(1))
+    merged, _ = merge_trees([Proposal(0, 0, one)], limits, SourceCalibration(1), VOCAB)
+    chosen, _ = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(1))
     assert set(by_sequence(chosen)[0]) == {(2,), (2, 3)}
 
 
@@ -170,50 +164,54 @@ def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing
     alone, _ = merge_trees([Proposal(0, 1, guess)], limits, calibration, VOCAB)
     for order in ((0, 1), (1, 0)):
         proposals = [Proposal(0, source, (window, guess)[source]) for source in order]
-        forest, proposed = merge_trees(proposals, limits, calibration, VOCAB)
-        nodes = by_sequence(forest)[0]
+        merged, proposed = merge_trees(proposals, limits, calibration, VOCAB)
+        nodes = by_sequence(merged)[0]
         both, only = nodes[1,], nodes[1, 2]
-        assert forest.probability[both] == pytest.approx(alone.probability[0])
-        assert (forest.sources[both], forest.best_source[both]) == (0b10, 1)
-        assert (forest.probability[only], forest.sources[only], forest.best_source[only]) == (0.0, 0, 0)
-        chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(2))
+        assert merged.nodes["probability"][both] == pytest.approx(alone.nodes["probability"][0])
+        assert (merged.nodes["sources"][both], merged.nodes["best_source"][both]) == (0b10, 1)
+        assert (
+            merged.nodes["probability"][only],
+            merged.nodes["sources"][only],
+            merged.nodes["best_source"][only],
+        ) == (0.0, 0, 0)
+        chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(2))
         was = np.ones(2, np.bool_)
-        before = calibration.own.trials[0].sum(), calibration.agreement.trials.sum()
-        verified, accepted, _ = tally_nodes(proposed, index, chosen, was, was, calibration)
+        before = calibration.own.curves["trials"][0].sum(), calibration.agreement.curves["trials"].sum()
+        verified, accepted, _ = tally_nodes(proposed, chosen, index, was, was, calibration)
         assert verified.tolist() == accepted.tolist() == [[0, 1]]
-        assert calibration.own.trials[0].sum() == before[0]
-        assert calibration.agreement.trials.sum() == pytest.approx(before[1] + 1.0)  # of the guess
+        assert calibration.own.curves["trials"][0].sum() == before[0]
+        assert calibration.agreement.curves["trials"].sum() == pytest.approx(before[1] + 1.0)  # of the guess
 
 
 def test_a_required_stop_token_and_what_follows_it_are_no_guesses_and_teach_nothing():
     one = tree({(4,): 0.5, (4, 1): 0.4, (4, 2): 0.3}, {(4,), (4, 1)})
     calibration, limits = SourceCalibration(1), limits_of(1, 9, stop=(4,))
-    forest, proposed = merge_trees([Proposal(0, 0, one)], limits, calibration, VOCAB)
-    assert set(by_sequence(forest)[0]) == {(4,), (4, 1)}
-    assert not forest.sources.any()
-    chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(1))
+    merged, proposed = merge_trees([Proposal(0, 0, one)], limits, calibration, VOCAB)
+    assert set(by_sequence(merged)[0]) == {(4,), (4, 1)}
+    assert not merged.nodes["sources"].any()
+    chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(1))
     was = np.ones(2, np.bool_)
-    verified, accepted, expected = tally_nodes(proposed, index, chosen, was, ~was, calibration)
+    verified, accepted, expected = tally_nodes(proposed, chosen, index, was, ~was, calibration)
     assert (verified.sum(), accepted.sum(), expected.sum()) == (0, 0, 0.0)
-    assert calibration.own.trials.sum() == calibration.agreement.trials.sum() == 0.0
+    assert calibration.own.curves["trials"].sum() == calibration.agreement.curves["trials"].sum() == 0.0
 
 
 def test_a_phrase_in_the_window_is_a_guess_like_any_other():
     one = tree({(1,): 0.5}, {(1,)})
     calibration, limits = SourceCalibration(1), limits_of(1, 9)
-    forest, proposed = merge_trees([Proposal(0, 0, one)], limits, calibration, VOCAB)
-    assert forest.probability[0] == pytest.approx(0.5)
-    chosen, index = choose_nodes(forest, limits.max_nodes, 1.0, 0.0, np.ones(1))
-    tally_nodes(proposed, index, chosen, np.ones(1, np.bool_), np.ones(1, np.bool_), calibration)
-    assert calibration.own.trials.sum() == pytest.approx(1.0)
+    merged, proposed = merge_trees([Proposal(0, 0, one)], limits, calibration, VOCAB)
+    assert merged.nodes["probability"][0] == pytest.approx(0.5)
+    chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(1))
+    tally_nodes(proposed, chosen, index, np.ones(1, np.bool_), np.ones(1, np.bool_), calibration)
+    assert calibration.own.curves["trials"].sum() == pytest.approx(1.0)
 
 
 def test_a_tree_that_requires_a_node_but_not_its_parent_is_left_out():
     broken = tree({(1,): 0.0, (1, 2): 0.0}, {(1, 2)})
     assert not broken.is_valid(VOCAB)
-    forest, proposed = merge_trees([Proposal(0, 0, broken)], limits_of(1, 9), SourceCalibration(1), VOCAB)
-    assert not proposed.is_valid.any()
-    assert not len(forest)
+    merged, proposed = merge_trees([Proposal(0, 0, broken)], limits_of(1, 9), SourceCalibration(1), VOCAB)
+    assert not proposed.trees["is_valid"].any()
+    assert not len(merged)
 
 
 def test_requirements_of_another_kind_or_number_never_reach_the_kernels():

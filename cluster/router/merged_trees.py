@@ -1,0 +1,317 @@
+"""One tree per sequence out of the draft trees of all sources: equal prefixes become one node.
+
+Three sources propose for one sequence. A node of theirs is a token with its confidence; a node of the merged tree is a
+token with its probability, before the second calibration, and its sources:
+
+    a: suffix      b: soft_ngram    c: draft_model         merged tree
+
+    the .8         the .6           a .1                   +- the .86  {a, b}
+     +- cat .6      +- cat .4                              |   +- cat .66  {a, b}
+     |   +- sat .5  +- dog .1                              |   |   +- sat .5  {a}
+                                                           |   +- dog .1  {b}
+                                                           +- a .1  {c}
+
+`the` lies halfway between the greater confidence, 0.8, and the noisy-or of both, 1 - 0.2 * 0.4 = 0.92.
+
+All nodes of a round lie in one flat structured array, so a round costs a handful of array operations, whatever the
+number of trees. Nothing here knows requests or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from cluster.router.calibration import SourceCalibration, curve_of_sources, interpolate
+
+MAX_SOURCES = 62  # one bit each in a node's source mask
+
+SEQUENCE = np.dtype(
+    [
+        ("max_nodes", "i4"),  # that it may verify, the required ones not counted
+        ("max_depth", "i4"),  # tokens that it may still emit, less the target's own
+        ("stop_start", "i4"),  # its stop tokens are stop_tokens[stop_start:stop_end]
+        ("stop_end", "i4"),
+        ("group", "i4"),  # of its namespace's curves in the calibration
+    ],
+    align=True,
+)
+
+PROPOSED_TREE = np.dtype(
+    [
+        ("start", "i4"),  # its nodes are nodes[start:end] of the proposed nodes
+        ("end", "i4"),
+        ("sequence", "i4"),  # index in the round; trees are ordered by it
+        ("source", "i4"),  # index in the calibration
+        ("curve", "i4"),  # of its source in its context
+        ("is_valid", "?"),  # whether it keeps the promises of `DraftTree`; set by merging
+    ],
+    align=True,
+)
+
+PROPOSED_NODE = np.dtype(
+    [
+        ("token_id", "i4"),
+        ("parent", "i4"),  # within its tree; -1: child of the root
+        ("confidence", "f4"),
+        ("is_required", "?"),
+        # Set by merging:
+        ("ends_text", "?"),  # a stop token, or behind one
+        ("merged", "i4"),  # index in the merged nodes; -1: left out
+        ("probability", "f8"),  # the confidence after the first calibration, never above the parent's
+    ],
+    align=True,
+)
+
+MERGED_NODE = np.dtype(
+    [
+        ("token_id", "i4"),
+        ("parent", "i4"),  # within its sequence; -1: child of the root. Parents come before children
+        ("depth", "i4"),  # children of the root have 1
+        ("best_source", "i4"),  # the source that was most sure of the node; it gets the credit
+        ("best_probability", "f8"),  # that source's
+        ("sources", "i8"),  # bit s is set where source s proposed the node as a guess
+        ("uncalibrated_probability", "f8"),  # of all its sources together, before the second calibration
+        ("probability", "f8"),  # of being on the accepted path
+        ("is_required", "?"),  # computed whether it pays or not; so are its parents
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One source's tree for one sequence of the round."""
+
+    sequence: int  # index of the sequence in the round; proposals are ordered by it
+    source: int  # index of the source in the calibration
+    tree: DraftTree
+    context: int = 0  # its context class in the calibration
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """What bounds the drafts of the round's sequences; all arrays are int32 [number of sequences]."""
+
+    max_nodes: np.ndarray
+    max_depth: np.ndarray  # tokens that the sequence may still emit, less the target's own
+    stop_tokens: np.ndarray  # int32, those of all sequences one after the other
+    stop_start: np.ndarray  # int32 [number of sequences + 1]: where each sequence's begin in stop_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MergedTrees:
+    """One tree per sequence, flat. Siblings are distinct, neither probability rises from parent to child, and the
+    uncalibrated probabilities of a node's children together are at most the node's."""
+
+    start: np.ndarray  # int32 [sequences + 1]: where each sequence's nodes begin
+    nodes: np.ndarray  # MERGED_NODE [n]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @staticmethod
+    def empty(num_sequences: int) -> MergedTrees:
+        return MergedTrees(np.zeros(num_sequences + 1, np.int32), np.empty(0, MERGED_NODE))
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedTrees:
+    """Every tree as its source proposed it, for learning from what became of it."""
+
+    trees: np.ndarray  # PROPOSED_TREE [proposals]
+    nodes: np.ndarray  # PROPOSED_NODE [n]
+    sequences: np.ndarray  # SEQUENCE [sequences]
+
+
+def has_tree_shape(tree: DraftTree, max_nodes: int, max_required: int = 0) -> bool:
+    """Whether the arrays may be handed to the kernels; values are checked there. max_nodes: those that are not
+    required."""
+    token_ids, parents, confidence, required = tree.token_ids, tree.parents, tree.confidence, tree.required
+    if required is not None:
+        if not isinstance(required, np.ndarray) or required.dtype != np.bool_ or required.ndim != 1:
+            return False
+        num_required = int(np.count_nonzero(required))
+        if num_required > max_required or len(required) != len(token_ids):
+            return False
+        max_nodes += num_required
+    return (
+        isinstance(token_ids, np.ndarray)
+        and isinstance(parents, np.ndarray)
+        and isinstance(confidence, np.ndarray)
+        and token_ids.dtype == np.int32
+        and parents.dtype == np.int32
+        and confidence.dtype == np.float32
+        and token_ids.ndim == 1
+        and len(token_ids) <= max_nodes
+        and token_ids.shape == parents.shape
+        and token_ids.shape == confidence.shape
+    )
+
+
+def merge_trees(
+    proposals: Sequence[Proposal], limits: SequenceLimits, calibration: SourceCalibration, vocab_size: int
+) -> tuple[MergedTrees, ProposedTrees]:
+    """Merge the trees of all sources into one tree per sequence. Trees must have passed `has_tree_shape`.
+
+    1. First calibration: a source's confidence becomes a probability by the source's curve in its context and
+       namespace, at most the parent's.
+    2. Where sources agree, the probability lies halfway between the greatest of theirs (they know the same) and the
+       noisy-or of them (they know nothing of each other).
+    3. Children that together exceed their parent are scaled down to it: `uncalibrated_probability`.
+    4. Second calibration: `probability`, by the curve of the node's only source, or by one curve for all nodes that
+       have several. A node that the others do not propose is worth less than its source's average, and one that they
+       do is worth more.
+
+    Left out are a tree that breaks its invariants, with `is_valid` False; stop tokens and what follows them, because
+    the target emits a stop token by itself and nothing after it is ever shown; and nodes deeper than max_depth, for
+    which there may be no position. A required stop token stays, because its drafter reads the target's prediction
+    there. A required node is no guess if its confidence is 0, or if the text has ended: then its source does not count
+    in the node's probability.
+    """
+    num_sequences = len(limits.max_nodes)
+    sequences = np.zeros(num_sequences, SEQUENCE)
+    sequences["max_nodes"] = limits.max_nodes
+    sequences["max_depth"] = limits.max_depth
+    sequences["stop_start"], sequences["stop_end"] = limits.stop_start[:-1], limits.stop_start[1:]
+    trees, nodes = _flat(proposals, calibration.num_sources)
+    if not proposals:
+        return MergedTrees.empty(num_sequences), ProposedTrees(trees, nodes, sequences)
+    for proposal in proposals:
+        sequences[proposal.sequence]["group"] = calibration.group_of(proposal.context)
+    start, merged = _merge(trees, nodes, sequences, limits.stop_tokens, calibration.in_context.curves, vocab_size)
+    _calibrate(start, merged, sequences, calibration.agreement.curves, calibration.num_sources)
+    return MergedTrees(start, merged), ProposedTrees(trees, nodes, sequences)
+
+
+def _flat(proposals: Sequence[Proposal], num_sources: int) -> tuple[np.ndarray, np.ndarray]:
+    """The proposals as PROPOSED_TREE and PROPOSED_NODE arrays."""
+    trees = np.zeros(len(proposals), PROPOSED_TREE)
+    if not proposals:
+        return trees, np.zeros(0, PROPOSED_NODE)
+    trees["end"] = np.cumsum([len(proposal.tree.token_ids) for proposal in proposals])
+    trees["start"][1:] = trees["end"][:-1]
+    trees["sequence"] = [proposal.sequence for proposal in proposals]
+    trees["source"] = [proposal.source for proposal in proposals]
+    trees["curve"] = [proposal.context * num_sources + proposal.source for proposal in proposals]
+    nodes = np.zeros(trees["end"][-1], PROPOSED_NODE)
+    nodes["token_id"] = np.concatenate([proposal.tree.token_ids for proposal in proposals])
+    nodes["parent"] = np.concatenate([proposal.tree.parents for proposal in proposals])
+    nodes["confidence"] = np.concatenate([proposal.tree.confidence for proposal in proposals])
+    for (start, end), proposal in zip(trees[["start", "end"]].tolist(), proposals, strict=True):
+        if proposal.tree.required is not None:
+            nodes["is_required"][start:end] = proposal.tree.required
+    return trees, nodes
+
+
+@numba.njit(cache=True)
+def _is_valid(nodes, vocab_size):  # type: ignore[no-untyped-def]
+    """Whether the nodes of one tree keep the promises of `DraftTree`."""
+    for i in range(len(nodes)):
+        node = nodes[i]
+        if node.token_id < 0 or node.token_id >= vocab_size or node.parent < -1 or node.parent >= i:
+            return False
+        if not (node.confidence >= 0.0 and node.confidence <= 1.0):  # also refuses NaN
+            return False
+        if node.is_required and node.parent >= 0 and not nodes[node.parent].is_required:
+            return False
+        # Quadratic, but trees are small (max_draft_tokens).
+        for j in range(i):
+            if nodes[j].parent == node.parent and nodes[j].token_id == node.token_id:
+                return False
+    return True
+
+
+@numba.njit(cache=True)
+def _merge(trees, proposed, sequences, stop_tokens, curves, vocab_size):  # type: ignore[no-untyped-def]
+    """Steps 1 and 2 of `merge_trees`: (start, MERGED_NODE array). Sets what `trees` and `proposed` say is set here."""
+    num_sequences = len(sequences)
+    nodes = np.zeros(len(proposed), MERGED_NODE)
+    start = np.zeros(num_sequences + 1, np.int32)
+    # Children as linked lists. Lists 0 to num_sequences - 1 are those of the roots, the others those of the nodes.
+    first_child = np.full(num_sequences + len(proposed), -1, np.int32)
+    next_sibling = np.full(len(proposed), -1, np.int32)
+    count = 0
+    sequence = 0
+    for t in range(len(trees)):
+        tree = trees[t]
+        while sequence < tree.sequence:
+            sequence += 1
+            start[sequence] = count
+        limits = sequences[sequence]
+        tree.is_valid = _is_valid(proposed[tree.start : tree.end], vocab_size)
+        for i in range(tree.start, tree.end):
+            node = proposed[i]
+            node.merged = -1
+            if not tree.is_valid:
+                continue
+            parent, depth, bound = -1, 1, 1.0
+            if node.parent >= 0:
+                above = proposed[tree.start + node.parent]
+                if above.merged < 0:
+                    continue
+                parent, depth, bound = above.merged, nodes[above.merged].depth + 1, above.probability
+                node.ends_text = above.ends_text
+            for j in range(limits.stop_start, limits.stop_end):
+                if stop_tokens[j] == node.token_id:
+                    node.ends_text = True
+            if depth > limits.max_depth or (node.ends_text and not node.is_required):
+                continue
+            children = parent + num_sequences if parent >= 0 else sequence
+            child = first_child[children]
+            while child >= 0 and nodes[child].token_id != node.token_id:
+                child = next_sibling[child]
+            if child < 0:
+                child = count
+                count += 1
+                next_sibling[child] = first_child[children]
+                first_child[children] = child
+                nodes[child].token_id = node.token_id
+                nodes[child].parent = parent - start[sequence] if parent >= 0 else -1
+                nodes[child].depth = depth
+                nodes[child].best_source = tree.source
+            node.merged = child
+            nodes[child].is_required |= node.is_required
+            if not node.ends_text and (not node.is_required or node.confidence > 0.0):
+                node.probability = min(bound, max(0.0, interpolate(node.confidence, curves[tree.curve])))
+                _add_guess(nodes[child], tree.source, node.probability)
+    start[sequence + 1 :] = count
+    return start, nodes[:count].copy()
+
+
+@numba.njit(cache=True)
+def _add_guess(node, source, probability):  # type: ignore[no-untyped-def]
+    """One more source guesses the node."""
+    if node.sources == 0:
+        node.uncalibrated_probability = probability
+    else:
+        either = 1.0 - (1.0 - node.uncalibrated_probability) * (1.0 - probability)
+        node.uncalibrated_probability = 0.5 * (max(node.uncalibrated_probability, probability) + either)
+    if node.sources == 0 or probability > node.best_probability:
+        node.best_source, node.best_probability = source, probability
+    node.sources |= 1 << source
+
+
+@numba.njit(cache=True)
+def _calibrate(start, nodes, sequences, curves, num_sources):  # type: ignore[no-untyped-def]
+    """Steps 3 and 4 of `merge_trees`, in place."""
+    for s in range(len(sequences)):
+        tree = nodes[start[s] : start[s + 1]]
+        together = np.zeros(len(tree) + 1)  # of the children of each node; the root's first
+        for m in range(len(tree)):
+            together[tree[m].parent + 1] += tree[m].uncalibrated_probability
+        for m in range(len(tree)):
+            node = tree[m]
+            limit, bound = 1.0, 1.0
+            if node.parent >= 0:
+                limit, bound = tree[node.parent].uncalibrated_probability, tree[node.parent].probability
+            children = together[node.parent + 1]
+            if children > limit:
+                node.uncalibrated_probability = min(node.uncalibrated_probability * limit / children, limit)
+            if node.sources:
+                curve = curve_of_sources(node.sources, sequences[s].group, num_sources)
+                node.probability = min(bound, max(0.0, interpolate(node.uncalibrated_probability, curves[curve])))
