@@ -20,7 +20,7 @@ from cache_service.formats.documents import Piece
 from cache_service.formats.earnings import Earnings
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.key_ring import KeyRing
-from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.manifest import Manifest
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.formats.purged_times import TimeRange
 from cache_service.formats.store_keys import StoreKeys
@@ -157,7 +157,7 @@ class CacheAdministration:
         generations = segments = segment_bytes = 0
         try:
             if stored.frame is not None:
-                manifest = decode_manifest(codec, stored.frame)
+                manifest = Manifest.decode(codec, stored.frame)
                 generations, segments = len(manifest.generations), len(manifest.segments)
                 segment_bytes = sum(generation.num_bytes for generation in manifest.generations)
         except FormatError:

@@ -20,7 +20,7 @@ from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnread
 from cache_service.formats.documents import DOCUMENT_ID_BYTES, Int32Array, Piece, split_pieces
 from cache_service.formats.entry_codec import MAX_ENTRY_PIECES, decode_entry, encode_entry
 from cache_service.formats.frame import FrameCodec
-from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.manifest import Manifest
 from cache_service.formats.stream_id import START, parse_id
 from cache_service.log.compactor import Compactor
 from cache_service.store.admin_store import AdminStore
@@ -101,7 +101,7 @@ class Importer:
         frame = self._store.read_manifest().frame
         try:
             if frame is not None:
-                decode_manifest(self._codec, frame)
+                Manifest.decode(self._codec, frame)
             for _, entry in islice(self._store.log_after(START, 1), 1):
                 decode_entry(self._codec, entry)
         except FormatError as error:

@@ -18,17 +18,10 @@ from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, N
 from cache_service.formats.documents import Piece, assemble, split_pieces
 from cache_service.formats.entry_codec import decode_entry
 from cache_service.formats.frame import FrameCodec
-from cache_service.formats.manifest import (
-    Generation,
-    Manifest,
-    SegmentEntry,
-    decode_manifest,
-    encode_manifest,
-    entry_of,
-)
+from cache_service.formats.manifest import Generation, Manifest
 from cache_service.formats.purged_times import KEEP_S as PURGES_KEEP_S
 from cache_service.formats.purged_times import LAST_S, TimeRange
-from cache_service.formats.segment import MAX_SEGMENT_PIECES, decode_segment, encode_segment
+from cache_service.formats.segment import MAX_SEGMENT_PIECES, SegmentEntry, decode_segment, encode_segment
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import START
 from cache_service.store.admin_store import AdminStore
@@ -190,8 +183,15 @@ class Purge:
             folded_id=START,
             folded_generation=opened.number,
         )
-        frame = encode_manifest(self._codec, new)
-        verdict = self._admin.replace_all(frame, token, epoch, stored.version, new.epoch, last_id, self._keep_s)
+        verdict = self._admin.replace_all(
+            new.encode(self._codec),
+            token=token,
+            epoch=epoch,
+            replaces=stored.version,
+            new_epoch=new.epoch,
+            last_id=last_id,
+            keep_s=self._keep_s,
+        )
         if verdict == "fenced":
             raise self._busy()
         if verdict != "ok":
@@ -201,12 +201,11 @@ class Purge:
         return num_removed, frozenset(f"segment:{digest}" for digest in digests)
 
     def _manifest(self, frame: bytes | None, epoch: str, version: int) -> Manifest:
-        now_s = int(self._clock())
-        empty = Manifest(epoch, version, 0, (Generation(version + 1 if version else 0, now_s),))
+        empty = Manifest.empty(epoch, version, int(self._clock()))
         if frame is None:
             return empty
         try:
-            manifest = decode_manifest(self._codec, frame)
+            manifest = Manifest.decode(self._codec, frame)
         except FormatError as error:
             if error.reason == "newer":
                 raise self._unread("manifest", error) from None
@@ -244,10 +243,10 @@ class Purge:
     def _write(self, pieces: list[Piece], token: int, epoch: str) -> list[SegmentEntry]:
         written = []
         for batch in split_pieces(assemble(pieces), _SEGMENT_TOKENS, MAX_SEGMENT_PIECES):
-            segment = encode_segment(self._codec, batch)
-            if not self._store.write_segment(segment.digest, segment.frame, self._keep_s, token, epoch):
+            entry, frame = encode_segment(self._codec, batch)
+            if not self._store.write_segment(entry.digest, frame, keep_s=self._keep_s, token=token, epoch=epoch):
                 raise self._busy()
-            written.append(entry_of(segment))
+            written.append(entry)
         return written
 
     def _unread(self, what: str, error: FormatError) -> NamespaceUnread:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from cache_service.counts.soft_codec import MAX_PART_BYTES, decode_delta, decode_part, order_of
-from cache_service.counts.soft_manifest import SoftManifest, SoftPart, decode_soft_manifest
+from cache_service.counts.soft_codec import SoftPart, order_of, soft_payload
+from cache_service.counts.soft_ngram import Entries
 from cache_service.errors import FormatError
-from cache_service.formats.entry_codec import decode_entry
+from cache_service.formats.documents import Piece
+from cache_service.formats.folded_manifest import FoldedManifest, SegmentRef
 from cache_service.formats.frame import FrameCodec
-from cache_service.formats.manifest import Manifest, SegmentEntry, decode_manifest
-from cache_service.formats.segment import MAX_SEGMENT_BYTES, decode_segment
+from cache_service.formats.piece_codec import PieceColumns
+from cache_service.formats.segment import SegmentEntry
 from cache_service.formats.stream_id import START
+from cache_service.log.payload import TOKENS, Payload
 from cache_service.promotion.candidate_codec import decode_candidate
 from cache_service.store.admin_store import AdminStore
 from cache_service.store.store import Store, StoredManifest
@@ -48,70 +50,41 @@ class Verification:
     problems: tuple[Problem, ...]
 
 
-class _Format(Protocol):
-    """How the objects of an area are read. Those that take a frame raise FormatError."""
-
-    @property
-    def max_segment_bytes(self) -> int: ...
-
-    def manifest(self, frame: bytes) -> Manifest | SoftManifest: ...
-
-    def named(self, manifest: Any) -> Sequence[SegmentEntry | SoftPart]:
-        """Its segments."""
-
-    def entry(self, frame: bytes) -> int:
-        """Of the log: how many tokens it has."""
-
-    def segment(self, digest: str, frame: bytes, named: Any) -> int:
-        """How many tokens it has. named: what the manifest says of it; None: it does not name it."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Tokens:
-    codec: FrameCodec
-    max_segment_bytes: int = MAX_SEGMENT_BYTES
+class _Checks:
+    """How the objects of one area are read, and what is checked beside their formats."""
 
-    def manifest(self, frame: bytes) -> Manifest:
-        return decode_manifest(self.codec, frame)
-
-    def named(self, manifest: Manifest) -> Sequence[SegmentEntry]:
-        return [entry for _, entry in manifest.segments]
-
-    def entry(self, frame: bytes) -> int:
-        return sum(len(piece.token_ids) for piece in decode_entry(self.codec, frame))
-
-    def segment(self, digest: str, frame: bytes, named: SegmentEntry | None) -> int:
-        pieces = decode_segment(self.codec, digest, frame)
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-        times = [piece.time_s for piece in pieces]
-        found = (num_tokens, min(times, default=0), max(times, default=0))
-        if named is not None and found != (named.num_tokens, named.first_s, named.last_s):
-            limit = f"the manifest says {named.num_tokens}"
-            raise FormatError("garbage", f"it has {num_tokens} tokens or other times; {limit}")
-        return num_tokens
+    payload: Payload[Any, Any, Any, Any]
+    entry_tokens: Callable[[Any], int]
+    segment_tokens: Callable[[Any, Any], int]
+    """Takes a segment and what the manifest says of it, None if it does not name it. Raises FormatError."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SoftCounts:
-    codec: FrameCodec
-    order: int
-    max_segment_bytes: int = MAX_PART_BYTES
+def _entry_tokens(pieces: list[Piece]) -> int:
+    return sum(len(piece.token_ids) for piece in pieces)
 
-    def manifest(self, frame: bytes) -> SoftManifest:
-        return decode_soft_manifest(self.codec, frame)
 
-    def named(self, manifest: SoftManifest) -> Sequence[SoftPart]:
-        return manifest.parts
+def _segment_tokens(columns: PieceColumns, named: SegmentEntry | None) -> int:
+    num_tokens, times = len(columns.token_ids), columns.times.tolist()
+    found = (num_tokens, min(times, default=0), max(times, default=0))
+    if named is not None and found != (named.num_tokens, named.first_s, named.last_s):
+        limit = f"the manifest says {named.num_tokens}"
+        raise FormatError("garbage", f"it has {num_tokens} tokens or other times; {limit}")
+    return num_tokens
 
-    def entry(self, frame: bytes) -> int:
-        decode_delta(self.codec, self.order, frame)
-        return 0
 
-    def segment(self, digest: str, frame: bytes, named: SoftPart | None) -> int:
-        num_contexts = len(decode_part(self.codec, self.order, digest, frame).keys)
-        if named is not None and num_contexts != named.num_contexts:
-            raise FormatError("garbage", f"it has {num_contexts} contexts; the manifest says {named.num_contexts}")
-        return 0
+def _part_tokens(entries: Entries, named: SoftPart | None) -> int:
+    num_contexts = len(entries.keys)
+    if named is not None and num_contexts != named.num_contexts:
+        raise FormatError("garbage", f"it has {num_contexts} contexts; the manifest says {named.num_contexts}")
+    return 0
+
+
+_TOKENS = _Checks(TOKENS, _entry_tokens, _segment_tokens)
+
+
+def _soft_checks(order: int) -> _Checks:
+    return _Checks(soft_payload(order), lambda delta: 0, _part_tokens)
 
 
 class Verifier:
@@ -133,10 +106,10 @@ class Verifier:
         epoch = self._store.read_manifest().epoch
         if epoch is not None and not _EPOCH.fullmatch(epoch):
             self._problem("epoch", f"it is {epoch[:70]!r}; it must be hexadecimal")
-        self._check_area("", _Tokens(self._codec), kinds)
+        self._check_area("", _TOKENS, kinds)
         areas = {area: order for kind in kinds if (order := order_of(area := kind.partition(":")[0])) is not None}
         for area, order in sorted(areas.items()):
-            self._check_area(area, _SoftCounts(self._codec, order), kinds)
+            self._check_area(area, _soft_checks(order), kinds)
         self._check_gate(kinds)
         others = []
         for kind in kinds:
@@ -176,38 +149,36 @@ class Verifier:
                 if not re.fullmatch(rb"never|[0-9]{1,12}", value):
                     self._problem(_LEFT, f"tenant {tenant.hex()}: it is {value[:70]!r}; it must be a time, or never")
 
-    def _check_area(self, area: str, form: _Format, kinds: Sequence[str]) -> None:
+    def _check_area(self, area: str, checks: _Checks, kinds: Sequence[str]) -> None:
         """area: "": of the tokens; kinds: of all keys."""
         store, admin = (self._store.beside(area), self._admin.beside(area)) if area else (self._store, self._admin)
         prefix = f"{area}:" if area else ""
         stored = store.read_manifest()
         manifest = None
         if stored.frame is not None:
-            manifest = self._manifest(stored, stored.frame, form, f"{prefix}manifest")
+            manifest = self._manifest(stored, stored.frame, checks, f"{prefix}manifest")
         elif stored.version:
             self._problem(f"{prefix}manifest", "it has no body, or one that is far too large")
         for entry_id, frame in store.log_after(START, _READ_ENTRIES):
             self._objects += 1
             try:
-                self._tokens += form.entry(frame)
+                self._tokens += checks.entry_tokens(checks.payload.decode_entry(self._codec, frame))
             except FormatError as error:
                 self._problem(f"{prefix}log", f"entry {entry_id}: {error}")
-        named = [] if manifest is None else form.named(manifest)
+        named = [] if manifest is None else [ref for _, ref in manifest.segments]
         for entry in named:
             kind = f"{prefix}{_SEGMENT}{entry.digest}"
             frame = admin.read_segment_whole(entry.digest, entry.num_bytes)
             if frame:
-                self._segment(kind, entry.digest, frame, form, entry)
+                self._segment(kind, entry.digest, frame, checks, entry)
             elif store.read_manifest().version == stored.version:  # else it may have been retired, and expired
                 self._problem(kind, "it is missing")
-        self._check_unused(admin, form, kinds, prefix + _SEGMENT, {entry.digest for entry in named})
+        self._check_unused(admin, checks, kinds, prefix + _SEGMENT, {entry.digest for entry in named})
 
-    def _manifest(
-        self, stored: StoredManifest, frame: bytes, form: _Format, kind: str
-    ) -> Manifest | SoftManifest | None:
+    def _manifest(self, stored: StoredManifest, frame: bytes, checks: _Checks, kind: str) -> FoldedManifest | None:
         self._objects += 1
         try:
-            manifest = form.manifest(frame)
+            manifest: FoldedManifest = checks.payload.manifest.decode(self._codec, frame)
         except FormatError as error:
             self._problem(kind, str(error))
             return None
@@ -218,21 +189,20 @@ class Verifier:
             self._problem(kind, f"its body has version {manifest.version}; its field says {stored.version}")
         return manifest
 
-    def _segment(
-        self, kind: str, digest: str, frame: bytes, form: _Format, named: SegmentEntry | SoftPart | None
-    ) -> None:
+    def _segment(self, kind: str, digest: str, frame: bytes, checks: _Checks, named: SegmentRef | None) -> None:
         self._objects += 1
         if named is not None and len(frame) != named.num_bytes:
             size = f"more than {named.num_bytes}" if len(frame) > named.num_bytes else str(len(frame))
             self._problem(kind, f"it has {size} bytes; the manifest says {named.num_bytes}")
             return
         try:
-            self._tokens += form.segment(digest, frame, named)
+            segment = checks.payload.decode_segment(self._codec, digest, frame)
+            self._tokens += checks.segment_tokens(segment, named)
         except FormatError as error:
             self._problem(kind, str(error))
 
     def _check_unused(
-        self, admin: AdminStore, form: _Format, kinds: Sequence[str], prefix: str, used: set[str]
+        self, admin: AdminStore, checks: _Checks, kinds: Sequence[str], prefix: str, used: set[str]
     ) -> None:
         """Segments of earlier folds, which no manifest names any more."""
         for kind in kinds:
@@ -242,8 +212,8 @@ class Verifier:
             self._unused_segments += 1
             if not re.fullmatch("[0-9a-f]{64}", digest):
                 self._problem(kind, "its name is no SHA-256")
-            elif frame := admin.read_segment_whole(digest, form.max_segment_bytes):  # else it has expired
-                self._segment(kind, digest, frame, form, None)
+            elif frame := admin.read_segment_whole(digest, checks.payload.max_segment_bytes):  # else it has expired
+                self._segment(kind, digest, frame, checks, None)
 
 
 _KNOWN = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "earnings", "segment"})

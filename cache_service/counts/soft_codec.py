@@ -1,15 +1,18 @@
-"""Soft n-gram counts in the shared cache: what one replica learnt, as an entry of a stream, and merged parts.
+"""Soft n-gram counts as the payload of a folded log: what one replica learnt is an entry, merged counts are a part.
 
     a delta's body: version u8 | origin 16 bytes | epoch: length u8, ASCII | entries as `soft_ngram` writes them
     a part's body:  version u8 | entries
 
-A delta names the data set it was learnt for: after a purge it says nothing, even where it lies in a stream again. And
-it names its origin, so that nobody adds to a table what came out of it.
+A part is a segment of this log. A delta names the data set it was learnt for: after a purge it says nothing, even where
+it lies in a stream again. And it names its origin, so that nobody adds to a table what came out of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import msgspec
 
 from cache_service.counts.soft_ngram import (
     ENTRY_BYTES,
@@ -20,8 +23,9 @@ from cache_service.counts.soft_ngram import (
     encode_entries,
 )
 from cache_service.errors import FormatError, FormatFault
-from cache_service.formats.frame import Content, FrameCodec
-from cache_service.formats.segment import digest_of
+from cache_service.formats.folded_manifest import Digest, FoldedManifest
+from cache_service.formats.frame import Content, FrameCodec, digest_of
+from cache_service.log.payload import Payload
 
 ORIGIN_BYTES = 16
 MAX_DELTA_CONTEXTS = 2**14
@@ -43,13 +47,37 @@ class Delta:
     entries: Entries  # at most MAX_DELTA_CONTEXTS
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPart:
-    """A part as it is stored."""
+class SoftPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part as the manifest knows it."""
 
-    digest: str  # SHA-256 of `frame`, 64 hex digits
-    frame: bytes
-    num_contexts: int
+    digest: Digest
+    num_contexts: Annotated[int, msgspec.Meta(ge=1, le=MAX_PART_CONTEXTS)]
+    num_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PART_BYTES)]
+
+
+class SoftManifest(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which parts add up to what has been folded. Soft counts have one generation."""
+
+    CONTENT: ClassVar[Content] = Content.SOFT_MANIFEST
+
+    parts: tuple[SoftPart, ...] = ()  # oldest first; a context may be in several, and counts with all of them
+
+    @property
+    def segments(self) -> list[tuple[int, SoftPart]]:
+        return [(0, part) for part in self.parts]
+
+
+SoftPayload = Payload[SoftManifest, SoftPart, Delta, Entries]
+
+
+def soft_payload(order: int) -> SoftPayload:
+    """The folded log of tables of one order."""
+    return Payload(
+        SoftManifest,
+        decode_entry=lambda codec, frame: decode_delta(codec, order, frame),
+        decode_segment=lambda codec, digest, frame: decode_part(codec, order, digest, frame),
+        max_segment_bytes=MAX_PART_BYTES,
+    )
 
 
 def area_of(order: int) -> str:
@@ -58,7 +86,7 @@ def area_of(order: int) -> str:
 
 
 def order_of(area: str) -> int | None:
-    """Of the tables in an area; None: there are none in it."""
+    """The order of the tables in an area; None: there are none in it."""
     return next((order for order in range(1, MAX_ORDER + 1) if area == area_of(order)), None)
 
 
@@ -88,20 +116,20 @@ def decode_delta(codec: FrameCodec, order: int, frame: bytes) -> Delta:
     return Delta(body[:ORIGIN_BYTES], epoch, _entries(body[end:], order, "a delta"))
 
 
-def encode_part(codec: FrameCodec, order: int, entries: Entries) -> StoredPart:
-    """A part of 1 to MAX_PART_CONTEXTS contexts. Equal entries give equal parts. Raises FormatError "oversize"."""
+def encode_part(codec: FrameCodec, order: int, entries: Entries) -> tuple[SoftPart, bytes]:
+    """A part of 1 to MAX_PART_CONTEXTS contexts, and its frame. Equal entries give equal parts. Raises FormatError
+    "oversize"."""
     count = len(entries.keys)
     if not 1 <= count <= MAX_PART_CONTEXTS:
         raise FormatError("oversize", f"a part has {count} contexts; it must have 1 to {MAX_PART_CONTEXTS}")
     frame = codec.pack(Content.SOFT_PART, bytes([_VERSION]) + encode_entries(order, entries))
-    return StoredPart(digest_of(frame), frame, count)
+    return SoftPart(digest_of(frame), count, len(frame)), frame
 
 
 def decode_part(codec: FrameCodec, order: int, digest: str, frame: bytes) -> Entries:
     """The contexts of the part that `digest` names. Raises FormatError, also for another part's bytes."""
-    if digest_of(frame) != digest:
-        raise FormatError("garbage", f"part {digest[:12]} has other bytes than its name says")
-    return _entries(_versioned(codec.unpack(Content.SOFT_PART, frame, _MAX_PART_BODY)), order, "a part")
+    body = codec.unpack_named(Content.SOFT_PART, digest, frame, _MAX_PART_BODY)
+    return _entries(_versioned(body), order, "a part")
 
 
 def _versioned(body: bytes) -> bytes:

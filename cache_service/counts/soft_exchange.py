@@ -394,7 +394,7 @@ class SoftExchange:
         _, writing = self._open_namespace(namespace)
         listener = _Listener(self, namespace)
         origin = secrets.token_bytes(ORIGIN_BYTES)
-        reader = SoftReader(store, reading, settings.order, listener, origin, settings.keep_s)
+        reader = SoftReader(store, reading, settings.order, listener, origin=origin, keep_s=settings.keep_s)
         breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
         feed = _Feed(namespace, reader, listener, writing, breaker, settings.poll_s)
         listener.feed = feed
@@ -406,15 +406,7 @@ class SoftExchange:
             store, codec = self._open_namespace(namespace)
             compactor = SoftCompactor(store, codec, settings.order, settings.compactor)
             self._compactors[namespace] = compactor
-            self._folding.add(namespace, lambda: self._fold(compactor))
-
-    def _fold(self, compactor: SoftCompactor) -> float:
-        try:
-            return 0.0 if compactor.fold() else self._settings.compactor.fold_every_s
-        except (StoreError, FormatError) as error:
-            log.debug("soft counts cannot be added up for now: %s", error)
-            compactor.counters.failures += 1
-            return self._settings.compactor.fold_every_s
+            self._folding.add(namespace, compactor.turn)
 
     def _begin_again(self, feed: _Feed) -> None:
         """Forget what this start has told, and begin a new one in its place."""
@@ -445,4 +437,4 @@ class SoftExchange:
 
 def _corrupt(feed: _Feed) -> int:
     counters = feed.reader.counters
-    return counters.corrupt_entries + counters.lost_parts + counters.corrupt_manifests
+    return counters.corrupt_entries + counters.corrupt_segments + counters.missing_segments + counters.corrupt_manifests

@@ -9,6 +9,7 @@ makes `unpack` raise anything but FormatError, nor allocate more than the frame'
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from enum import IntEnum
@@ -91,6 +92,12 @@ class FrameCodec:
             payload = self._cipher(key_id).decrypt(payload, self._bound(header))
         return _expand(payload, raw_size)
 
+    def unpack_named(self, content: Content, digest: str, frame: bytes, max_body_bytes: int) -> bytes:
+        """The body of a frame that is named by its digest. Raises FormatError, also for another frame's bytes."""
+        if digest_of(frame) != digest:
+            raise FormatError("garbage", f"segment {digest[:12]} has other bytes than its name says")
+        return self.unpack(content, frame, max_body_bytes)
+
     def _bound(self, header: bytes) -> bytes:
         return header + self._place.encode()
 
@@ -103,6 +110,11 @@ class FrameCodec:
                 self._ciphers.clear()
             self._ciphers[key_id] = cipher
         return cipher
+
+
+def digest_of(frame: bytes) -> str:
+    """SHA-256 in 64 hex digits: the name of a segment."""
+    return hashlib.sha256(frame).hexdigest()
 
 
 def _expand(compressed: bytes, size: int) -> bytes:

@@ -7,13 +7,15 @@ gives the same segment.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from cache_service.errors import FormatError
 from cache_service.formats.documents import Piece
-from cache_service.formats.frame import Content, FrameCodec
+from cache_service.formats.folded_manifest import Count, Digest
+from cache_service.formats.frame import Content, FrameCodec, digest_of
 from cache_service.formats.piece_codec import PieceColumns, body_size, decode_columns, encode_pieces
 
 MAX_SEGMENT_TOKENS = 4 * 2**20
@@ -21,23 +23,19 @@ MAX_SEGMENT_PIECES = 2**18
 MAX_SEGMENT_BYTES = body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS) + 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A segment as it is stored."""
+class SegmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One segment as the manifest knows it."""
 
-    digest: str  # SHA-256 of `frame`, 64 hex digits
-    frame: bytes
-    num_tokens: int
-    first_s: int  # Unix times of its oldest and newest piece
-    last_s: int
-
-
-def digest_of(frame: bytes) -> str:
-    return hashlib.sha256(frame).hexdigest()
+    digest: Digest
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_TOKENS)]
+    num_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_BYTES)]
+    first_s: Count  # Unix times of its oldest and newest piece
+    last_s: Count
 
 
-def encode_segment(codec: FrameCodec, pieces: Sequence[Piece]) -> Segment:
-    """One segment of one piece or more. Raises FormatError "oversize" beyond MAX_SEGMENT_TOKENS, MAX_SEGMENT_PIECES."""
+def encode_segment(codec: FrameCodec, pieces: Sequence[Piece]) -> tuple[SegmentEntry, bytes]:
+    """A segment of one piece or more, and its frame. Raises FormatError "oversize" beyond MAX_SEGMENT_TOKENS or
+    MAX_SEGMENT_PIECES."""
     num_tokens = sum(len(piece.token_ids) for piece in pieces)
     if not pieces or len(pieces) > MAX_SEGMENT_PIECES or num_tokens > MAX_SEGMENT_TOKENS:
         raise FormatError(
@@ -47,7 +45,7 @@ def encode_segment(codec: FrameCodec, pieces: Sequence[Piece]) -> Segment:
         )
     frame = codec.pack(Content.SEGMENT, encode_pieces(pieces))
     times = [piece.time_s for piece in pieces]
-    return Segment(digest_of(frame), frame, num_tokens, min(times), max(times))
+    return SegmentEntry(digest_of(frame), num_tokens, len(frame), first_s=min(times), last_s=max(times)), frame
 
 
 def decode_segment(codec: FrameCodec, digest: str, frame: bytes) -> list[Piece]:
@@ -57,7 +55,5 @@ def decode_segment(codec: FrameCodec, digest: str, frame: bytes) -> list[Piece]:
 
 def decode_segment_columns(codec: FrameCodec, digest: str, frame: bytes) -> PieceColumns:
     """The same column by column."""
-    if digest_of(frame) != digest:
-        raise FormatError("garbage", f"segment {digest[:12]} has other bytes than its name says")
-    body = codec.unpack(Content.SEGMENT, frame, body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS))
+    body = codec.unpack_named(Content.SEGMENT, digest, frame, body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS))
     return decode_columns(body, MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS)

@@ -21,8 +21,9 @@ from cache_service.automata.live_tail import LiveTail
 from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.automata.suffix_automaton import SuffixAutomaton
 from cache_service.formats.documents import Piece
-from cache_service.formats.manifest import Manifest, SegmentEntry
+from cache_service.formats.manifest import Manifest
 from cache_service.formats.piece_codec import PieceColumns
+from cache_service.formats.segment import SegmentEntry
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import parse_id
 from cache_service.index.index_files import IndexFiles, digest_of, index_name

@@ -13,30 +13,16 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
-from cache_service.errors import FormatError
+from cache_service.errors import FormatError, StoreError
+from cache_service.formats.frame import FrameCodec
 from cache_service.formats.stream_id import START
+from cache_service.log.payload import EntryT, ManifestT, Payload, RefT, SegmentT
 from cache_service.setting_bounds import require_bounds
-from cache_service.store.store import KEEP_S, Store
+from cache_service.store.store import KEEP_S, Store, StoredManifest
 
 log = logging.getLogger(__name__)
-
-
-class FoldedManifest(Protocol):
-    """What manifests have in common."""
-
-    @property
-    def epoch(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def fencing_token(self) -> int: ...
-    @property
-    def folded_id(self) -> str: ...
-
-
-Manifest = TypeVar("Manifest", bound=FoldedManifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +53,7 @@ class FoldCounters:
     folds: int = 0
     folded_entries: int = 0
     corrupt_entries: int = 0
+    lost_segments: int = 0  # segments to be written anew that could not be read
     trimmed_entries: int = 0
     left_folds: int = 0  # because manifest or log are of a later format or key
     refused_folds: int = 0  # by a newer lease, data set or manifest
@@ -74,45 +61,108 @@ class FoldCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold(Generic[Manifest]):
+class Lease:
+    """What Redis checks before it takes a segment or a manifest."""
+
+    token: int  # fencing token
+    epoch: str  # of the data set that was read
+
+
+@dataclass(frozen=True, slots=True)
+class Fold(Generic[ManifestT]):
     """A fold that is prepared: its segments are written, its manifest is not."""
 
-    manifest: Manifest
+    manifest: ManifestT
     frame: bytes
-    replaces: Manifest  # that it was made from
-    live: tuple[str, ...]  # digests that the manifest mentions
-    retired: tuple[str, ...]  # and those that it no longer does
+    replaces: ManifestT  # that it was made from
     num_entries: int
     has_more: bool  # the log goes on after what was folded
 
 
-class FencedCompactor(ABC, Generic[Manifest]):
+class _FoldRefused(Exception):
+    """Redis refused a segment: somebody has taken the lease, or ended the epoch to purge it."""
+
+
+class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
     """Compacts one log of one namespace. Not thread-safe."""
 
     counters: FoldCounters
     _settings: FoldSettings
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, codec: FrameCodec, payload: Payload[ManifestT, RefT, EntryT, SegmentT]) -> None:
         self._store = store
+        self._codec = codec
+        self._payload = payload
         self._owner = secrets.token_hex(16)
+
+    @abstractmethod
+    def _empty_manifest(self, epoch: str, version: int) -> ManifestT:
+        """What is folded into where there is no manifest, or version `version` of it is lost."""
+
+    @abstractmethod
+    def _fold(self, old: ManifestT, entries: list[EntryT], folded_id: str, lease: Lease) -> ManifestT | None:
+        """Write segments for `entries` with `_write_segment`. Returns the manifest that replaces `old`, None if there
+        is nothing to do. folded_id: the last entry of the log that it will hold; that of `old` if there are none."""
+
+    def turn(self) -> float:
+        """Fold once. Returns the seconds until the next fold; raises nothing for a fault of the store."""
+        try:
+            return 0.0 if self.fold() else self._settings.fold_every_s
+        except (StoreError, FormatError) as error:
+            log.debug("%s cannot be folded for now: %s", self._place, error)
+            self.counters.failures += 1
+            return self._settings.fold_every_s
 
     def fold(self) -> bool:
         """Fold once, if this compactor may and there is something. True if there is more. Raises StoreError."""
         fold = self.prepare()
         return fold is not None and self.commit(fold) and fold.has_more
 
-    @abstractmethod
-    def prepare(self) -> Fold[Manifest] | None:
+    def prepare(self) -> Fold[ManifestT] | None:
         """Read the log and write the segments of its next part. None: another one compacts, or nothing is to be done.
 
         Raises StoreError.
         """
+        token = self._acquire_lease()
+        if token is None:
+            return None
+        stored = self._store.read_manifest()
+        if stored.epoch is None:  # it has expired since
+            return None
+        old = self._current_manifest(stored, stored.epoch)
+        if old is None:
+            self.release()
+            return None
+        view = self._store.read_log(old.folded_id, self._settings.fold_entries + 1)
+        if (view.epoch, view.version) != (old.epoch, old.version):
+            return None  # another compactor is at work
+        log_entries = view.after(old.folded_id)
+        num_entries, entries = self._decode(log_entries)
+        if num_entries == 0 and log_entries:
+            self.release()
+            return None
+        folded_id = log_entries[num_entries - 1][0] if num_entries else old.folded_id
+        try:
+            new = self._fold(old, entries, folded_id, Lease(token, stored.epoch))
+        except _FoldRefused:
+            self._refused("lease or data set are others by now")
+            return None
+        if new is None:
+            return None
+        has_more = num_entries >= self._settings.fold_entries
+        return Fold(new, new.encode(self._codec), old, num_entries, has_more)
 
-    def commit(self, fold: Fold[Manifest]) -> bool:
+    def commit(self, fold: Fold[ManifestT]) -> bool:
         """Make a prepared fold the truth. False if Redis refused it: then nothing has changed. Raises StoreError."""
         new, old, settings = fold.manifest, fold.replaces, self._settings
         verdict = self._store.write_manifest(
-            fold.frame, new.fencing_token, new.epoch, old.version, new.version, new.folded_id, settings.keep_s
+            fold.frame,
+            token=new.fencing_token,
+            epoch=new.epoch,
+            replaces=old.version,
+            version=new.version,
+            folded_id=new.folded_id,
+            keep_s=settings.keep_s,
         )
         if verdict != "ok":
             self._refused(verdict)
@@ -121,49 +171,82 @@ class FencedCompactor(ABC, Generic[Manifest]):
         self.counters.folded_entries += fold.num_entries
         if old.folded_id != START:
             self.counters.trimmed_entries += self._store.trim_log(new.version, old.folded_id)
-        self._store.keep_live_segments(fold.live, settings.keep_s)
-        self._store.keep_segments(fold.retired, settings.retire_s)
+        live, before = ([ref.digest for _, ref in manifest.segments] for manifest in (new, old))
+        self._store.keep_live_segments(live, settings.keep_s)
+        self._store.keep_segments([digest for digest in before if digest not in set(live)], settings.retire_s)
         return True
 
     def release(self) -> None:
         """Let another compactor take over at once. Raises StoreError."""
         self._store.release_lease(self._owner)
 
-    def _lease(self) -> int | None:
-        """The fencing token of a lease, new or renewed; None: somebody else has it, or the namespace has expired or was
-        never written to: then not even leases are to keep anything of it."""
+    def _write_segment(self, ref: RefT, frame: bytes, lease: Lease) -> RefT:
+        if not self._store.write_segment(
+            ref.digest, frame, keep_s=self._settings.keep_s, token=lease.token, epoch=lease.epoch
+        ):
+            raise _FoldRefused
+        return ref
+
+    def _read_segment(self, ref: RefT) -> SegmentT | None:
+        """None: it is lost or damaged, which is counted."""
+        frame = self._store.read_segment(ref.digest, ref.num_bytes)
+        try:
+            if frame is not None:
+                return self._payload.decode_segment(self._codec, ref.digest, frame)
+        except FormatError as error:
+            log.warning("a segment of %s is left out: %s", self._place, error)
+        self.counters.lost_segments += 1
+        return None
+
+    def _acquire_lease(self) -> int | None:
+        """The fencing token of a lease, new or renewed. None: somebody else has it, or the namespace has expired or was
+        never written to; leases must not keep anything of such a namespace."""
         settings = self._settings
         if self._store.read_epoch() is None:
             return None
         return self._store.acquire_lease(self._owner, max(1, int(settings.lease_s * 1000)), settings.keep_s)
 
-    def _unfolded(self, old: Manifest) -> list[tuple[str, bytes]] | None:
-        """The next entries of the log, one more than are folded at once; None: somebody else is at work."""
-        view = self._store.read_log(old.folded_id, self._settings.fold_entries + 1)
-        return view.after(old.folded_id) if (view.epoch, view.version) == (old.epoch, old.version) else None
+    def _current_manifest(self, stored: StoredManifest, epoch: str) -> ManifestT | None:
+        """The manifest there is, or an empty one. None: it is of a later format or key."""
+        if stored.frame is not None:
+            try:
+                manifest = self._payload.manifest.decode(self._codec, stored.frame)
+                if manifest.epoch == epoch and manifest.version == stored.version:
+                    return manifest
+            except FormatError as error:
+                if error.reason == "newer":
+                    self._leave("the manifest", error)
+                    return None
+                log.warning("the manifest of %s is replaced: %s", self._place, error)
+        return self._empty_manifest(epoch, stored.version)
 
-    def _prepared(
-        self, manifest: Manifest, frame: bytes, replaces: Manifest, live: list[str], before: list[str], num_entries: int
-    ) -> Fold[Manifest]:
-        """before: digests that the manifest before mentions."""
-        known = set(live)
-        retired = tuple(digest for digest in before if digest not in known)
-        has_more = num_entries >= self._settings.fold_entries
-        return Fold(manifest, frame, replaces, tuple(live), retired, num_entries, has_more)
+    def _decode(self, log_entries: list[tuple[str, bytes]]) -> tuple[int, list[EntryT]]:
+        """How many entries are to be folded, and what those hold that are not damaged."""
+        entries: list[EntryT] = []
+        for row, (_, frame) in enumerate(log_entries):
+            try:
+                entries.append(self._payload.decode_entry(self._codec, frame))
+            except FormatError as error:
+                if error.reason == "newer":
+                    self._leave("the log", error)
+                    return row, entries
+                log.debug("an entry of %s is left out: %s", self._place, error)
+                self.counters.corrupt_entries += 1
+        return len(log_entries), entries
 
     def _refused(self, reason: str) -> None:
         log.info("a fold of %s was refused: %s", self._place, reason)
         self.counters.refused_folds += 1
 
     def _leave(self, what: str, error: FormatError) -> None:
-        """To compactors that can read it: in an upgrade or a change of keys, others know more than this one. Its lease,
-        renewed turn after turn, would keep them out: release it where nothing is folded."""
+        """Leave something to compactors that can read it: during an upgrade or a change of keys, others know more than
+        this one. Release the lease where nothing is folded: renewed turn after turn, it would keep them out."""
         if self.counters.left_folds == 0:
             log.warning("%s of %s is left to others: %s", what, self._place, error)
         self.counters.left_folds += 1
 
     @property
     def _place(self) -> str:
-        """For logs."""
+        """The log's name in messages."""
         keys = self._store.keys
         return f"{keys.namespace} {keys.area}".rstrip()

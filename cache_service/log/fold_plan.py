@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from cache_service.formats.manifest import MAX_MANIFEST_SEGMENTS, Generation, SegmentEntry
-from cache_service.formats.segment import MAX_SEGMENT_TOKENS
+from cache_service.formats.manifest import MAX_MANIFEST_SEGMENTS, Generation
+from cache_service.formats.segment import MAX_SEGMENT_TOKENS, SegmentEntry
 from cache_service.setting_bounds import require_bounds
 
 
@@ -31,17 +32,17 @@ class FoldLimits:
         )
 
 
-def num_absorbed(segments: Sequence[SegmentEntry], num_new_tokens: int, segment_tokens: int) -> int:
-    """How many of the last segments to write anew together with `num_new_tokens`.
+def num_absorbed(sizes: Sequence[int], num_new: int, most: float = inf) -> int:
+    """How many of the last segments, of these sizes, to write anew together with `num_new` tokens or contexts.
 
-    A segment is absorbed by as many tokens as half its own, so that each token is rewritten only a few times on its way
-    into a full segment, and few small segments stay.
+    A segment is absorbed by half as many as its own, so that each token is rewritten only a few times on its way into a
+    full segment, and few small segments stay. All together are not more than `most`.
     """
-    absorbed, total = 0, num_new_tokens
-    for segment in reversed(segments):
-        if segment.num_tokens > 2 * total or segment.num_tokens + total > segment_tokens:
+    absorbed, total = 0, num_new
+    for size in reversed(sizes):
+        if size > 2 * total or size + total > most:
             break
-        total += segment.num_tokens
+        total += size
         absorbed += 1
     return absorbed
 

@@ -1,34 +1,25 @@
-"""How one namespace is read: manifest, then segments, then the log, and from the start again when that makes no sense.
-
-The reader keeps the id of the last entry it has read and asks for the log from that entry on, that one included: if it
-comes first in the answer, nothing between has been lost. If it is gone, the log was trimmed past the reader, or the
-data are not the ones it knew. A fold trims the log only up to where the fold before it ended, so a reader that has
-taken the newest manifest finds its place in the log for as long as a fold interval.
-"""
+"""How the tokens of one namespace are read: see `folded_log_reader`."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from cache_service.errors import FormatError
 from cache_service.formats.documents import Piece
-from cache_service.formats.entry_codec import decode_entry
 from cache_service.formats.frame import FrameCodec
-from cache_service.formats.manifest import Manifest, SegmentEntry, decode_manifest
+from cache_service.formats.manifest import Manifest
 from cache_service.formats.piece_codec import PieceColumns
-from cache_service.formats.segment import decode_segment_columns
-from cache_service.formats.stream_id import START, parse_id
+from cache_service.formats.segment import SegmentEntry
+from cache_service.formats.stream_id import parse_id
+from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, Place, ResetReason
+from cache_service.log.payload import TOKENS
 from cache_service.setting_bounds import require_bounds
-from cache_service.store.store import LogView, Store
+from cache_service.store.store import Store
 
 log = logging.getLogger(__name__)
-
-ResetReason = Literal["epoch", "went back", "gap", "moved on", "generation"]
 
 
 class Listener(Protocol):
@@ -81,213 +72,104 @@ class ReaderSettings:
 
 
 @dataclass(slots=True)
-class ReaderCounters:
-    """Since the start."""
+class ReaderCounters(FoldedLogCounters):
+    """What the reader has met since it began."""
 
-    entries: int = 0
     entry_tokens: int = 0
-    corrupt_entries: int = 0
-    segments: int = 0
     segment_tokens: int = 0
-    corrupt_segments: int = 0
-    missing_segments: int = 0
     skipped_segments: int = 0  # past the deadline of a warm start
-    corrupt_manifests: int = 0
-    lost_log: int = 0  # starts at which the log no longer reached back to the segments
-    resets: int = 0
     listener_faults: int = 0
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where the reader stands."""
-
-    epoch: str | None
-    version: int  # of the manifest that it knows
-    manifest: Manifest | None
-    segments: deque[tuple[int, SegmentEntry]]  # still to be read
-    num_segments: int
-    deadline: float
-    cursor: str  # the last entry that is known
-    is_anchored: bool = False  # the cursor's entry has been in the log
-    has_caught_up: bool = False  # with the log, once
-
-
-@dataclass(slots=True)
-class LogReader:
+class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumns]):
     """Reads one namespace for one listener, in steps. Not thread-safe."""
 
-    store: Store
-    codec: FrameCodec
-    listener: Listener | SegmentListener
-    settings: ReaderSettings = field(default_factory=ReaderSettings)
-    clock: Callable[[], float] = time.monotonic
-    counters: ReaderCounters = field(default_factory=ReaderCounters)
-    _place: _Place | None = None
-    _read_at: float | None = None  # when Redis last answered
-    _has_delivered: bool = False
+    def __init__(
+        self,
+        store: Store,
+        codec: FrameCodec,
+        listener: Listener | SegmentListener,
+        settings: ReaderSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings or ReaderSettings()
+        super().__init__(store, codec, TOKENS, self._settings.read_entries)
+        self.counters: ReaderCounters = ReaderCounters()
+        self._listener = listener
+        self._clock = clock
+        self._deadline = 0.0  # of reading the segments of this start
+        self._read_at: float | None = None  # when Redis last answered
 
     def step(self) -> bool:
-        """One question to Redis and what follows from it; True if there is more to read at once. Raises StoreError."""
-        has_more = self._step()
-        self._read_at = self.clock()
+        has_more = super().step()
+        self._read_at = self._clock()
         return has_more
-
-    def _step(self) -> bool:
-        if self._place is None:
-            self._place = self._begin()
-            return True
-        if self._place.segments:
-            self._read_segment(self._place)
-            if not self._place.segments and isinstance(self.listener, SegmentListener):
-                self._tell(self.listener.segments_told)
-            return True
-        return self._read_log(self._place)
-
-    @property
-    def warm_ratio(self) -> float:
-        """Share of the segments of this start that have been dealt with, 0 to 1."""
-        place = self._place
-        if place is None:
-            return 0.0
-        return 1.0 - len(place.segments) / place.num_segments if place.num_segments else 1.0
 
     @property
     def lag_s(self) -> float:
         """Seconds since Redis last answered; 0 if it never has."""
-        return 0.0 if self._read_at is None else self.clock() - self._read_at
+        return 0.0 if self._read_at is None else self._clock() - self._read_at
 
-    @property
-    def has_caught_up(self) -> bool:
-        """Whether everything has been told, since this start, that there was at some moment."""
-        place = self._place
-        return place is not None and place.has_caught_up
-
-    def _begin(self) -> _Place:
-        stored = self.store.read_manifest()
-        manifest = self._decode_manifest(stored.frame, stored.epoch)
-        segments = newest_segments(manifest, self.settings.warm_tokens) if manifest is not None else []
-        if isinstance(self.listener, SegmentListener):
-            self._has_delivered = manifest is not None
-            if not self._ask_begin(self.listener, manifest, segments):
-                segments = []
-        return _Place(
-            epoch=stored.epoch,
-            version=stored.version,
-            manifest=manifest,
-            segments=deque(segments),
-            num_segments=len(segments),
-            deadline=self.clock() + self.settings.warm_deadline_s,
-            cursor=manifest.folded_id if manifest is not None else START,
-        )
-
-    def _ask_begin(
-        self, listener: SegmentListener, manifest: Manifest | None, segments: list[tuple[int, SegmentEntry]]
-    ) -> bool:
+    def _begin(self, manifest: Manifest | None) -> list[tuple[int, SegmentEntry]]:
+        self._deadline = self._clock() + self._settings.warm_deadline_s
+        segments = newest_segments(manifest, self._settings.warm_tokens) if manifest is not None else []
+        listener = self._listener
+        if not isinstance(listener, SegmentListener):
+            return segments
+        self._has_delivered = manifest is not None
         wanted: list[bool] = []
         self._tell(lambda: wanted.append(listener.begin(manifest, segments)))
-        return all(wanted)
+        return segments if all(wanted) else []
 
-    def _decode_manifest(self, frame: bytes | None, epoch: str | None) -> Manifest | None:
-        if frame is None:
-            return None
-        try:
-            manifest = decode_manifest(self.codec, frame)
-        except FormatError as error:
-            log.warning("the manifest of %s cannot be used: %s", self.store.keys.namespace, error)
-            self.counters.corrupt_manifests += 1
-            return None
-        return manifest if manifest.epoch == epoch else None
-
-    def _read_segment(self, place: _Place) -> None:
-        if self.clock() > place.deadline:
+    def _read_segment(self, place: Place[Manifest, SegmentEntry]) -> None:
+        if self._clock() > self._deadline:
             self.counters.skipped_segments += len(place.segments)
             place.segments.clear()
-            return
-        generation, entry = place.segments[0]
-        frame = self.store.read_segment(entry.digest, entry.num_bytes)
-        place.segments.popleft()  # only now: a fault of the store leaves it to the next step
-        if frame is None:
-            self.counters.missing_segments += 1
-            return
-        try:
-            columns = decode_segment_columns(self.codec, entry.digest, frame)
-        except FormatError as error:
-            log.warning("a segment of %s is left out: %s", self.store.keys.namespace, error)
-            self.counters.corrupt_segments += 1
-            return
-        self.counters.segments += 1
-        self.counters.segment_tokens += entry.num_tokens
-        listener = self.listener
-        if isinstance(listener, SegmentListener):
-            self._tell(lambda: listener.segment(entry, columns))
         else:
-            self._deliver(listener, generation, columns.pieces())
+            super()._read_segment(place)
+        if not place.segments and isinstance(self._listener, SegmentListener):
+            self._tell(self._listener.segments_told)
 
-    def _read_log(self, place: _Place) -> bool:
-        view = self.store.read_log(place.cursor, self.settings.read_entries + 1)
-        reason = reset_reason(place.epoch, place.version, place.cursor, place.is_anchored, view)
-        if reason is None and view.version != place.version:
-            reason = self._renew_manifest(place)
-        if reason is not None:
-            self._restart(reason)
-            return True
-        entries = view.after(place.cursor)
-        if len(entries) < len(view.entries):
-            place.is_anchored = True
-        elif not place.is_anchored and place.cursor != START and entries:
-            self.counters.lost_log += 1
-        for entry_id, frame in entries:
-            place.cursor, place.is_anchored = entry_id, True
-            self._read_entry(place.manifest, entry_id, frame)
-        has_more = len(entries) >= self.settings.read_entries
-        place.has_caught_up = place.has_caught_up or not has_more
-        return has_more
+    def _deliver_segment(self, generation: int, ref: SegmentEntry, segment: PieceColumns) -> None:
+        self.counters.segment_tokens += ref.num_tokens
+        listener = self._listener
+        if isinstance(listener, SegmentListener):
+            self._tell(lambda: listener.segment(ref, segment))
+        else:
+            self._deliver(listener, generation, segment.pieces())
 
-    def _read_entry(self, manifest: Manifest | None, entry_id: str, frame: bytes) -> None:
-        try:
-            pieces = decode_entry(self.codec, frame)
-        except FormatError as error:
-            log.debug("an entry of %s is left out: %s", self.store.keys.namespace, error)
-            self.counters.corrupt_entries += 1
-            return
+    def _deliver_entry(self, place: Place[Manifest, SegmentEntry], entry_id: str, entry: list[Piece]) -> None:
         self.counters.entries += 1
-        self.counters.entry_tokens += sum(len(piece.token_ids) for piece in pieces)
-        listener = self.listener
+        self.counters.entry_tokens += sum(len(piece.token_ids) for piece in entry)
+        listener = self._listener
         if isinstance(listener, SegmentListener):
             self._has_delivered = True
-            self._tell(lambda: listener.entry(entry_id, pieces))
+            self._tell(lambda: listener.entry(entry_id, entry))
         else:
-            self._deliver(listener, generation_of(manifest, entry_id), pieces)
+            self._deliver(listener, generation_of(place.manifest, entry_id), entry)
 
-    def _renew_manifest(self, place: _Place) -> ResetReason | None:
-        """Take over a newer manifest: which generations there are. Its segments hold what the log has told, and what
-        outlives generations that went: only those who look at segments take that over at once."""
+    def _deliver_reset(self) -> None:
+        self._tell(self._listener.reset)
+
+    def _renew(self, place: Place[Manifest, SegmentEntry], version: int) -> ResetReason | None:
+        """Take over which generations there are. The new segments hold what the log has told, and what outlives
+        generations that went: only listeners to segments take that over at once."""
         stored = self.store.read_manifest()
         if stored.epoch != place.epoch:
             return "epoch"
-        manifest, known = self._decode_manifest(stored.frame, stored.epoch), place.manifest
+        manifest, known = self._decode_manifest(stored), place.manifest
         place.version = stored.version
         if manifest is None:
             return None
         place.manifest = manifest
-        newest = known.open_generation.number if known is not None else 0
-        if manifest.oldest_generation > newest:
+        if manifest.oldest_generation > (known.open_generation.number if known is not None else 0):
             return "generation"
-        listener = self.listener
+        listener = self._listener
         if isinstance(listener, SegmentListener):
             self._tell(lambda: listener.renew(manifest))
         elif manifest.oldest_generation > (known.oldest_generation if known is not None else 0):
             self._tell(lambda: listener.expire(manifest.oldest_generation))
         return None
-
-    def _restart(self, reason: ResetReason) -> None:
-        log.info("namespace %s is read from the start: %s", self.store.keys.namespace, reason)
-        self._place = None
-        if self._has_delivered:
-            self._has_delivered = False
-            self.counters.resets += 1
-            self._tell(self.listener.reset)
 
     def _deliver(self, listener: Listener, generation: int, pieces: list[Piece]) -> None:
         self._has_delivered = True
@@ -319,21 +201,3 @@ def generation_of(manifest: Manifest | None, entry_id: str) -> int:
     if parse_id(entry_id) <= parse_id(manifest.folded_id):
         return manifest.folded_generation
     return manifest.open_generation.number
-
-
-def reset_reason(epoch: str | None, version: int, cursor: str, is_anchored: bool, view: LogView) -> ResetReason | None:
-    """Why a reader that knows these must begin again, or None.
-
-    view: the log from `cursor` on. Data of another epoch are other data; a version that went back means old data;
-    without its anchor a reader has missed something, or stands in the future of restored data; and before it had one, a
-    new manifest may have taken away what it has not read.
-    """
-    if view.epoch != epoch:
-        return "epoch"
-    if view.version < version:
-        return "went back"
-    if view.entries and view.entries[0][0] == cursor:
-        return None
-    if is_anchored:
-        return "gap"
-    return "moved on" if view.version != version else None

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from cache_service.errors import FormatError, SettingError
 from cache_service.formats.documents import Piece, RecordKind
 from cache_service.formats.frame import FrameCodec
-from cache_service.formats.manifest import Generation, Manifest, SegmentEntry, decode_manifest, encode_manifest
-from cache_service.formats.segment import decode_segment, encode_segment
+from cache_service.formats.manifest import Generation, Manifest
+from cache_service.formats.segment import SegmentEntry, decode_segment, encode_segment
 from cache_service.promotion.candidate_codec import decode_candidate, encode_candidate
 from cache_service.promotion.phrases import Phrase, encode_phrase, phrases_of
 from cache_service.promotion.promotion_policy import (
@@ -272,15 +272,23 @@ class PromotionGate:
                 Piece(phrase_id, 0, np.array(allowed[phrase_id], np.int32), RecordKind.OUTPUT, time_s)
                 for phrase_id in sorted(allowed)
             ]
-            segment = encode_segment(self._codec, pieces)
-            if not self._store.write_segment(segment.digest, segment.frame, KEEP_S, token, epoch):
+            entry, frame = encode_segment(self._codec, pieces)
+            if not self._store.write_segment(entry.digest, frame, keep_s=KEEP_S, token=token, epoch=epoch):
                 return self._refused("lease or data set are others by now")
-            entries = (SegmentEntry(segment.digest, segment.num_tokens, len(segment.frame), time_s, time_s),)
+            entries = (entry,)
         # A generation that no reader has seen: each takes it over whole, and forgets the one before.
         version = replaces + 1
-        new = Manifest(epoch, version, token, (Generation(version, time_s, entries),), folded_generation=version)
-        frame = encode_manifest(self._codec, new)
-        result = self._store.write_manifest(frame, token, epoch, replaces, version, new.folded_id, KEEP_S)
+        generation = Generation(version, time_s, entries)
+        new = Manifest(epoch, version, token, generations=(generation,), folded_generation=version)
+        result = self._store.write_manifest(
+            new.encode(self._codec),
+            token=token,
+            epoch=epoch,
+            replaces=replaces,
+            version=version,
+            folded_id=new.folded_id,
+            keep_s=KEEP_S,
+        )
         if result != "ok":
             return self._refused(result)
         self.counters.batches += 1
@@ -300,7 +308,7 @@ class PromotionGate:
         if stored.frame is None:
             return None
         try:
-            manifest = decode_manifest(self._codec, stored.frame)
+            manifest = Manifest.decode(self._codec, stored.frame)
         except FormatError as error:
             log.warning("the manifest of the public pool cannot be used: %s", error)
             self.counters.unreadable += 1

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from redis.exceptions import WatchError
 
 from cache_service.errors import NamespacePurged, StoreUnavailable
+from cache_service.formats.folded_manifest import MAX_MANIFEST_BYTES
 from cache_service.formats.frame import FRAME_OVERHEAD
 from cache_service.formats.key_ring import SEAL_BYTES
-from cache_service.formats.manifest_codec import MAX_MANIFEST_BYTES
 from cache_service.formats.purged_times import PurgedTimes
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import parse_id

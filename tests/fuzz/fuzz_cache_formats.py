@@ -18,16 +18,22 @@ import numpy as np
 
 with atheris.instrument_imports(include=["cache_service"]):
     from cache_service.counts import soft_ngram
-    from cache_service.counts.soft_codec import Delta, decode_delta, decode_part, encode_delta, encode_part
-    from cache_service.counts.soft_manifest import SoftManifest, decode_soft_manifest, encode_soft_manifest
+    from cache_service.counts.soft_codec import (
+        Delta,
+        SoftManifest,
+        decode_delta,
+        decode_part,
+        encode_delta,
+        encode_part,
+    )
     from cache_service.counts.soft_ngram import ENTRY_BYTES, Entries
     from cache_service.errors import FormatError
     from cache_service.formats.documents import Piece
     from cache_service.formats.entry_codec import decode_entry, encode_entry
-    from cache_service.formats.frame import FRAME_OVERHEAD, Content, FrameCodec
-    from cache_service.formats.manifest import Generation, Manifest, decode_manifest, encode_manifest
+    from cache_service.formats.frame import FRAME_OVERHEAD, Content, FrameCodec, digest_of
+    from cache_service.formats.manifest import Generation, Manifest
     from cache_service.formats.piece_codec import decode_pieces, encode_pieces
-    from cache_service.formats.segment import decode_segment, digest_of
+    from cache_service.formats.segment import decode_segment
     from cache_service.formats.store_keys import StoreKeys
     from cache_service.promotion.candidate_codec import decode_candidate, encode_candidate
 
@@ -43,11 +49,11 @@ COUNTS = Entries(
 )
 SEEDS = [
     encode_entry(CODEC, PIECES),
-    encode_manifest(CODEC, Manifest("e", 1, 1, (Generation(0, 0),))),
+    Manifest("e", 1, 1, generations=(Generation(0, 0),)).encode(CODEC),
     encode_pieces(PIECES),
     encode_delta(CODEC, ORDER, Delta(bytes(16), "e", COUNTS)),
-    encode_part(CODEC, ORDER, COUNTS).frame,
-    encode_soft_manifest(CODEC, SoftManifest("e", 1, 1)),
+    encode_part(CODEC, ORDER, COUNTS)[1],
+    SoftManifest("e", 1, 1).encode(CODEC),
     encode_candidate(CODEC, (1, 2, 3), 7),
 ]
 
@@ -74,17 +80,17 @@ def decode_everything(data: bytes) -> None:
     for decode in (
         lambda: decode_entry(CODEC, frame_of(Content.ENTRY, data)),
         lambda: decode_segment(CODEC, digest_of(segment), segment),
-        lambda: decode_manifest(CODEC, frame_of(Content.MANIFEST, data)),
+        lambda: Manifest.decode(CODEC, frame_of(Content.MANIFEST, data)),
         lambda: decode_entry(CODEC, CODEC.pack(Content.ENTRY, data)),
-        lambda: decode_manifest(CODEC, CODEC.pack(Content.MANIFEST, data)),
+        lambda: Manifest.decode(CODEC, CODEC.pack(Content.MANIFEST, data)),
         lambda: decode_pieces(data, 1000, 1000),
         lambda: decode_delta(CODEC, ORDER, frame_of(Content.SOFT_DELTA, data)),
         lambda: decode_part(CODEC, ORDER, digest_of(part), part),
         lambda: decode_part(CODEC, ORDER, digest_of(counts), counts),
-        lambda: decode_soft_manifest(CODEC, frame_of(Content.SOFT_MANIFEST, data)),
+        lambda: SoftManifest.decode(CODEC, frame_of(Content.SOFT_MANIFEST, data)),
         lambda: decode_candidate(CODEC, frame_of(Content.PHRASE, data)),
         lambda: decode_delta(CODEC, ORDER, CODEC.pack(Content.SOFT_DELTA, data)),
-        lambda: decode_soft_manifest(CODEC, CODEC.pack(Content.SOFT_MANIFEST, data)),
+        lambda: SoftManifest.decode(CODEC, CODEC.pack(Content.SOFT_MANIFEST, data)),
         lambda: decode_candidate(CODEC, CODEC.pack(Content.PHRASE, data)),
     ):
         with contextlib.suppress(FormatError):

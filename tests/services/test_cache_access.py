@@ -109,7 +109,7 @@ def exchange_and_promote(namespace, exchanging=None, promoting=None):
     listener = SimpleNamespace(counts=told.append, reset=told.clear)
     for _ in range(2):
         store, codec = (exchanging or namespace).open()
-        reader = SoftReader(store, codec, 3, listener, b"r" * 16)
+        reader = SoftReader(store, codec, 3, listener, origin=b"r" * 16)
         assert until(lambda reader=reader: not reader.step() and reader.epoch)
         learning.learn(*rows)
         delta = Delta(b"o" * 16, reader.epoch, learning.take_delta().entries())

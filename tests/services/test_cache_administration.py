@@ -30,7 +30,7 @@ from cache_service.formats.earnings import Earnings
 from cache_service.formats.entry_codec import encode_entry
 from cache_service.formats.export_format import decode_piece, encode_piece
 from cache_service.formats.key_ring import KeyRing
-from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.manifest import Manifest
 from cache_service.formats.purged_times import PurgedTimes, TimeRange
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.index_files import index_name
@@ -158,7 +158,7 @@ def test_what_was_imported_for_long_lives_on_when_traffic_writes_beside_it(names
         assert not compactor.fold()
         compactor.release()
     assert namespace.store.append_in_epoch(namespace.store.begin_epoch(60), frame, 1_000, 60)
-    manifest = decode_manifest(namespace.codec, namespace.store.read_manifest().frame)
+    manifest = Manifest.decode(namespace.codec, namespace.store.read_manifest().frame)
     live = {f"segment:{entry.digest}" for _, entry in manifest.segments}
     for kind in ("epoch", "log", "manifest", *live):
         assert 999_000 < namespace.redis.ttl(namespace.keys.key(kind)) <= 1_000_000, kind

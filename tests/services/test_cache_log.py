@@ -15,6 +15,7 @@ import pytest
 from cache_service.counts.soft_compactor import SoftCompactor
 from cache_service.errors import StoreRefused
 from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.manifest import Manifest
 from cache_service.log.compactor import Compactor, CompactorSettings, CompactorThread
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.follower import Follower, FollowerSettings
@@ -291,8 +292,8 @@ def test_damaged_entries_and_segments_are_left_out(namespace):
     for bad in (b"", b"garbage", b"PCLC\1\1\0\0" + bytes(100)):
         namespace.redis.xadd(namespace.keys.log, {b"e": bad})
     namespace.redis.xadd(namespace.keys.log, {b"other": b"field"})
-    manifest = namespace.store.read_manifest()
-    digests = [entry.digest for _, entry in folding._manifest(manifest, manifest.epoch, 0).segments]
+    manifest = Manifest.decode(namespace.codec, namespace.store.read_manifest().frame)
+    digests = [entry.digest for _, entry in manifest.segments]
     assert len(digests) == 3
     namespace.redis.setrange(namespace.keys.segment(digests[0]), 30, b"x")
     namespace.redis.delete(namespace.keys.segment(digests[1]))
@@ -308,8 +309,8 @@ def test_a_segment_grown_far_beyond_its_size_is_not_fetched_whole(namespace):
     folding = compactor(namespace)
     namespace.append(piece("a", 0, [1]))
     fold_all(folding)
-    manifest = namespace.store.read_manifest()
-    ((_, entry),) = folding._manifest(manifest, manifest.epoch, 0).segments
+    manifest = Manifest.decode(namespace.codec, namespace.store.read_manifest().frame)
+    ((_, entry),) = manifest.segments
     namespace.redis.setrange(namespace.keys.segment(entry.digest), 50_000_000, b"x")
     assert len(namespace.store.read_segment(entry.digest, entry.num_bytes)) == entry.num_bytes + 1
     assert namespace.read()[1].corrupt_segments == 1
@@ -487,7 +488,7 @@ def test_a_compactor_that_was_paused_past_its_lease_changes_nothing(namespace, s
         assert paused.stdout.readline() == "False 1\n"
     after = namespace.store.read_manifest()
     assert after == before
-    assert other._manifest(after, after.epoch, 0).fencing_token > token
+    assert Manifest.decode(namespace.codec, after.frame).fencing_token > token
     assert namespace.read()[0].contents == contents(given)
 
 

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 
 from cache_service.formats.documents import RecordKind, document_id_of
 from cache_service.formats.key_ring import KeyRing
-from cache_service.formats.manifest import decode_manifest
+from cache_service.formats.manifest import Manifest
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.log_reader import LogReader
@@ -131,7 +131,7 @@ def held_bytes(settings, namespaces):
     total = 0
     for namespace in namespaces:
         store, codec = SharedCache._open(_Opener(settings, None), namespace)
-        manifest = decode_manifest(codec, store.read_manifest().frame)
+        manifest = Manifest.decode(codec, store.read_manifest().frame)
         total += sum(generation.num_bytes for generation in manifest.generations)
     return total
 

@@ -198,12 +198,12 @@ def test_a_late_replica_starts_from_parts_and_log(namespace):
         one.catch_up()
         if step % 3 == 0:
             folding = fold(namespace, fold_entries=2)
-            assert folding.corrupt_entries + folding.lost_parts + folding.evicted_contexts == 0
+            assert folding.corrupt_entries + folding.lost_segments + folding.evicted_contexts == 0
     late = Replica(namespace)
     late.catch_up()
     assert late.contents == one.contents
     reader = late.exchange._feeds[late.name].reader
-    assert reader.counters.parts > 0
+    assert reader.counters.segments > 0
     assert 0 < reader.counters.entries < 10, "the log has been trimmed"
     assert late.exchange.stats.warm_ratio == 1.0
 

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from cache_service.errors import FormatError, SettingError
 from cache_service.formats.frame import FrameCodec
-from cache_service.formats.manifest import Generation, Manifest, SegmentEntry, encode_manifest
-from cache_service.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_TOKENS
+from cache_service.formats.manifest import Generation, Manifest
+from cache_service.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_TOKENS, SegmentEntry
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import parse_id
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.fold_plan import FoldLimits, after_fold, num_absorbed
+from cache_service.log.folded_log_reader import Place, reset_reason
 from cache_service.log.follower import FollowerSettings
-from cache_service.log.log_reader import ReaderSettings, generation_of, newest_segments, reset_reason
+from cache_service.log.log_reader import ReaderSettings, generation_of, newest_segments
 from cache_service.log.publisher import PublisherSettings
 from cache_service.log.tenant_share import share_of
 from cache_service.store.circuit_breaker import CircuitBreaker
@@ -50,21 +51,20 @@ def test_the_breaker_opens_after_three_failures_and_doubles_its_pauses():
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=300))
 def test_merged_segments_stay_few_and_tokens_are_rewritten_seldom(arrivals):
-    segments, written = [], 0
-    for num_tokens in arrivals:
-        absorbed = num_absorbed(segments, num_tokens, 2**20)
-        merged = num_tokens + sum(segment.num_tokens for segment in segments[len(segments) - absorbed :])
-        segments = [*segments[: len(segments) - absorbed], entry(merged)]
-        written += merged
+    sizes, written = [], 0
+    for num_new in arrivals:
+        kept = len(sizes) - num_absorbed(sizes, num_new)
+        sizes = [*sizes[:kept], sum(sizes[kept:]) + num_new]
+        written += sizes[-1]
     total = sum(arrivals)
-    assert sum(segment.num_tokens for segment in segments) == total
-    assert len(segments) <= total.bit_length() + 1
+    assert sum(sizes) == total
+    assert len(sizes) <= total.bit_length() + 1
     assert written <= 3 * total * total.bit_length()
 
 
 def test_a_full_segment_is_left_alone():
-    assert num_absorbed([entry(50), entry(90)], 60, 100) == 0
-    assert num_absorbed([entry(50), entry(40)], 60, 100) == 1
+    assert num_absorbed([50, 90], 60, 100) == 0
+    assert num_absorbed([50, 40], 60, 100) == 1
 
 
 def test_a_generation_closes_when_full_or_old_and_the_oldest_goes_whole():
@@ -116,13 +116,18 @@ def test_there_are_never_more_segments_than_a_manifest_holds():
     for now_s in range(40):
         generations = after_fold(generations, [*generations[-1].segments, *added], now_s, limits)
     assert sum(len(generation.segments) for generation in generations) > 10_000
-    encode_manifest(FrameCodec(StoreKeys("fp", "ns")), Manifest("e", 40, 1, generations))
+    Manifest("e", 40, 1, generations=generations).encode(FrameCodec(StoreKeys("fp", "ns")))
 
 
 # --- reading
 
 MANIFEST = Manifest(
-    "e", 4, 1, (Generation(2, 0, (entry(10), entry(20))), Generation(3, 0, (entry(5),))), "7-0", folded_generation=2
+    "e",
+    4,
+    1,
+    folded_id="7-0",
+    generations=(Generation(2, 0, (entry(10), entry(20))), Generation(3, 0, (entry(5),))),
+    folded_generation=2,
 )
 
 
@@ -154,7 +159,7 @@ def test_an_entry_belongs_where_it_was_or_will_be_folded():
     ],
 )
 def test_when_a_reader_begins_again(version, anchored, view, reason):
-    assert reset_reason("e", version, "7-0", anchored, view) == reason
+    assert reset_reason(Place("e", version, "7-0", is_anchored=anchored), view) == reason
 
 
 # --- keys, addresses, settings

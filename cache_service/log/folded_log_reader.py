@@ -1,0 +1,218 @@
+"""How one folded log is read: manifest, then segments, then the stream, and from the start again when needed.
+
+The reader keeps the id of the last entry it has read and asks for the log from that entry on, that one included: if it
+comes first in the answer, nothing between has been lost. If it is gone, the log was trimmed past the reader, or the
+data are not the ones it knew. A fold trims the log only up to where the fold before it ended, so a reader that has
+taken the newest manifest finds its place in the log for as long as a fold interval.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal
+
+from cache_service.errors import FormatError
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.stream_id import START
+from cache_service.log.payload import EntryT, ManifestT, Payload, RefT, SegmentT
+from cache_service.store.store import LogView, Store, StoredManifest
+
+log = logging.getLogger(__name__)
+
+ResetReason = Literal["epoch", "went back", "gap", "moved on", "generation"]
+
+
+@dataclass(slots=True)
+class FoldedLogCounters:
+    """What a reader has met since it began."""
+
+    entries: int = 0
+    corrupt_entries: int = 0
+    segments: int = 0
+    corrupt_segments: int = 0
+    missing_segments: int = 0
+    corrupt_manifests: int = 0
+    lost_log: int = 0  # starts at which the log no longer reached back to the segments
+    resets: int = 0
+
+
+@dataclass(slots=True)
+class Place(Generic[ManifestT, RefT]):
+    """Where a reader stands."""
+
+    epoch: str | None
+    version: int  # of the manifest that it knows
+    cursor: str  # the last entry that is known
+    manifest: ManifestT | None = None
+    segments: deque[tuple[int, RefT]] = field(default_factory=deque)  # (generation, segment) still to be read
+    num_segments: int = 0  # of this start
+    is_anchored: bool = False  # the cursor's entry has been in the log
+    has_caught_up: bool = False  # with the log, once
+
+
+class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
+    """Reads one log in steps. Not thread-safe."""
+
+    counters: FoldedLogCounters
+
+    def __init__(
+        self,
+        store: Store,
+        codec: FrameCodec,
+        payload: Payload[ManifestT, RefT, EntryT, SegmentT],
+        read_entries: int,
+    ) -> None:
+        """read_entries: entries of the log that are asked for at once."""
+        self.store = store
+        self._codec = codec
+        self._payload = payload
+        self._read_entries = read_entries
+        self._place: Place[ManifestT, RefT] | None = None
+        self._has_delivered = False  # something that a reset makes the listener forget
+
+    @abstractmethod
+    def _begin(self, manifest: ManifestT | None) -> Sequence[tuple[int, RefT]]:
+        """A start. Returns the segments to read, oldest first, each with its generation."""
+
+    @abstractmethod
+    def _deliver_segment(self, generation: int, ref: RefT, segment: SegmentT) -> None: ...
+
+    @abstractmethod
+    def _deliver_entry(self, place: Place[ManifestT, RefT], entry_id: str, entry: EntryT) -> None: ...
+
+    @abstractmethod
+    def _deliver_reset(self) -> None:
+        """Have the listener forget everything."""
+
+    def step(self) -> bool:
+        """One question to Redis and what follows from it; True if there is more to read at once. Raises StoreError."""
+        if self._place is None:
+            self._place = self._start(self.store.read_manifest())
+            return self._place is not None
+        if self._place.segments:
+            self._read_segment(self._place)
+            return True
+        return self._read_log(self._place)
+
+    @property
+    def epoch(self) -> str | None:
+        """The epoch of the data set that is being read; None before that is known."""
+        return self._place.epoch if self._place is not None else None
+
+    @property
+    def warm_ratio(self) -> float:
+        """Share of the segments of this start that have been dealt with, 0 to 1."""
+        place = self._place
+        if place is None:
+            return 0.0
+        return 1.0 - len(place.segments) / place.num_segments if place.num_segments else 1.0
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether everything has been told, since this start, that there was at some moment."""
+        place = self._place
+        return place is not None and place.has_caught_up
+
+    def _start(self, stored: StoredManifest) -> Place[ManifestT, RefT] | None:
+        """None: there is nothing to read yet."""
+        manifest = self._decode_manifest(stored)
+        segments = deque(self._begin(manifest))
+        cursor = START if manifest is None else manifest.folded_id
+        return Place(stored.epoch, stored.version, cursor, manifest, segments=segments, num_segments=len(segments))
+
+    def _decode_manifest(self, stored: StoredManifest) -> ManifestT | None:
+        if stored.frame is None:
+            return None
+        try:
+            manifest = self._payload.manifest.decode(self._codec, stored.frame)
+        except FormatError as error:
+            log.warning("the manifest of %s cannot be used: %s", self._name, error)
+            self.counters.corrupt_manifests += 1
+            return None
+        return manifest if manifest.epoch == stored.epoch else None
+
+    def _read_segment(self, place: Place[ManifestT, RefT]) -> None:
+        generation, ref = place.segments[0]
+        frame = self.store.read_segment(ref.digest, ref.num_bytes)
+        place.segments.popleft()  # only now: a fault of the store leaves it to the next step
+        if frame is None:
+            self.counters.missing_segments += 1
+            return
+        try:
+            segment = self._payload.decode_segment(self._codec, ref.digest, frame)
+        except FormatError as error:
+            log.warning("a segment of %s is left out: %s", self._name, error)
+            self.counters.corrupt_segments += 1
+            return
+        self.counters.segments += 1
+        self._deliver_segment(generation, ref, segment)
+
+    def _read_log(self, place: Place[ManifestT, RefT]) -> bool:
+        view = self.store.read_log(place.cursor, self._read_entries + 1)
+        reason = reset_reason(place, view)
+        if reason is None and view.version != place.version:
+            reason = self._renew(place, view.version)
+        if reason is not None:
+            self._restart(reason)
+            return True
+        entries = view.after(place.cursor)
+        if len(entries) < len(view.entries):
+            place.is_anchored = True
+        elif not place.is_anchored and place.cursor != START and entries:
+            self.counters.lost_log += 1
+        for entry_id, frame in entries:
+            place.cursor, place.is_anchored = entry_id, True
+            self._read_entry(place, entry_id, frame)
+        has_more = len(entries) >= self._read_entries
+        place.has_caught_up = place.has_caught_up or not has_more
+        return has_more
+
+    def _read_entry(self, place: Place[ManifestT, RefT], entry_id: str, frame: bytes) -> None:
+        try:
+            entry = self._payload.decode_entry(self._codec, frame)
+        except FormatError as error:
+            log.debug("an entry of %s is left out: %s", self._name, error)
+            self.counters.corrupt_entries += 1
+            return
+        self._deliver_entry(place, entry_id, entry)
+
+    def _renew(self, place: Place[ManifestT, RefT], version: int) -> ResetReason | None:
+        """There is a newer manifest, whose segments hold what the log has told. Returns why to begin again, or None."""
+        place.version = version
+        return None
+
+    def _restart(self, reason: ResetReason) -> None:
+        log.info("%s is read from the start: %s", self._name, reason)
+        self._place = None
+        if self._has_delivered:
+            self._has_delivered = False
+            self.counters.resets += 1
+            self._deliver_reset()
+
+    @property
+    def _name(self) -> str:
+        """The log's name in messages."""
+        keys = self.store.keys
+        return f"{keys.namespace} {keys.area}".rstrip()
+
+
+def reset_reason(known: Place[ManifestT, RefT], view: LogView) -> ResetReason | None:
+    """Why a reader that stands there must begin again, or None.
+
+    view: the log from the cursor on. Data of another epoch are other data; a version that went back means old data;
+    without its anchor a reader has missed something, or stands in the future of restored data; and before it had one, a
+    new manifest may have taken away what it has not read.
+    """
+    if view.epoch != known.epoch:
+        return "epoch"
+    if view.version < known.version:
+        return "went back"
+    if view.entries and view.entries[0][0] == known.cursor:
+        return None
+    if known.is_anchored:
+        return "gap"
+    return "moved on" if view.version != known.version else None
