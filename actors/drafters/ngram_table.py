@@ -18,6 +18,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
+from cache_service.splitmix64 import STEP
 from cache_service.store.fair_share import first_to_give_way
 
 _FLOOR = 0.03
@@ -244,7 +245,7 @@ def _hash(context, length):  # type: ignore[no-untyped-def]
     """Never 0."""
     key = np.uint64(length) * np.uint64(0xD6E8FEB86659FD93)
     for position in range(len(context) - length, len(context)):
-        key = (key ^ np.uint64(np.uint32(context[position]))) * np.uint64(0x9E3779B97F4A7C15)
+        key = (key ^ np.uint64(np.uint32(context[position]))) * np.uint64(STEP)
         key ^= key >> np.uint64(29)
     return key | np.uint64(1)
 

@@ -14,6 +14,7 @@ from numba import njit
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
+from cache_service.splitmix64 import hash_pair
 
 # Chance that the prediction goes on to be right after so many tokens in a row that were (index 0: the answer has just
 # left it, or not begun); the planner calibrates it online.
@@ -102,11 +103,7 @@ def _bigrams_of(predicted: np.ndarray) -> np.ndarray:
 @njit(cache=True, nogil=True)
 def _hash(before, token):  # type: ignore[no-untyped-def]
     """32 bits in the upper half of a number; pairs that share them are told apart when they are compared."""
-    key = (np.uint64(np.uint32(before)) << np.uint64(32)) | np.uint64(np.uint32(token))
-    key *= np.uint64(0x9E3779B97F4A7C15)
-    key ^= key >> np.uint64(32)
-    key *= np.uint64(0xD6E8FEB86659FD93)
-    return (key >> np.uint64(32)) << np.uint64(32)
+    return (hash_pair(before, token) >> np.uint64(32)) << np.uint64(32)
 
 
 @njit(cache=True, nogil=True)

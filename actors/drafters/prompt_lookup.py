@@ -15,6 +15,7 @@ from numba import njit
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import DraftContext, Outcome
+from cache_service.splitmix64 import STEP
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -133,7 +134,7 @@ def _slot_of(text, table, end, ngram):  # type: ignore[no-untyped-def]
     """The slot of the n-gram that ends at `end`, or the free one where it belongs."""
     key = np.uint64(0)
     for position in range(end - ngram, end):
-        key = (key ^ np.uint64(np.uint32(text[position]))) * np.uint64(0x9E3779B97F4A7C15)
+        key = (key ^ np.uint64(np.uint32(text[position]))) * np.uint64(STEP)
         key ^= key >> np.uint64(32)
     mask = np.int64(table.shape[1] - 1)
     slot = np.int64(key >> np.uint64(16)) & mask

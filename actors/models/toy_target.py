@@ -17,6 +17,7 @@ from actors.messages import (
     VerifyItem,
     VerifyResult,
 )
+from cache_service.splitmix64 import MIX_1, STEP
 
 _MASK = (1 << 64) - 1
 
@@ -74,9 +75,9 @@ class ToyTarget:
         """What the target says after `tokens`."""
         value = self._seed
         for token in tokens[-self._order :]:
-            value = ((value ^ token) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
+            value = ((value ^ token) * STEP + 0x632BE59BD9B4E019) & _MASK
             value ^= value >> 29
-        value = (value * 0xBF58476D1CE4E5B9) & _MASK
+        value = (value * MIX_1) & _MASK
         value ^= value >> 32
         if self.eos_token_id is not None and value % self._mean_length == 0:
             return self.eos_token_id

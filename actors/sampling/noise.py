@@ -1,15 +1,17 @@
 """Counter-based noise: a pure function of (seed, position, token, stream), the same in any batch, process and device.
 
-The generator is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014) used as
-a hash: seed, stream and position are absorbed one after the other with a full finaliser between them, which gives the
-row's key; the token is the counter. All of it is int64 arithmetic that wraps around, so every device computes the same
-bits. Noise is Gumbel(0, 1): argmax(log p + noise) is a draw from p (Maddison, Tarlow, Minka: "A* sampling", 2014).
+SplitMix64 is used as a hash: seed, stream and position are absorbed one after the other with a full finalizer between
+them, which gives the row's key; the token is the counter. All of it is int64 arithmetic that wraps around, so every
+device computes the same bits. Noise is Gumbel(0, 1): argmax(log p + noise) is a draw from p (Maddison, Tarlow, Minka:
+"A* sampling", 2014).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from cache_service.splitmix64 import MIX_1, MIX_2, STEP, signed
 
 SAMPLE = 0  # the token itself: coupled sampling, bonus tokens
 ACCEPT = 1  # accept tests of rejection sampling
@@ -19,9 +21,7 @@ DRAFT = 3  # draft tokens that rejection sampling will judge
 _SEED_SALT = 0x6A09E667F3BCC909
 _STREAM_STEP = -0x4498517A7B3558C5  # odd, so distinct streams give distinct keys
 _POSITION_STEP = 0x3C6EF372FE94F82B  # odd, likewise
-_TOKEN_STEP = -0x61C8864680B583EB  # 2**64 / golden ratio, the step of SplitMix64
-_MIX_1 = -0x40A7B892E31B1A47
-_MIX_2 = -0x6B2FB644ECCEEE15
+_TOKEN_STEP, _MIX_1, _MIX_2 = map(signed, (STEP, MIX_1, MIX_2))
 
 _UNIFORM_SHIFT = 12  # 52 bits and a half below them: neither 0 nor 1, and exact in float64
 _UNIFORM_SCALE = 2.0**-52
@@ -32,7 +32,7 @@ MAX_NOISE = 36.75  # no value of `gumbel` is larger: -log(2**-53) = 36.74
 def row_keys(seeds: Tensor, positions: Tensor, stream: int = SAMPLE) -> Tensor:
     """Hash state of rows, int64 [R], before the token is mixed in. seeds, positions: int64 [R]."""
     keys = _mix(seeds + _SEED_SALT)
-    keys = _mix(keys + _wrap(stream * _STREAM_STEP))
+    keys = _mix(keys + signed(stream * _STREAM_STEP))
     return _mix(keys + positions * _POSITION_STEP)
 
 
@@ -58,7 +58,7 @@ def signed_seed(seed: int) -> int:
     """The int64 with the same 64 bits. Raises ValueError unless 0 <= seed < 2**64."""
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed is {seed}; it must be in [0, 2**64)")
-    return _wrap(seed)
+    return signed(seed)
 
 
 def _unit(bits: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _unit(bits: Tensor) -> Tensor:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """The finaliser of SplitMix64: a bijection in which every input bit flips each output bit half the time."""
+    """`splitmix64.finalize` of int64 tensors."""
     bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
     bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
     return bits ^ _shift_right(bits, 31)
@@ -75,7 +75,3 @@ def _mix(bits: Tensor) -> Tensor:
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def _wrap(value: int) -> int:
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -15,6 +15,7 @@ import torch
 
 from actors.sampling.noise import MAX_NOISE
 from actors.sampling.processors import masses
+from cache_service.splitmix64 import STEP, finalize_uint64
 
 _BINS = 2048
 _NEAR = np.float32(16.0)
@@ -88,9 +89,6 @@ def contenders(scores: np.ndarray, token_ids: np.ndarray, key: np.uint64) -> np.
 
     scores: float32 [n]. token_ids: int64 [n]. key: the row's hash state, `noise.row_keys` as uint64.
     """
-    # Bit for bit the hash of `actors.sampling.noise`.
-    step, mix_1, mix_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-    shift_1, shift_2, shift_3, shift_4 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(12)
     whole = np.uint64(1 << 52)
     # -log(u) >= 1 - u, so noise above g needs 1 - u < exp(-g). In units of 2**-52, rounded up, for g = 0, 1, 2, ...
     distance_limits = np.empty(64, np.uint64)
@@ -111,10 +109,8 @@ def contenders(scores: np.ndarray, token_ids: np.ndarray, key: np.uint64) -> np.
         needed = bar - score
         if not needed < MAX_NOISE:
             continue
-        bits = key + np.uint64(token_ids[index]) * step
-        bits = (bits ^ (bits >> shift_1)) * mix_1
-        bits = (bits ^ (bits >> shift_2)) * mix_2
-        mantissa = (bits ^ (bits >> shift_3)) >> shift_4
+        # The bits of `noise.gumbel`.
+        mantissa = finalize_uint64(key + np.uint64(token_ids[index]) * np.uint64(STEP)) >> np.uint64(12)
         if needed > 0.0 and whole - mantissa > distance_limits[int(needed)]:
             continue
         total = score - math.log(-math.log((float(mantissa) + 0.5) * 2.0**-52))

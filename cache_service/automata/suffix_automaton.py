@@ -29,6 +29,7 @@ import numpy.typing as npt
 from numba import njit
 
 from cache_service.automata.tree_options import FALLBACKS, TOP_CONTINUATIONS, TreeOptions
+from cache_service.splitmix64 import hash_pair
 
 SEPARATOR = -1
 """A token that ends a document: no match and no draft ever crosses it."""
@@ -342,11 +343,7 @@ def _resized(array: Int32Array, used: int, room: int) -> Int32Array:
 def _locate(table, state, token):  # type: ignore[no-untyped-def]
     """Slot of a transition, or ~(the free slot where it belongs). Linear probing over any table size."""
     size = np.uint64(table.shape[0])
-    key = (np.uint64(np.uint32(state)) << np.uint64(32)) | np.uint64(np.uint32(token))
-    key *= np.uint64(0x9E3779B97F4A7C15)
-    key ^= key >> np.uint64(32)
-    key *= np.uint64(0xD6E8FEB86659FD93)
-    slot = np.int64(((key >> np.uint64(32)) * size) >> np.uint64(32))
+    slot = np.int64(((hash_pair(state, token) >> np.uint64(32)) * size) >> np.uint64(32))
     while table[slot, _SLOT_TARGET] != 0:
         if table[slot, _SLOT_SOURCE] == state and table[slot, _SLOT_TOKEN] == token:
             return slot

@@ -37,6 +37,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from cache_service.splitmix64 import STEP, finalize_uint64
+
 MAX_ORDER = 4
 """Tokens of the longest context."""
 
@@ -435,10 +437,7 @@ def _buckets_of(keys: npt.NDArray[np.uint64], num_buckets: int) -> npt.NDArray[n
 @njit(cache=True, nogil=True, inline="always")
 def _lengthened(key, token):  # type: ignore[no-untyped-def]
     """Hash of a context with one more token before it; never 0, which marks free slots."""
-    key = (key ^ np.uint64(np.uint32(token))) + np.uint64(0x9E3779B97F4A7C15)
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    key ^= key >> np.uint64(31)
+    key = finalize_uint64((key ^ np.uint64(np.uint32(token))) + np.uint64(STEP))
     return key if key != 0 else np.uint64(1)
 
 

@@ -9,13 +9,13 @@ from hashlib import blake2b
 import numpy as np
 
 from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta, no_tokens
+from cache_service import splitmix64
 from cluster.router.sequence import Sequence
 
 _LOAD_SLACK = 1.25  # a worker takes at most this multiple of the mean number of sequences
 _MAX_FINISHED = 64  # notices kept back for the next batch before one is sent for them alone
 _LONGEST_PAUSE = 256  # rounds
 _MAX_DROPPED = 64  # namespaces that a worker is told of by name
-_MASK = (1 << 64) - 1
 
 
 class _Worker:
@@ -36,11 +36,8 @@ class _Worker:
 
 
 def _score(key: int, seq_id: int) -> int:
-    """64-bit mix of worker and sequence (the finaliser of SplitMix64): equal in every process."""
-    value = (key ^ (seq_id * 0x9E3779B97F4A7C15)) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+    """64-bit mix of worker and sequence (the finalizer of SplitMix64): equal in every process."""
+    return splitmix64.finalize(key ^ (seq_id * splitmix64.STEP))
 
 
 class DraftWorkers:
