@@ -518,12 +518,11 @@ def test_nothing_lives_for_ever(namespace):
     fold_all(folding)
     namespace.append(piece("b", 0, [2]))
     fold = folding.prepare()
-    assert len(fold.retired) == 1
+    ((_, entry),), ((_, retired),) = fold.manifest.segments, fold.replaces.segments
     assert folding.commit(fold)
     redis = namespace.redis
-    ((_, entry),) = fold.manifest.segments
     assert redis.ttl(namespace.keys.segment(entry.digest)) > 600
-    assert 0 < redis.ttl(namespace.keys.segment(fold.retired[0])) <= 600
+    assert 0 < redis.ttl(namespace.keys.segment(retired.digest)) <= 600
     lives = {key: redis.ttl(key) for key in namespace.names()}
     assert len(lives) == 7
     assert min(lives.values()) > 0, lives
