@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleOptions
 from actors.eagle.eagle_head import EagleHead, load_eagle_head

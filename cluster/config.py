@@ -70,7 +70,7 @@ class TargetConfig(Options):
 
 
 class LookaheadConfig(Options):
-    """How the draft model drafts for `ouroboros`: `actors.draft_model.lookahead_drafter.LookaheadOptions`."""
+    """How the draft model drafts for `ouroboros`: `actors.draft_model.ouroboros_drafter.LookaheadOptions`."""
 
     window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
     lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ray import serve
 
-from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,

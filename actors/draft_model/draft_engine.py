@@ -27,7 +27,7 @@ from actors.draft_model.draft_ahead import DraftAhead, TreeShape
 from actors.draft_model.growing_tree import GrowingTree, most_computed
 from actors.draft_model.guesser import Guesser, Want
 from actors.draft_model.known_guesses import Growth, KnownGuesses
-from actors.draft_model.lookahead_drafter import LookaheadDraft, LookaheadDrafter, LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions, OuroborosDraft, OuroborosDrafter
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
@@ -99,10 +99,10 @@ class DraftEngine:
         self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
         self._unfit: set[int] = set()  # sequences that the model cannot read
-        self._lookahead: LookaheadDrafter | None = None
+        self._ouroboros: OuroborosDrafter | None = None
         self._max_outcomes = 0  # a decoder that takes a tree path by path would compute all of it in each forward
         if isinstance(self._runner, ModelRunner):
-            self._lookahead = LookaheadDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
+            self._ouroboros = OuroborosDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
             self._max_outcomes = ahead
         self._known: WeakKeyDictionary[Sequence, KnownGuesses] = WeakKeyDictionary()
         self._ahead: dict[int, _Ahead] = {}  # by sequence id
@@ -121,7 +121,7 @@ class DraftEngine:
         self._make_room(items)
         stale: list[int] = []
         unfit: list[int] = []
-        drafts: list[_Draft | LookaheadDraft] = []
+        drafts: list[_Draft | OuroborosDraft] = []
         hoped: set[int] = set()  # sequences whose draft may be there
         for item in items:
             seq_id = item.delta.seq_id
@@ -142,30 +142,27 @@ class DraftEngine:
                 # Forgotten, so that the next delta is answered stale and starts over when there is room.
                 self._table.forget(seq_id)
         self._prefill(drafts)
-        trees = [draft for draft in drafts if isinstance(draft, _Draft)]
-        self._grow(trees)
-        if self._lookahead is not None:
-            self._lookahead.grow([draft for draft in drafts if isinstance(draft, LookaheadDraft)])
+        trees = self._propose(drafts)
         for draft in drafts:
             draft.sequence.publish()
         return DraftResult(
             batch.round_id,
             [*(draft.sequence.seq_id for draft in drafts), *unfit],
-            [*(self._finished(draft) for draft in drafts), *(DraftTree.empty() for _ in unfit)],
+            [*trees, *(DraftTree.empty() for _ in unfit)],
             stale,
             time.perf_counter() - started,
             len(hoped),
-            sum(draft.is_ready and draft.sequence.seq_id in hoped for draft in trees),
+            sum(draft.sequence.seq_id in hoped and draft.is_ready for draft in drafts),
         )
 
     def _forget_namespaces(self, batch: DraftBatch) -> None:
         """Only phrases outlive their sequences; guesses that were made ahead do not."""
-        if self._lookahead is None:
+        if self._ouroboros is None:
             return
         if batch.drops_all:
-            self._lookahead.drop_all()
+            self._ouroboros.drop_all_namespaces()
         for namespace in batch.dropped:
-            self._lookahead.drop(namespace)
+            self._ouroboros.drop_namespace(namespace)
 
     def _fits(self, item: DraftItem) -> bool:
         """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
@@ -201,15 +198,15 @@ class DraftEngine:
                 return True
         return self._table.bring_up_to_date(sequence, delta, sequence.length + len(delta.token_ids))
 
-    def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | LookaheadDraft:
+    def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | OuroborosDraft:
         shape = _shape_of(item)
         # What is sent under rejection are draws from q with their probabilities, which phrases have not.
-        if item.method == "tree" or sequence.draws_from_probs or self._lookahead is None:
+        if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
             # The last guesses of a tree are not computed.
             room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, TreeShape(shape.max_nodes, min(shape.max_depth, room), shape.branch))
-        self._lookahead.learn(sequence, len(item.delta.token_ids), self._readable(item.corrections))
-        return self._lookahead.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
+        self._ouroboros.observe_tokens(sequence, len(item.delta.token_ids), self._readable(item.corrections))
+        return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
 
     def _readable(self, runs: np.ndarray) -> list[list[int]]:
         """Those without tokens that the model has not."""
@@ -302,8 +299,8 @@ class DraftEngine:
             num_nodes = 0 if known is None else len(known.nodes)
             shape = _shape_of(item)
             most_new = most_computed(shape.max_nodes, shape.max_depth, shape.branch)
-            if item.method == "lookahead" and self._lookahead is not None:
-                most_new = max(most_new, shape.max_depth + self._lookahead.most_nodes)
+            if item.method == "lookahead" and self._ouroboros is not None:
+                most_new = max(most_new, shape.max_depth + self._ouroboros.most_nodes)
             needed += self._blocks_for(sequence, num_nodes + len(item.delta.token_ids) + most_new)
         if needed > self.pool.num_free:
             self._give_up_ahead()
@@ -314,11 +311,15 @@ class DraftEngine:
             sequence.cut_tree(known.num_reserved)
         self._known.clear()
 
-    def _finished(self, draft: _Draft | LookaheadDraft) -> DraftTree:
-        """What is sent. If that is a tree, its outcomes can be drafted for from now on."""
-        if isinstance(draft, LookaheadDraft):
-            assert self._lookahead is not None
-            return self._lookahead.finished(draft)
+    def _propose(self, drafts: list[_Draft | OuroborosDraft]) -> list[DraftTree]:
+        """One tree for each draft, in order."""
+        self._grow([draft for draft in drafts if isinstance(draft, _Draft)])
+        by_ouroboros = [draft for draft in drafts if isinstance(draft, OuroborosDraft)]
+        found = iter(self._ouroboros.propose(by_ouroboros) if self._ouroboros is not None else [])
+        return [self._finished(draft) if isinstance(draft, _Draft) else next(found) for draft in drafts]
+
+    def _finished(self, draft: _Draft) -> DraftTree:
+        """What is sent. Its outcomes can be drafted for from now on."""
         sequence, known = draft.sequence, draft.growth.known
         tree = draft.growth.tree.finished()
         if sequence.draws_from_probs:
@@ -330,7 +331,7 @@ class DraftEngine:
             known.is_ahead = True
         return tree
 
-    def _prefill(self, drafts: list[_Draft | LookaheadDraft]) -> None:
+    def _prefill(self, drafts: list[_Draft | OuroborosDraft]) -> None:
         """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
         wanted only the last token is left, whose logits the first guess will want."""
         for draft in drafts:
@@ -368,7 +369,7 @@ class DraftEngine:
             if not known.is_consistent() or sequence.num_draft_nodes != len(known.nodes):
                 return f"sequence {sequence.seq_id}: its guesses and its draft nodes differ"
         error = self._table.check_integrity()
-        return error if error or self._lookahead is None else self._lookahead.pool.check_integrity()
+        return error if error or self._ouroboros is None else self._ouroboros.pool.check_integrity()
 
 
 def _shape_of(item: DraftItem) -> TreeShape:

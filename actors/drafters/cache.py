@@ -17,7 +17,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
 from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, Match, TreeGrowth
-from actors.drafters.contract import DraftContext, Outcome
+from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.automata import static_automaton, suffix_automaton
 from cache_service.automata.automata_index import Automata, AutomataIndex
 from cache_service.automata.live_tail import Side
@@ -52,7 +52,7 @@ class _Walk:
 _Opened = tuple[Automata, Side]  # what a namespace has to offer this round, and the side of its tail to read
 
 
-class CacheDrafter:
+class CacheDrafter(CpuDrafter):
     """Drafts a tree of what followed, from the automaton with the longest match first."""
 
     name = "cache"
@@ -84,9 +84,6 @@ class CacheDrafter:
             for known in opened.values():
                 if known is not None:
                     known[0].tail.leave(known[1])
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: what was emitted comes back through the shared cache, and with the next proposal."""
 
     def forget(self, seq_id: int) -> None:
         self._walks.pop(seq_id, None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.messages import SamplingParams, no_tokens
+
+Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,53 +78,39 @@ class VerifiedRows:
     may_share: bool = False  # what is learnt from these rows may leave this process, within the namespace
 
 
-class Drafter(Protocol):
-    """Guesses continuations on the router's CPU. Errors never reach a user: the round goes on without the drafter."""
+class Drafter(ABC, Generic[Asked]):
+    """One drafting method. CPU drafters are asked with `DraftContext`; drafters beside a model with what they compute.
 
-    name: str
-
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        """One tree per context, in order, with at most max_nodes nodes; empty where there is nothing to say."""
-        ...
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the round. Optional work; may do nothing."""
-        ...
-
-    def forget(self, seq_id: int) -> None:
-        """Free everything kept for a sequence; unknown ids are fine."""
-        ...
-
-    def memory_bytes(self) -> int:
-        """Bytes held for all sequences, for the memory metrics and tests."""
-        ...
-
-
-@runtime_checkable
-class RememberingDrafter(Drafter, Protocol):
-    """A drafter that keeps what it has seen in a namespace from one sequence to the next, whatever it is."""
-
-    def drop(self, namespace: str) -> None:
-        """Forget all that was learnt in a namespace; unknown ones are fine. It has been purged, or nobody would hear
-        if it were. What is kept for sequences that run may stay: it ends with them."""
-        ...
-
-
-@runtime_checkable
-class LearningDrafter(Drafter, Protocol):
-    """A drafter that learns from every row the target computes, its own drafts or not."""
-
-    num_successors: int  # how many successors of a row it wants to see, >= 1
-
-    def learn(self, rows: VerifiedRows) -> None: ...
-
-
-@runtime_checkable
-class RequiringDrafter(LearningDrafter, Protocol):
-    """A drafter that needs rows of its own choosing computed, guesses or not, and learns from what is said there.
-
-    Rows are granted whole, `most_required` for a sequence, or not at all where a round has no room for them: then
-    `DraftContext.max_required` is 0. Which have been computed is seen in `VerifiedRows.parents`.
+    Only `propose` is required. An error of a drafter never reaches a user: the round goes on without its drafts.
     """
 
-    most_required: int  # required nodes of a tree, at most
+    name: str
+    num_successors: int = 0  # target predictions a row that `remember` wants to see; 0: `remember` is not called
+    # Most nodes of a tree that it may require: these are computed whether they pay or not. They are granted whole or,
+    # in a round without room, not at all (`DraftContext.max_required` is 0). `VerifiedRows.parents` tells which were
+    # computed.
+    most_required: int = 0
+
+    @abstractmethod
+    def propose(self, asked: Sequence[Asked]) -> list[DraftTree]:
+        """One tree for each item, in order, within its limits; empty where there is nothing to propose."""
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from what became of its proposals and from the tokens emitted."""
+
+    def remember(self, rows: VerifiedRows) -> None:
+        """Learn from every row that the target computed, whoever drafted it. Rows of a prompt come here too."""
+
+    def forget(self, seq_id: int) -> None:
+        """Free what is kept for a sequence; unknown ids are accepted."""
+
+    def drop_namespace(self, namespace: str) -> None:
+        """Drop what was learnt in a namespace from all its sequences; unknown names are accepted. State of running
+        sequences may stay until `forget`."""
+
+    def memory_bytes(self) -> int:
+        """Bytes held for all sequences and namespaces, for metrics and tests."""
+        return 0
+
+
+CpuDrafter = Drafter[DraftContext]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
+from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.lookahead.limits import broken_limit
 from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
@@ -52,7 +52,7 @@ class _State:
     asked: _Asked | None = None
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(CpuDrafter):
     """Phrases of a pool as drafts, and the rows of the window that finds them as required nodes."""
 
     name = "lookahead"
@@ -108,7 +108,7 @@ class LookaheadDrafter:
                         break
             state.tried = []
 
-    def learn(self, rows: VerifiedRows) -> None:
+    def remember(self, rows: VerifiedRows) -> None:
         """Move the windows on whose rows have been computed; the others stay as they are."""
         if not len(rows.parents):  # of a prompt
             return
@@ -121,11 +121,11 @@ class LookaheadDrafter:
     def forget(self, seq_id: int) -> None:
         self._states.pop(seq_id, None)
 
-    def drop(self, namespace: str) -> None:
-        """Forget a namespace's phrases, and how often such came true."""
+    def drop_namespace(self, namespace: str) -> None:
+        """Drop a namespace's phrases and the acceptance shares of its phrases."""
         if self._kept is not None:
-            self._kept.drop(namespace)
-        self._shares.drop(namespace)
+            self._kept.drop_scope(namespace)
+        self._shares.drop_namespace(namespace)
 
     def memory_bytes(self) -> int:
         """Of the phrases, which take nearly all, as measured for some."""
@@ -139,7 +139,7 @@ class LookaheadDrafter:
         state = self._states.get(context.seq_id)
         if state is None or not context.start:
             state = self._states[context.seq_id] = self._new_state(context)
-        state.pool.learn(state.scope, context.tokens, len(context.tokens) - context.start)
+        state.pool.insert_text(state.scope, context.tokens, len(context.tokens) - context.start)
         last_token = int(context.tokens[-1])
         state.tried = state.pool.newest(state.scope, last_token, self._num_guesses)
         if self._shared is not None and len(state.tried) < self._num_guesses:

@@ -16,7 +16,7 @@ from numba import njit
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.splitmix64 import STEP
 from cache_service.store.fair_share import first_to_give_way
@@ -85,7 +85,7 @@ class _Table:
         self.totals, self.ngrams, self.occurrences = grown.totals, grown.ngrams, grown.occurrences
 
 
-class NgramTableDrafter:
+class NgramTableDrafter(CpuDrafter):
     """Chains of most frequent successors, from a table of the sequence alone or of everything in its namespace."""
 
     name = "ngram_table"
@@ -144,15 +144,12 @@ class NgramTableDrafter:
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: the next proposal brings the emitted tokens."""
-
     def forget(self, seq_id: int) -> None:
         self._num_seen.pop(seq_id, None)
         if self._by_request and seq_id in self._tables:
             self._num_bytes -= self._tables.pop(seq_id).memory_bytes
 
-    def drop(self, namespace: str) -> None:
+    def drop_namespace(self, namespace: str) -> None:
         """Empty a namespace's table. It stays: of sequences that run, only what comes from now on is counted in it."""
         table = self._tables.get(namespace)
         if table is not None:
@@ -163,7 +160,7 @@ class NgramTableDrafter:
     def memory_bytes(self) -> int:
         return self._num_bytes
 
-    def learn(self, rows: VerifiedRows) -> None:
+    def remember(self, rows: VerifiedRows) -> None:
         """Count the likeliest tokens of rows with soft labels; observed tokens come with the proposals."""
         top = min(self.num_successors, rows.token_ids.shape[1])
         if top < 2:

@@ -13,8 +13,8 @@ from numba import njit
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from actors.drafters.contract import DraftContext, Outcome
 from cache_service.splitmix64 import hash_pair
+from actors.drafters.contract import CpuDrafter, DraftContext
 
 # Chance that the prediction goes on to be right after so many tokens in a row that were (index 0: the answer has just
 # left it, or not begun); the planner calibrates it online.
@@ -41,7 +41,7 @@ class _Place:
         return 64 + self.predicted.nbytes + self.bigrams.nbytes
 
 
-class PredictionDrafter:
+class PredictionDrafter(CpuDrafter):
     """Drafts what follows in the request's own prediction; nothing for requests without one."""
 
     name = "prediction"
@@ -55,9 +55,6 @@ class PredictionDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in contexts]
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: the next proposal brings the emitted tokens."""
 
     def forget(self, seq_id: int) -> None:
         self._places.pop(seq_id, None)

@@ -14,8 +14,8 @@ from numba import njit
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from actors.drafters.contract import DraftContext, Outcome
 from cache_service.splitmix64 import STEP
+from actors.drafters.contract import CpuDrafter, DraftContext
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -65,7 +65,7 @@ class _NgramIndex:
 MAX_NGRAM = 64  # every token is hashed with so many before it
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(CpuDrafter):
     """Drafts the chain of tokens that followed the most recent occurrence of the longest n-gram found."""
 
     name = "prompt_lookup"
@@ -84,9 +84,6 @@ class PromptLookupDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in contexts]
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: the next proposal brings the emitted tokens."""
 
     def forget(self, seq_id: int) -> None:
         self._indexes.pop(seq_id, None)

@@ -1,6 +1,6 @@
 """Drafters by name. Every module beside this one is a CPU drafter named after its file, save those listed below.
 
-Such a module offers `create_drafter(**options) -> Drafter`; nothing is imported before it is asked for.
+Such a module offers `create_drafter(**options) -> CpuDrafter`; nothing is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType, ModuleType
 
 import actors.drafters
 from actors.drafters._options import FIELD, checked_options
-from actors.drafters.contract import Drafter
+from actors.drafters.contract import CpuDrafter
 from actors.errors import InvalidRequest
 from actors.messages import Acceptance
 from cache_service.automata.automata_index import AutomataIndex
@@ -49,11 +49,11 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
 DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *MODEL_DRAFTER_NAMES, *CPU_DRAFTER_NAMES)
 
 
-def create_drafter(name: str, **options: object) -> Drafter:
+def create_drafter(name: str, **options: object) -> CpuDrafter:
     """A CPU drafter, its kernels compiled. Options are the drafter's own. Raises InvalidRequest for other names."""
     if name not in CPU_DRAFTER_NAMES:
         raise InvalidRequest("drafter", name, f"drafters of the router are {', '.join(CPU_DRAFTER_NAMES)}")
-    drafter: Drafter = _module_of(name).create_drafter(**options)
+    drafter: CpuDrafter = _module_of(name).create_drafter(**options)
     return drafter
 
 
@@ -69,7 +69,7 @@ def create_drafters(
     index: AutomataIndex | None = None,
     delta_bytes: int = 0,
     options: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
-) -> dict[str, Drafter]:
+) -> dict[str, CpuDrafter]:
     """The CPU drafters among expanded names, by name.
 
     corpora: directories of `paceline corpus build`, for the drafter retrieval; tokenizer_fingerprint: the target's,
@@ -109,7 +109,7 @@ def check_options(
     return checked
 
 
-def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapping[str, object]) -> Drafter:
+def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapping[str, object]) -> CpuDrafter:
     try:
         return create_drafter(name, **options, **given_by_engine)
     except ValueError as error:

@@ -15,7 +15,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
 from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, TreeGrowth
-from actors.drafters.contract import DraftContext, Outcome
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.errors import ModelError
 from cache_service.automata.corpus_index import open_index
 from cache_service.automata.static_automaton import StaticAutomaton, warm_up
@@ -32,7 +32,7 @@ class _Walk:
     cursors: list[Cursor]
 
 
-class RetrievalDrafter:
+class RetrievalDrafter(CpuDrafter):
     """Drafts a tree of the most frequent continuations, from the corpus with the longest match first."""
 
     name = "retrieval"
@@ -57,9 +57,6 @@ class RetrievalDrafter:
         if not self._automata:
             return [DraftTree.empty()] * len(contexts)
         return [self._propose_one(context) for context in contexts]
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: a corpus does not change, and the next proposal brings the emitted tokens."""
 
     def forget(self, seq_id: int) -> None:
         self._walks.pop(seq_id, None)

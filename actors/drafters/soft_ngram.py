@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.counts.soft_ngram import (
     MAX_SUCCESSORS,
@@ -51,7 +51,7 @@ class _Asked(NamedTuple):
     last_tokens: np.ndarray  # int32, at most `order`
 
 
-class SoftNgramDrafter:
+class SoftNgramDrafter(CpuDrafter):
     """Best-first trees from a mixture of what followed the last tokens, at most `order` of them, before."""
 
     name = "soft_ngram"
@@ -110,7 +110,7 @@ class SoftNgramDrafter:
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in contexts]
 
-    def learn(self, rows: VerifiedRows) -> None:
+    def remember(self, rows: VerifiedRows) -> None:
         token_ids, probs = rows.token_ids[:, : self.num_successors], rows.probs[:, : self.num_successors]
         is_prompt = bool((probs[:, :1] == 1.0).all() and not probs[:, 1:].any())
         weight = self._prompt_weight if is_prompt else 1.0
@@ -163,7 +163,7 @@ class SoftNgramDrafter:
         table.merge_entries(at_most(entries, self._merged_rows))
         self._grow(table)
 
-    def drop(self, namespace: str) -> None:
+    def drop_namespace(self, namespace: str) -> None:
         """Forget all that is known of a namespace."""
         self._tables.pop(namespace, None)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
-from actors.drafters.contract import DraftContext, Outcome
+from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.automata.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
 
 # Chance that the token after a match of the given length is the target's, by match length (index 0 is not used); every
@@ -32,7 +32,7 @@ _FLOOR = 0.03
 _TOP_K = 3
 
 
-class SuffixDrafter:
+class SuffixDrafter(CpuDrafter):
     """Drafts the continuation of the longest match, and at the root others that begin otherwise."""
 
     name = "suffix"
@@ -61,9 +61,6 @@ class SuffixDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in contexts]
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: the next proposal brings the emitted tokens."""
 
     def forget(self, seq_id: int) -> None:
         self._automata.pop(seq_id, None)

@@ -21,7 +21,7 @@ from numba import njit
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from actors.drafters.contract import DraftContext, Outcome, VerifiedRows
+from actors.drafters.contract import CpuDrafter, DraftContext, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.automata.automata_index import AutomataIndex
 from cache_service.automata.shared_phrases import SharedPhrases
@@ -63,7 +63,7 @@ class _Namespace:
             self.successors = grown
 
 
-class TokenRecyclingDrafter:
+class TokenRecyclingDrafter(CpuDrafter):
     """Trees over a map from each token to its likely successors, learnt from every row; one map a namespace."""
 
     name = "token_recycling"
@@ -93,20 +93,14 @@ class TokenRecyclingDrafter:
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing: what counts is what the target thought, and `learn` is told that."""
-
-    def forget(self, seq_id: int) -> None:
-        """Nothing is kept by sequence."""
-
-    def drop(self, namespace: str) -> None:
+    def drop_namespace(self, namespace: str) -> None:
         """Forget a namespace's map, and the chances of its ranks."""
         self._namespaces.pop(namespace, None)
 
     def memory_bytes(self) -> int:
         return sum(one.successors.nbytes + one.hits.nbytes for one in self._namespaces.values())
 
-    def learn(self, rows: VerifiedRows) -> None:
+    def remember(self, rows: VerifiedRows) -> None:
         if not len(rows.contexts):
             return
         known = self._namespace(rows.namespace)

@@ -16,6 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree
+from actors.drafters.contract import Drafter
+from actors.drafters.registry import EAGLE
 from actors.eagle.eagle_head import EagleHead
 from actors.eagle.feature_tap import FeatureTap
 from actors.engine.attention import ATTENTION_NAME, PaddedPlan
@@ -111,12 +113,14 @@ class _Tree:
         )
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter[HeadRows]):
     """A head with keys and values of its own, in the same slots as the target's.
 
     Rows that the target computed without the head leave a gap there, which later rows do not see: a gap costs
     acceptance, nothing else. Where a prefix is shared, the last position of a block may have seen another next token.
     """
+
+    name = EAGLE
 
     def __init__(
         self,
@@ -149,15 +153,14 @@ class EagleDrafter:
         """The target has written these slots (int64): what the head had there was of other tokens."""
         self._is_known[slots] = False
 
-    def draft(self, rows: Sequences[HeadRows], features: torch.Tensor) -> list[DraftTree]:
-        """Run over all rows, then grow the trees that are wanted. features [rows of the target's forward, size].
-
-        Returns a tree for each of `rows` with max_nodes > 0, in order.
-        """
-        hidden, contexts = self._catch_up(rows, features)
-        growing = [(index, part) for index, part in enumerate(rows) if part.max_nodes > 0]
-        ends = np.cumsum([len(part.token_ids) for part in rows]) - 1
-        trees: list[DraftTree] = []
+    def propose(self, asked: Sequences[HeadRows]) -> list[DraftTree]:
+        """Run over all rows, with the features that `tap` has kept since it was opened, then grow the trees that are
+        wanted. Empty for rows with max_nodes 0."""
+        features = self.tap.take(1 + max(int(part.feature_rows.max()) for part in asked))
+        hidden, contexts = self._catch_up(asked, features)
+        growing = [(index, part) for index, part in enumerate(asked) if part.max_nodes > 0]
+        ends = np.cumsum([len(part.token_ids) for part in asked]) - 1
+        trees = [DraftTree.empty()] * len(asked)
         for first in range(0, len(growing), self._trees_at_a_time):
             group = growing[first : first + self._trees_at_a_time]
             started = [
@@ -170,7 +173,8 @@ class EagleDrafter:
                 for number, (index, part) in enumerate(group)
             ]
             self._grow(started, hidden[self._index(ends[[index for index, _ in group]])])
-            trees += [tree.best() for tree in started]
+            for (index, _), tree in zip(group, started, strict=True):
+                trees[index] = tree.best()
         return trees
 
     def _catch_up(self, rows: Sequences[HeadRows], features: torch.Tensor) -> tuple[torch.Tensor, list[np.ndarray]]:

@@ -157,7 +157,7 @@ class TargetEngine:
         if self._samples and emitting and num_successors:
             outcome.successors = _most_probable(logits, num_successors)
         if self._head is not None and self._samples:
-            self._draft(self._head, parts, outcomes, sum(part.rows.num_rows for part in parts), outcome)
+            self._draft(self._head, parts, outcomes, outcome)
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
@@ -182,7 +182,6 @@ class TargetEngine:
         head: EagleDrafter,
         parts: Sequences[_Part],
         outcomes: dict[int, tuple[int, np.ndarray]],
-        num_rows: int,
         outcome: _Outcome,
     ) -> None:
         """Let the head see the rows that have become certain and draft behind them. Its failure costs its drafts."""
@@ -191,12 +190,11 @@ class TargetEngine:
             return
         started = time.perf_counter()
         try:
-            features = head.tap.take(num_rows)
-            rows = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
-            outcome.drafts = head.draft(rows, features)
-            outcome.drafted_seq_ids = [
-                part.rows.sequence.seq_id for part in seen if part.emits and part.item.head_nodes > 0
-            ]
+            asked = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
+            for part, rows, tree in zip(seen, asked, head.propose(asked), strict=True):
+                if rows.max_nodes > 0:
+                    outcome.drafted_seq_ids.append(part.rows.sequence.seq_id)
+                    outcome.drafts.append(tree)
         except Exception:
             if not self._head_has_failed:
                 self._head_has_failed = True

@@ -61,12 +61,12 @@ class PhrasePool:
             begin = end - self.length
             self.insert(scope, tokens[begin - 1], tuple(tokens[begin:end]))
 
-    def learn(self, scope: Hashable, text: np.ndarray, num_new: int) -> None:
+    def insert_text(self, scope: Hashable, text: np.ndarray, num_new: int) -> None:
         """Take in the runs that end in the last `num_new` tokens of a text, int32 [n]; of very many, in the last."""
         self.insert_runs(scope, text[-(min(num_new, _MAX_LEARNT) + self.length) :].tolist())
 
-    def drop(self, scope: Hashable) -> None:
-        """Forget the phrases of a scope. Looks through all of the pool: about 10 ms where it holds 65,536."""
+    def drop_scope(self, scope: Hashable) -> None:
+        """Drop the phrases of a scope. Looks through all of the pool: about 10 ms where it holds 65,536."""
         for owner, token in [key for key in self._phrases if key[0] == scope]:
             for phrase in self._phrases.pop((owner, token)):
                 del self._ages[owner, token, phrase]

@@ -44,6 +44,6 @@ class SharesByNamespace(Generic[Shares]):
         self._shares.move_to_end(namespace)
         return self._shares[namespace]
 
-    def drop(self, namespace: str) -> None:
+    def drop_namespace(self, namespace: str) -> None:
         """Begin anew for the sequences that come."""
         self._shares.pop(namespace, None)

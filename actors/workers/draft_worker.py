@@ -11,7 +11,7 @@ import torch
 
 from actors.build import build_draft_engine
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer

@@ -56,7 +56,7 @@ class SoftTables(Protocol):
     def merge_entries(self, namespace: str, entries: Entries) -> None:
         """Add contexts to the namespace's table, which is made if there is none."""
 
-    def drop(self, namespace: str) -> None:
+    def drop_namespace(self, namespace: str) -> None:
         """Forget the namespace's table and what of it has not been taken."""
 
 
@@ -268,7 +268,7 @@ class SoftExchange:
         with self._lock:
             names, self._to_drop = self._to_drop, set()
             for name in names:
-                tables.drop(name)
+                tables.drop_namespace(name)
                 feed = self._feeds.get(name)
                 if feed is not None:
                     feed.awaits_drop = False

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from actors.drafters.contract import Drafter
+from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import SOFT_NGRAM
 from actors.drafters.soft_ngram import SoftNgramDrafter
 from cache_service.counts.soft_compactor import SoftCompactorSettings
@@ -152,7 +152,7 @@ class SharedCache:
     def ended(self, learner: object) -> Sequence[str]:
         return self.epochs.ended(learner)
 
-    def share_counts(self, drafters: Mapping[str, Drafter]) -> SoftSharing | None:
+    def share_counts(self, drafters: Mapping[str, CpuDrafter]) -> SoftSharing | None:
         """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed or
         the drafter is gone. None: there is no such drafter, or it keeps nothing for others."""
         drafter = drafters.get(SOFT_NGRAM)

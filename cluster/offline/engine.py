@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.drafters.registry import (
     DRAFT_MODEL,

@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 
 import msgspec
 
-from actors.drafters.contract import Drafter
+from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import CACHE, OUROBOROS
 from actors.errors import LinkError, ModelError, Overloaded
 from actors.messages import (
@@ -66,7 +66,7 @@ class RouterCore:
         target: WorkerInfo,
         config: RouterConfig,
         speculation: SpeculationConfig,
-        drafters: Mapping[str, Drafter],
+        drafters: Mapping[str, CpuDrafter],
         *,
         draft_shape: DraftShape = _DEFAULT_SHAPE,
         shared: SharedLearning = _NOTHING_SHARED,

@@ -16,7 +16,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from actors.drafters.contract import Drafter
+from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import create_drafters, expand_drafters
 from actors.errors import Overloaded, RouterLost, Unavailable
 from actors.logs import ObservabilityConfig, configure_logging, request_id
@@ -83,7 +83,7 @@ class Router:
         self._metrics: RouterMetrics | None = None
         self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size, promotion)
         # Kernels compile here, before the first request.
-        self._drafters: dict[str, Drafter] = create_drafters(
+        self._drafters: dict[str, CpuDrafter] = create_drafters(
             expand_drafters(speculation.drafters),
             corpora=speculation.corpora,
             tokenizer_fingerprint=model.tokenizer_fingerprint,

@@ -10,15 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import (
-    DraftContext,
-    Drafter,
-    LearningDrafter,
-    Outcome,
-    RememberingDrafter,
-    RequiringDrafter,
-    VerifiedRows,
-)
+from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.drafters.registry import AUTO, DRAFT_MODEL, EAGLE, MODEL_DRAFTER_NAMES, OUROBOROS
 from actors.messages import DraftItem, DraftResult, GenerationRequest, VerifyResult, no_tokens
 from cache_service.automata.shared_phrases import SharedPhrases
@@ -59,7 +51,7 @@ class Drafting:
 
     def __init__(
         self,
-        drafters: Mapping[str, Drafter],
+        drafters: Mapping[str, CpuDrafter],
         configured: tuple[str, ...],
         gamma: int,
         branch: int,
@@ -93,15 +85,9 @@ class Drafting:
         self._counters = counters
         self._phrases = phrases
         self._scaling = scaling or DraftScaling()
-        self._learners = {
-            i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, LearningDrafter)
-        }
+        self._learners = {i: drafter for i, drafter in enumerate(self._drafters) if drafter.num_successors}
         # Nodes that CPU drafters require of a sequence, by their source indices.
-        self.most_required = {
-            i: drafter.most_required
-            for i, drafter in enumerate(self._drafters)
-            if isinstance(drafter, RequiringDrafter)
-        }
+        self.most_required = {i: d.most_required for i, d in enumerate(self._drafters) if d.most_required}
         self._workers = DraftWorkers()
         self._reported: set[str] = set()  # drafters whose failure has been logged
 
@@ -283,7 +269,7 @@ class Drafting:
         """Let the drafters that learn see what the target thought."""
         for index, drafter in self._learners.items():
             try:
-                drafter.learn(rows)
+                drafter.remember(rows)
             except Exception:
                 self._drafter_failed(index)
 
@@ -310,11 +296,10 @@ class Drafting:
             if sequence.namespace == namespace:
                 sequence.drafts.corrections = no_tokens()
         for index, drafter in enumerate(self._drafters):
-            if isinstance(drafter, RememberingDrafter):
-                try:
-                    drafter.drop(namespace)
-                except Exception:
-                    self._drafter_failed(index)
+            try:
+                drafter.drop_namespace(namespace)
+            except Exception:
+                self._drafter_failed(index)
         self._workers.drop(namespace)
 
     def forget(self, sequence: Sequence) -> None:
@@ -334,7 +319,7 @@ class Drafting:
             if worker_id is not None and worker_id not in round.asked.awaited:
                 items.setdefault(worker_id, []).append(self._workers.item_for(sequence, 0, self._gamma, self._branch))
 
-    def _ask_drafter(self, index: int, drafter: Drafter, entries: list[RoundEntry]) -> None:
+    def _ask_drafter(self, index: int, drafter: CpuDrafter, entries: list[RoundEntry]) -> None:
         contexts = []
         most_required = self.most_required.get(index, 0)
         for entry in entries:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Outcome
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.messages import DraftBatch, DraftResult, GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
@@ -29,7 +29,7 @@ from paceline_testing.rounds import toy_info
 VOCAB_SIZE = 50_000
 
 
-class ReadyDrafter:
+class ReadyDrafter(CpuDrafter):
     """Hands out trees made in advance: a right chain of some length, with wrong branches."""
 
     def __init__(self, name: str, target: ToyTarget, seed: int) -> None:
@@ -59,15 +59,6 @@ class ReadyDrafter:
         trees = [self.tree(context.tokens, context.max_nodes) for context in contexts]
         self.seconds += time.thread_time() - began
         return trees
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        pass
-
-    def forget(self, seq_id: int) -> None:
-        pass
-
-    def memory_bytes(self) -> int:
-        return 0
 
 
 def draft(batch: DraftBatch, worker: ReadyDrafter) -> DraftResult:

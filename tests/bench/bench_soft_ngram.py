@@ -24,7 +24,7 @@ from learning_plot import AnswerRounds, draw_learning, learning_curve, window_fo
 from measuring import accepted_path
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, VerifiedRows
+from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.counts.soft_ngram import SoftNgramTable
@@ -42,7 +42,7 @@ TABLE = 16 << 20  # bytes: enough for all these answers
 SAMPLING = SamplingParams(seed=0)
 
 
-SETS: dict[str, Callable[[], list[Drafter]]] = {
+SETS: dict[str, Callable[[], list[CpuDrafter]]] = {
     "suffix": lambda: [create_drafter("suffix")],
     "token_recycling": lambda: [create_drafter("token_recycling")],
     "suffix + token_recycling": lambda: [create_drafter("suffix"), create_drafter("token_recycling")],
@@ -156,44 +156,44 @@ def contexts_of(tokens: np.ndarray, begin: int, end: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)[begin:end]
 
 
-def teach_prompt(learners: Sequence[LearningDrafter], prompt: np.ndarray) -> None:
+def teach_prompt(learners: Sequence[CpuDrafter], prompt: np.ndarray) -> None:
     count = len(prompt) - 1
     token_ids, probs = np.zeros((count, SUCCESSORS), np.int32), np.zeros((count, SUCCESSORS), np.float32)
     token_ids[:, 0], probs[:, 0] = prompt[1:], 1.0
     for learner in learners:
-        learner.learn(VerifiedRows("", contexts_of(prompt, 0, count), token_ids, probs))
+        learner.remember(VerifiedRows("", contexts_of(prompt, 0, count), token_ids, probs))
 
 
-def teach_answer(learners: Sequence[LearningDrafter], answer: Answer, begin: int, end: int) -> None:
+def teach_answer(learners: Sequence[CpuDrafter], answer: Answer, begin: int, end: int) -> None:
     """What the target thought would be the answer's tokens begin to end."""
     before = len(answer.prompt) - 1
     contexts = contexts_of(answer.tokens, before + begin, before + end)
     for learner in learners:
-        learner.learn(VerifiedRows("", contexts, answer.top_ids[begin:end], answer.top_probs[begin:end]))
+        learner.remember(VerifiedRows("", contexts, answer.top_ids[begin:end], answer.top_probs[begin:end]))
 
 
-def teach_all(drafter: Drafter, answers: Sequence[Answer]) -> Drafter:
-    if isinstance(drafter, LearningDrafter):
+def teach_all(drafter: CpuDrafter, answers: Sequence[Answer]) -> CpuDrafter:
+    if drafter.num_successors:
         for answer in answers:
             teach_prompt([drafter], answer.prompt)
             teach_answer([drafter], answer, 0, len(answer.token_ids))
     return drafter
 
 
-def replay(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
+def replay(drafters: Sequence[CpuDrafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
     """Each answer starts from what the drafters know now."""
     calibration = SourceCalibration(len(drafters))
     return [replay_answer(copy.deepcopy(list(drafters)), calibration, answer, max_nodes) for answer in answers]
 
 
-def replay_in_order(drafters: Sequence[Drafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
+def replay_in_order(drafters: Sequence[CpuDrafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
     """Each answer starts from what the drafters have learnt of all before it."""
     calibration = SourceCalibration(len(drafters))
     return [replay_answer(drafters, calibration, answer, max_nodes, i) for i, answer in enumerate(answers)]
 
 
 def replay_answer(
-    drafters: Sequence[Drafter], calibration: SourceCalibration, answer: Answer, max_nodes: int, seq_id: int = 1
+    drafters: Sequence[CpuDrafter], calibration: SourceCalibration, answer: Answer, max_nodes: int, seq_id: int = 1
 ) -> Replayed:
     """Tokens a round when every row is free. Of the answer's own rows only those on the accepted path are learnt,
     because nobody knows the others: serving learns more."""
@@ -201,7 +201,7 @@ def replay_answer(
     limits = SequenceLimits(
         np.array([max_nodes], np.int32), np.array([10_000], np.int32), np.empty(0, np.int32), np.zeros(2, np.int32)
     )
-    learners = [drafter for drafter in drafters if isinstance(drafter, LearningDrafter)]
+    learners = [drafter for drafter in drafters if drafter.num_successors]
     text, prompt = answer.tokens, len(answer.prompt)
     teach_prompt(learners, answer.prompt)
     teach_answer(learners, answer, 0, 1)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from measuring import accepted_path, best_seconds
 
-from actors.drafters.contract import DraftContext, Drafter
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
 from actors.drafters.retrieval import RetrievalDrafter
 from actors.messages import SamplingParams
@@ -91,7 +91,7 @@ def report_index(name: str, tokens: np.ndarray, queries: np.ndarray, folder: Pat
     return mapped
 
 
-def report_replay(name: str, drafter: Drafter, documents: list[np.ndarray], max_nodes: int) -> None:
+def report_replay(name: str, drafter: CpuDrafter, documents: list[np.ndarray], max_nodes: int) -> None:
     """Tokens and nodes a round, microseconds a round, and predicted against found acceptance."""
     rounds = emitted = drafted = 0
     seconds = 0.0
@@ -137,7 +137,7 @@ def main() -> None:
         random = np.random.default_rng(0).integers(0, 128_256, 1_000_000).astype(np.int32)
         report_index("uniform of 128,256", random, random[::-1].copy(), Path(folder))
         replayed = [document for document in held_out if len(document) >= PROMPT + ANSWER]
-        drafters: dict[str, Callable[[], Drafter]] = {
+        drafters: dict[str, Callable[[], CpuDrafter]] = {
             "retrieval": lambda: RetrievalDrafter([static]),
             "retrieval, little fallback": lambda: RetrievalDrafter([static], min_continuation=8),
             "retrieval, no fallback": lambda: RetrievalDrafter([static], min_continuation=0),

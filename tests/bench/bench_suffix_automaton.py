@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from measuring import accepted_path, best_seconds
 
-from actors.drafters.contract import DraftContext, Drafter
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
 from actors.errors import ModelError
 from actors.messages import SamplingParams
@@ -90,7 +90,7 @@ def report_automaton(name: str, tokens: np.ndarray) -> None:
     )
 
 
-def report_cost(drafter: Drafter, tokens: np.ndarray) -> None:
+def report_cost(drafter: CpuDrafter, tokens: np.ndarray) -> None:
     """Microseconds of a round that brings 3 new tokens to sequences of 500, and of the first round."""
     for sequences in (1, 8):
         texts = [tokens[i * 600 : i * 600 + 560] for i in range(sequences)]
@@ -109,7 +109,7 @@ def report_cost(drafter: Drafter, tokens: np.ndarray) -> None:
         )
 
 
-def report_replay(drafter: Drafter, answers: list[dict[str, typing.Any]], max_nodes: int) -> None:
+def report_replay(drafter: CpuDrafter, answers: list[dict[str, typing.Any]], max_nodes: int) -> None:
     """Tokens a round and nodes a round by category, and predicted against found acceptance."""
     rounds: dict[str, int] = defaultdict(int)
     emitted: dict[str, int] = defaultdict(int)

@@ -34,7 +34,7 @@ from bench_suffix_automaton import measured_texts
 from measuring import accepted_path, best_seconds
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import DraftContext, Drafter, LearningDrafter
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.automata.suffix_automaton import MAX_BRANCHES, Cursor, SuffixAutomaton, warm_up
@@ -188,9 +188,9 @@ def report_linear() -> None:
 class OursDrafts:
     """A drafter of this project, told all that a server would tell it of the accepted path."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: CpuDrafter) -> None:
         self._drafter = drafter
-        self._learners = [drafter] if isinstance(drafter, LearningDrafter) else []
+        self._learners = [drafter] if drafter.num_successors else []
 
     def start(self, seq_id: int, answer: Answer) -> None:
         teach_prompt(self._learners, answer.prompt)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.drafters.contract import DraftContext, Drafter
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.messages import SamplingParams
 from cache_service.automata import joined_text, static_automaton, suffix_automaton
 from cache_service.automata.suffix_automaton import Cursor
@@ -170,7 +170,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def drafting_seconds(
-    drafter: Drafter, texts: Sequence[Int32Array], max_nodes: int, **fields: Any
+    drafter: CpuDrafter, texts: Sequence[Int32Array], max_nodes: int, **fields: Any
 ) -> npt.NDArray[np.float64]:
     """Seconds of each round in which all sequences have grown by 3 tokens, from 200 tokens on. fields: more of
     `DraftContext`."""

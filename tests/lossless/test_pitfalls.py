@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree, TopProbs
-from actors.drafters.contract import DraftContext
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
@@ -102,7 +102,7 @@ def test_a_draft_that_is_right_to_its_last_node_yields_one_token_more():
 # 3: adversarial pairs of draft and target
 
 
-class Liar:
+class Liar(CpuDrafter):
     """Drafts what another table says: sometimes by chance the target's own."""
 
     name = "liar"
@@ -125,13 +125,6 @@ class Liar:
                 texts.append([*texts[parent + 1], token])
         parents, ids = (np.array([node[side] for node in nodes], np.int32) for side in (0, 1))
         return DraftTree(ids, parents, np.full(len(nodes), 0.9, np.float32))
-
-    def observe(self, outcomes): ...
-
-    def forget(self, seq_id): ...
-
-    def memory_bytes(self):
-        return 0
 
 
 def test_two_hundred_pairs_of_random_tables_give_the_text_of_the_target_alone():

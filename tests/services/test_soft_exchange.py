@@ -78,7 +78,7 @@ class Replica:
         token_ids = np.array([[10 * context[-1], 10 * context[-1] + 1] for context in contexts], np.int32)
         probs = np.tile(np.array([[0.75, 0.25]], np.float32), (len(contexts), 1))
         name = self.name if namespace is None else namespace
-        self.drafter.learn(VerifiedRows(name, rows, token_ids, probs, may_share=may_share))
+        self.drafter.remember(VerifiedRows(name, rows, token_ids, probs, may_share=may_share))
 
     def turn(self):
         """One round: a tick, and a turn of the thread."""
@@ -253,11 +253,11 @@ def test_a_table_that_made_room_is_filled_anew_when_it_is_used_again(namespace):
     one = Replica(namespace)
     one.learn([1])
     one.catch_up()
-    one.drafter.drop(one.name)
+    one.drafter.drop_namespace(one.name)
     one.learn([2])
     one.catch_up()
     assert {token for _, token in one.contents} >= {10, 11}
-    one.drafter.drop(one.name)
+    one.drafter.drop_namespace(one.name)
     one.catch_up()
     assert one.exchange.stats.namespaces == 0, "nobody uses it"
 

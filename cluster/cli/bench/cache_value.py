@@ -242,7 +242,7 @@ class _Feeder:
         ends = np.arange(len(text) - len(tokens), len(text))
         contexts = text[ends[:, None] - np.arange(MAX_CONTEXT, 0, -1)]
         probs = np.full((len(tokens), 1), _SURE, np.float32)
-        self._drafter.learn(VerifiedRows(namespace, contexts, text[ends][:, None], probs, may_share=True))
+        self._drafter.remember(VerifiedRows(namespace, contexts, text[ends][:, None], probs, may_share=True))
 
     def _noise(self) -> list[int]:
         return [self._random.randrange(self._vocab_size) for _ in range(self._plan.max_new_tokens)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.drafters.registry import AUTO_DRAFTERS
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, RequiringDrafter, VerifiedRows
+from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.drafters.registry import create_drafters
 from actors.errors import InvalidRequest
@@ -137,14 +137,13 @@ def test_window_and_phrases_are_those_of_the_written_algorithm_round_after_round
         assert tree.required.sum() <= drafter.most_required
         emitted = walk(target, text, tree)
         drafter.observe([Outcome(1, len(tree), len(emitted) - 1, np.array(emitted, np.int32))])
-        drafter.learn(rows_of(target, [(1, text, tree)]))
+        drafter.remember(rows_of(target, [(1, text, tree)]))
         oracle.step(text)
         known = len(text)
         text += emitted
         for token in range(VOCAB):
             assert drafter._kept.newest("", token, 99) == oracle.guessed(token)
     assert drafter._kept.check_integrity() is None
-    assert isinstance(drafter, RequiringDrafter)
 
 
 def rounds_to_write(drafter: LookaheadDrafter, target: ToyTarget, count: int, seq_id: int = 1, **fields) -> int:
@@ -154,7 +153,7 @@ def rounds_to_write(drafter: LookaheadDrafter, target: ToyTarget, count: int, se
         known, rounds = len(text), rounds + 1
         emitted = walk(target, text, tree)
         drafter.observe([Outcome(seq_id, len(tree), len(emitted) - 1, np.array(emitted, np.int32))])
-        drafter.learn(rows_of(target, [(seq_id, text, tree)], fields.get("namespace", "")))
+        drafter.remember(rows_of(target, [(seq_id, text, tree)], fields.get("namespace", "")))
         text += emitted
     return rounds
 
@@ -208,7 +207,7 @@ def test_a_batch_of_several_is_each_alone():
         for _ in range(12):
             made = drafter.propose([context(seq_id, now[seq_id], known[seq_id], drafter) for seq_id in seq_ids])
             found.append([set(paths_of(tree)) for tree in made])
-            drafter.learn(rows_of(target, [(s, now[s], tree) for s, tree in zip(seq_ids, made, strict=True)][::-1]))
+            drafter.remember(rows_of(target, [(s, now[s], tree) for s, tree in zip(seq_ids, made, strict=True)][::-1]))
             for seq_id, tree in zip(seq_ids, made, strict=True):
                 known[seq_id] = len(now[seq_id])
                 now[seq_id] += walk(target, now[seq_id], tree)
@@ -227,15 +226,15 @@ def test_a_window_whose_rows_were_not_computed_stays_and_one_that_starts_anew_be
     assert required_of(again) == required_of(first)
     half = len(again) // 2  # the target had no room for more
     cut = DraftTree(again.token_ids[:half], again.parents[:half], again.confidence[:half])
-    drafter.learn(rows_of(target, [(1, PROMPT, cut)]))
+    drafter.remember(rows_of(target, [(1, PROMPT, cut)]))
     longer = [*PROMPT, 3]
     (later,) = drafter.propose([context(1, longer, len(PROMPT), drafter)])
     assert required_of(later) == required_of(first)
-    drafter.learn(rows_of(target, [(1, [*PROMPT, 5], later)]))  # rows behind another token
-    drafter.learn(rows_of(target, [(2, longer, later)]))  # of a sequence that it does not know
+    drafter.remember(rows_of(target, [(1, [*PROMPT, 5], later)]))  # rows behind another token
+    drafter.remember(rows_of(target, [(2, longer, later)]))  # of a sequence that it does not know
     (later,) = drafter.propose([context(1, longer, len(longer), drafter)])
     assert required_of(later) == required_of(first)
-    drafter.learn(rows_of(target, [(1, longer, later)]))
+    drafter.remember(rows_of(target, [(1, longer, later)]))
     (moved,) = drafter.propose([context(1, longer, len(longer), drafter)])
     assert required_of(moved) != required_of(first)
     (anew,) = drafter.propose([context(1, PROMPT, 0, drafter)])

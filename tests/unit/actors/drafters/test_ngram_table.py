@@ -84,7 +84,7 @@ def test_what_the_target_thought_likely_is_drafted_though_it_was_not_emitted():
     fillers, plain = create_drafter(filler_top_k=3), create_drafter(filler_top_k=1)
     for drafter in (fillers, plain):
         propose(drafter, [1, 2, 3])
-        drafter.learn(soft([1, 2, 3], [9, 8, 7]))
+        drafter.remember(soft([1, 2, 3], [9, 8, 7]))
     assert propose(plain, [1, 2, 3], 3).token_ids.tolist() == []
     assert propose(fillers, [1, 2, 3], 3).token_ids.tolist()[0] in (7, 8, 9)
 
@@ -93,7 +93,7 @@ def test_observed_tokens_are_not_counted_twice():
     drafter = create_drafter()
     prompt = soft([1, 2, 3], [4, 0, 0])
     prompt.probs[:] = [1.0, 0.0, 0.0]
-    drafter.learn(prompt)
+    drafter.remember(prompt)
     assert len(propose(drafter, [1, 2, 3])) == 0
 
 
@@ -102,7 +102,7 @@ def test_counts_of_a_request_end_with_it():
     text = [1, 2, 3, 1, 2]
     assert propose(drafter, text, seq_id=1).token_ids.tolist()[0] == 3
     assert len(propose(drafter, [1, 2], seq_id=2)) == 0
-    drafter.learn(soft([2], [5, 6], seq_id=2))
+    drafter.remember(soft([2], [5, 6], seq_id=2))
     assert propose(drafter, [1, 2], 2, seq_id=2).token_ids.tolist()[0] in (5, 6)
     assert propose(drafter, text, 5, seq_id=1).token_ids.tolist()[0] == 3
     assert len(propose(drafter, [1, 2], 0, seq_id=1)) == 0  # it starts over
@@ -135,7 +135,7 @@ def test_a_table_never_holds_more_ngrams_than_it_may_and_always_has_free_slots()
         text = rng.integers(0, 50_000, length).tolist()
         propose(drafter, text, seq_id=seq_id)
         propose(drafter, [*text, 5], length, seq_id=seq_id)
-        drafter.learn(soft([1, 2, 3], rng.integers(0, 50_000, 3).tolist()))
+        drafter.remember(soft([1, 2, 3], rng.integers(0, 50_000, 3).tolist()))
         drafter.forget(seq_id)
         (table,) = drafter._tables.values()
         assert np.count_nonzero(table.ngrams) == table.num_ngrams <= 1 << 12
@@ -175,7 +175,7 @@ def test_requests_that_do_not_use_the_drafter_push_out_none_that_does():
     text = [1, 2, 3, 1, 2]
     propose(drafter, text)
     for seq_id in range(100, 400):
-        drafter.learn(soft([7, 8], [1, 2, 3], seq_id=seq_id))
+        drafter.remember(soft([7, 8], [1, 2, 3], seq_id=seq_id))
     assert propose(drafter, text, len(text)).token_ids.tolist()[0] == 3
     assert len(drafter._tables) == 1
 

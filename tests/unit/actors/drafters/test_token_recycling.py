@@ -52,7 +52,7 @@ def propose(drafter, token: int, max_nodes: int = 16, namespace: str = ""):
 def test_nothing_is_drafted_after_an_unknown_token():
     drafter = create_drafter()
     assert len(propose(drafter, 7)[0]) == 0
-    drafter.learn(soft_rows([3], [list(range(10, 18))]))
+    drafter.remember(soft_rows([3], [list(range(10, 18))]))
     assert len(propose(drafter, 900)[0]) == 0
     assert len(propose(drafter, 2)[0]) == 0
     assert len(propose(drafter, 3, 0)[0]) == 0
@@ -60,7 +60,7 @@ def test_nothing_is_drafted_after_an_unknown_token():
 
 def test_a_likely_path_is_drawn_before_unlikely_siblings():
     drafter = create_drafter()
-    drafter.learn(soft_rows([1, 2, 3], [[2, *range(20, 27)], [3, *range(30, 37)], [4, *range(40, 47)]]))
+    drafter.remember(soft_rows([1, 2, 3], [[2, *range(20, 27)], [3, *range(30, 37)], [4, *range(40, 47)]]))
     _, paths = propose(drafter, 1, 5)
     assert paths[0] == (2,)
     assert {(2, 3), (20,)} <= set(paths)
@@ -77,10 +77,10 @@ def test_trees_hold_the_latest_successors_best_first(lessons, root, max_nodes):
     known: dict[int, list[int]] = {}
     for token, successors, is_soft in lessons:
         if is_soft:
-            drafter.learn(soft_rows([token], [successors[:K]]))
+            drafter.remember(soft_rows([token], [successors[:K]]))
             known[token] = list(successors[:K])
         else:
-            drafter.learn(observed(token, successors[0]))
+            drafter.remember(observed(token, successors[0]))
             known[token] = [successors[0], *(one for one in known.get(token, []) if one != successors[0])][:K]
     tree, paths = propose(drafter, root, max_nodes)
     if root not in known:
@@ -98,8 +98,8 @@ def test_the_chance_of_a_rank_is_what_was_seen():
     drafter = create_drafter()
     for _ in range(2000):  # what was likeliest before is so again in three of four rows, and second in the other
         for best, second in ((3, 2), (2, 3), (2, 3), (2, 3)):
-            drafter.learn(soft_rows([1], [[2, 3, 4, 5, 6, 7, 8, 9]]))
-            drafter.learn(soft_rows([1], [[best, second, 4, 5, 6, 7, 8, 9]]))
+            drafter.remember(soft_rows([1], [[2, 3, 4, 5, 6, 7, 8, 9]]))
+            drafter.remember(soft_rows([1], [[best, second, 4, 5, 6, 7, 8, 9]]))
     tree, paths = propose(drafter, 1, 8)
     assert tree.confidence[paths.index((2,))] == pytest.approx(0.75, abs=0.02)
     assert tree.confidence[paths.index((3,))] == pytest.approx(0.25, abs=0.02)
@@ -109,7 +109,7 @@ def test_the_chance_of_a_rank_is_what_was_seen():
 def test_the_published_trees_have_their_sizes(name, levels):
     drafter = create_drafter(tree=name)
     tokens = list(range(100))
-    drafter.learn(soft_rows(tokens, [[(7 * token + rank) % 100 for rank in range(K)] for token in tokens]))
+    drafter.remember(soft_rows(tokens, [[(7 * token + rank) % 100 for rank in range(K)] for token in tokens]))
     tree, _ = propose(drafter, 1, 100)
     assert np.bincount(depths_of(tree.parents))[1:].tolist() == list(levels)
     assert len(propose(drafter, 1, 10)[0]) == 10
@@ -127,7 +127,9 @@ def test_a_tree_of_ones_own(tmp_path, tree):
     file = tmp_path / "tree.json"
     file.write_text(json.dumps(tree))
     drafter = create_drafter(tree=str(file))
-    drafter.learn(soft_rows([1, 2, 22], [[2, 12, *range(50, 56)], [20, 21, 22, *range(60, 65)], [9, *range(70, 77)]]))
+    drafter.remember(
+        soft_rows([1, 2, 22], [[2, 12, *range(50, 56)], [20, 21, 22, *range(60, 65)], [9, *range(70, 77)]])
+    )
     wanted = {(2,), (12,), (2, 22), (2, 22, 9)}
     if isinstance(tree, dict):  # every rank below one that is there has a place of its own
         wanted |= {(2, 20), (2, 21)}
@@ -157,11 +159,11 @@ def test_a_tree_that_does_not_exist_is_refused():
 
 def test_namespaces_share_nothing_and_are_bounded():
     drafter = create_drafter(max_namespaces=2)
-    drafter.learn(soft_rows([1], [list(range(10, 18))], "a"))
+    drafter.remember(soft_rows([1], [list(range(10, 18))], "a"))
     assert len(propose(drafter, 1, namespace="b")[0]) == 0
     size = drafter.memory_bytes()
     for name in "bcdef":
-        drafter.learn(soft_rows([1], [list(range(10, 18))], name))
+        drafter.remember(soft_rows([1], [list(range(10, 18))], name))
     assert drafter.memory_bytes() == 2 * size
     assert len(propose(drafter, 1, namespace="a")[0]) == 0
     assert len(propose(drafter, 1, namespace="f")[0]) > 0
@@ -169,7 +171,7 @@ def test_namespaces_share_nothing_and_are_bounded():
 
 def test_vocabularies_beyond_two_bytes():
     drafter = create_drafter()
-    drafter.learn(soft_rows([151_900], [[70_000, *range(128_000, 128_007)]]))
+    drafter.remember(soft_rows([151_900], [[70_000, *range(128_000, 128_007)]]))
     tree = drafter.propose([context(151_900)])[0]
     assert tree.token_ids[0] == 70_000
     assert tree.is_valid(152_000)

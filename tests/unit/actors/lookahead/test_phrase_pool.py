@@ -66,7 +66,7 @@ def test_a_text_that_comes_in_parts_is_learnt_as_a_whole(parts, length):
     text: list[int] = []
     for part in parts:
         text += part
-        pool.learn("", np.array(text, np.int32), len(part))
+        pool.insert_text("", np.array(text, np.int32), len(part))
     whole.insert_runs("", text)
     for token in range(4):
         assert pool.newest("", token, 1000) == whole.newest("", token, 1000)
@@ -74,7 +74,7 @@ def test_a_text_that_comes_in_parts_is_learnt_as_a_whole(parts, length):
 
 def test_of_a_long_text_only_the_end_is_learnt():
     pool = PhrasePool(2, 1, 1 << 20)
-    pool.learn("", np.arange(5000, dtype=np.int32), 5000)
+    pool.insert_text("", np.arange(5000, dtype=np.int32), 5000)
     assert len(pool) == 1024
     assert pool.newest("", 4997, 1) == [(4998, 4999)]
 

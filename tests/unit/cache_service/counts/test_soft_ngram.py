@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import MAX_CONTEXT, DraftContext, Drafter, LearningDrafter, Outcome, VerifiedRows
+from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.drafters.soft_ngram import SoftNgramDrafter
 from actors.errors import InvalidRequest
@@ -488,7 +488,9 @@ def rows_in(namespace: str, *rows: Row, width: int = MAX_SUCCESSORS, may_share: 
     return VerifiedRows(namespace, contexts, token_ids, probs, may_share=may_share)
 
 
-def drafts(drafter: Drafter, tokens: list[int], namespace: str = "", seq_id: int = 1, max_nodes: int = 16) -> DraftTree:
+def drafts(
+    drafter: CpuDrafter, tokens: list[int], namespace: str = "", seq_id: int = 1, max_nodes: int = 16
+) -> DraftTree:
     context = DraftContext(seq_id, np.array(tokens, np.int32), 0, len(tokens), max_nodes, SAMPLING, namespace)
     (tree,) = drafter.propose([context])
     return tree
@@ -499,11 +501,10 @@ SOFT: Row = ([1, 2], [(3, 0.7), (4, 0.2)])
 
 def test_the_drafter_learns_and_drafts_nothing_before() -> None:
     drafter = create_drafter("soft_ngram")
-    assert isinstance(drafter, LearningDrafter)
     assert drafter.num_successors == MAX_SUCCESSORS
     assert len(drafts(drafter, [1, 2])) == 0
     assert drafter.memory_bytes() == 0
-    drafter.learn(rows_in("", SOFT, SOFT))
+    drafter.remember(rows_in("", SOFT, SOFT))
     tree = drafts(drafter, [9, 1, 2])
     assert tree.token_ids[:2].tolist() == [3, 4]
     assert tree.is_valid(10)
@@ -512,8 +513,8 @@ def test_the_drafter_learns_and_drafts_nothing_before() -> None:
 
 def test_no_namespace_drafts_from_another_ones_text() -> None:
     drafter = SoftNgramDrafter()
-    drafter.learn(rows_in("a", SOFT))
-    drafter.learn(rows_in("b", ([1, 2], [(8, 0.9)])))
+    drafter.remember(rows_in("a", SOFT))
+    drafter.remember(rows_in("b", ([1, 2], [(8, 0.9)])))
     assert set(drafts(drafter, [1, 2], "a").token_ids.tolist()) == {3, 4}
     assert set(drafts(drafter, [1, 2], "b").token_ids.tolist()) == {8}
     assert len(drafts(drafter, [1, 2], "")) == 0
@@ -521,10 +522,10 @@ def test_no_namespace_drafts_from_another_ones_text() -> None:
 
 def test_the_namespace_longest_unused_makes_room_and_bytes_are_bounded() -> None:
     drafter = SoftNgramDrafter(budget_bytes=2 * ROOMY, table_bytes=ROOMY)
-    drafter.learn(rows_in("a", SOFT))
-    drafter.learn(rows_in("b", SOFT))
+    drafter.remember(rows_in("a", SOFT))
+    drafter.remember(rows_in("b", SOFT))
     assert len(drafts(drafter, [1, 2], "a"))  # now b is the longest unused
-    drafter.learn(rows_in("c", SOFT))
+    drafter.remember(rows_in("c", SOFT))
     assert drafter.namespaces == ["a", "c"]
     assert len(drafts(drafter, [1, 2], "b")) == 0
     assert 0 < drafter.memory_bytes() <= 2 * ROOMY
@@ -534,7 +535,7 @@ def test_many_namespaces_in_turn_all_keep_what_they_learnt() -> None:
     drafter = SoftNgramDrafter()
     names = [str(index) for index in range(200)]
     for index, name in enumerate(names):
-        drafter.learn(rows_in(name, ([1, 2], [(index, 0.9)])))
+        drafter.remember(rows_in(name, ([1, 2], [(index, 0.9)])))
     for index, name in enumerate(names):
         assert set(drafts(drafter, [1, 2], name).token_ids.tolist()) == {index}
     assert drafter.memory_bytes() <= 256 << 20
@@ -543,10 +544,10 @@ def test_many_namespaces_in_turn_all_keep_what_they_learnt() -> None:
 def test_a_namespace_with_much_text_gets_a_larger_table_until_the_budget_is_spent() -> None:
     drafter = SoftNgramDrafter(budget_bytes=4 << 20, table_bytes=4 << 20)
     for name in ("old", "small"):
-        drafter.learn(rows_in(name, SOFT))
+        drafter.remember(rows_in(name, SOFT))
     sizes = []
     for first in range(0, 60_000, 2000):
-        drafter.learn(rows_in("large", *[([first + i], [(first + i + 1, 1.0), (0, 0.1)]) for i in range(2000)]))
+        drafter.remember(rows_in("large", *[([first + i], [(first + i + 1, 1.0), (0, 0.1)]) for i in range(2000)]))
         sizes.append(drafter._tables["large"].memory_bytes)
         assert drafter.memory_bytes() <= 4 << 20
     assert sorted(set(sizes)) == [size << 20 for size in (1, 2, 3, 4)]  # 3: from one to two
@@ -634,11 +635,11 @@ def test_a_table_that_grows_with_any_number_of_rows_holds_what_one_does_that_has
 def test_what_others_are_sure_of_is_soon_outweighed_by_what_is_learnt_here(merged_rows: float, first: int) -> None:
     liar = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64)
     one = SoftNgramDrafter(merged_rows=merged_rows)
-    liar.learn(rows_in("", *[([1, 2], [(3, 0.95)])] * 8, may_share=True))
+    liar.remember(rows_in("", *[([1, 2], [(3, 0.95)])] * 8, may_share=True))
     one.merge_delta("", liar.export_delta(""))
     assert drafts(one, [1, 2]).token_ids[0] == 3
     for _ in range(2):
-        one.learn(rows_in("", ([1, 2], [(7, 0.95)])))
+        one.remember(rows_in("", ([1, 2], [(7, 0.95)])))
     assert drafts(one, [1, 2]).token_ids[0] == first
 
 
@@ -664,8 +665,8 @@ def test_prompt_rows_count_less_than_the_targets_own() -> None:
     chance = {}
     for weight in (0.0, 0.05, 1.0):
         drafter = SoftNgramDrafter(prompt_weight=weight)
-        drafter.learn(rows_in("", SOFT))
-        drafter.learn(rows_in("", told))
+        drafter.remember(rows_in("", SOFT))
+        drafter.remember(rows_in("", told))
         tree = drafts(drafter, [1, 2])
         chance[weight] = max(
             (float(c) for t, c in zip(tree.token_ids, tree.confidence, strict=True) if t == 5), default=0.0
@@ -675,13 +676,13 @@ def test_prompt_rows_count_less_than_the_targets_own() -> None:
 
 def test_a_sure_row_of_the_target_beside_others_counts_in_full() -> None:
     drafter = SoftNgramDrafter()
-    drafter.learn(rows_in("", ([7], [(5, 1.0)]), SOFT))
+    drafter.remember(rows_in("", ([7], [(5, 1.0)]), SOFT))
     assert drafts(drafter, [7]).confidence[0] > 0.4
 
 
 def test_accepted_drafts_earn_their_contexts_a_place() -> None:
     drafter = SoftNgramDrafter(budget_bytes=ROOMY)
-    drafter.learn(rows_in("", SOFT, ([2, 3], [(6, 0.9)])))
+    drafter.remember(rows_in("", SOFT, ([2, 3], [(6, 0.9)])))
 
     def earned() -> int:
         return sum(use[1] for use, _ in contents(drafter._table("")).values())
@@ -699,14 +700,14 @@ def test_accepted_drafts_earn_their_contexts_a_place() -> None:
 
 def test_rows_with_more_successors_than_wanted_are_cut() -> None:
     drafter = SoftNgramDrafter(successors=1)
-    drafter.learn(rows_in("", SOFT))
+    drafter.remember(rows_in("", SOFT))
     assert drafts(drafter, [1, 2]).token_ids.tolist()[:1] == [3]
     assert 4 not in drafts(drafter, [1, 2]).token_ids
 
 
 def test_what_one_replica_learns_another_drafts() -> None:
     one, other = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64), SoftNgramDrafter(merged_rows=32)
-    one.learn(rows_in("a", SOFT, SOFT, SOFT, may_share=True))
+    one.remember(rows_in("a", SOFT, SOFT, SOFT, may_share=True))
     other.merge_delta("a", one.export_delta("a"))
     mine, yours = drafts(one, [1, 2], "a"), drafts(other, [1, 2], "a")
     assert mine.token_ids.tolist() == yours.token_ids.tolist() != []
@@ -717,8 +718,8 @@ def test_what_one_replica_learns_another_drafts() -> None:
 
 def test_what_may_not_be_shared_is_learnt_and_not_exported() -> None:
     one, other = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64), SoftNgramDrafter()
-    one.learn(rows_in("a", SOFT))
-    one.learn(rows_in("a", ([5, 6], [(7, 0.9)]), may_share=True))
+    one.remember(rows_in("a", SOFT))
+    one.remember(rows_in("a", ([5, 6], [(7, 0.9)]), may_share=True))
     other.merge_delta("a", one.export_delta("a"))
     assert 3 in drafts(one, [1, 2], "a").token_ids
     assert 7 in drafts(other, [5, 6], "a").token_ids
@@ -728,7 +729,7 @@ def test_what_may_not_be_shared_is_learnt_and_not_exported() -> None:
 def test_a_table_that_is_shared_is_not_drafted_from_by_who_reads_no_shared_cache() -> None:
     for delta_bytes in (0, MIN_BYTES * 64):
         one = SoftNgramDrafter(delta_bytes=delta_bytes)
-        one.learn(rows_in("", SOFT))
+        one.remember(rows_in("", SOFT))
         context = DraftContext(1, np.array([1, 2], np.int32), 0, 1, 4, SamplingParams(seed=0), "", reads_cache=False)
         (tree,) = one.propose([context])
         assert bool(len(tree)) == (delta_bytes == 0)
@@ -737,19 +738,19 @@ def test_a_table_that_is_shared_is_not_drafted_from_by_who_reads_no_shared_cache
 def test_a_namespace_that_is_dropped_is_forgotten_and_a_merge_is_no_use_of_one() -> None:
     one = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64)
     for namespace in ("a", "b"):
-        one.learn(rows_in(namespace, SOFT, may_share=True))
+        one.remember(rows_in(namespace, SOFT, may_share=True))
     delta = one.table_of("a").take_delta()
     assert one.table_of("a").take_delta() is None
     one.merge_entries("a", delta.entries())
     assert one.namespaces == ["a", "b"]
-    one.drop("a")
+    one.drop_namespace("a")
     assert one.table_of("a") is None
     assert not len(drafts(one, [1, 2], "a").token_ids)
 
 
 def test_what_accepted_drafts_earn_travels_with_the_delta() -> None:
     one, other = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64), SoftNgramDrafter()
-    one.learn(rows_in("", SOFT, ([2, 3], [(6, 0.9)]), may_share=True))
+    one.remember(rows_in("", SOFT, ([2, 3], [(6, 0.9)]), may_share=True))
     drafts(one, [1, 2], seq_id=4)
     one.observe([Outcome(4, 2, 2, np.array([3, 6, 9], np.int32))])
     other.merge_delta("", one.export_delta(""))

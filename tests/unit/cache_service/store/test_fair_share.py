@@ -71,14 +71,14 @@ def drafted(drafter, namespace):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_drafter_keeps_what_it_learnt_of_another_tenant(name):
     drafter = create_drafter(name, **OPTIONS[name])
-    drafter.learn(rows_of(HOME))
+    drafter.remember(rows_of(HOME))
     before = drafted(drafter, HOME)
     assert before
     for namespace in SALTED:
-        drafter.learn(rows_of(namespace))
+        drafter.remember(rows_of(namespace))
     assert drafted(drafter, HOME) == before
     assert drafted(drafter, SALTED[-1]) == before
-    drafter.learn(rows_of(SALTED[-1]))
+    drafter.remember(rows_of(SALTED[-1]))
     assert drafted(drafter, SALTED[0]) == []
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from actors.draft_tree import DraftTree, TopProbs
+from actors.drafters.contract import CpuDrafter
 from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
@@ -39,7 +40,7 @@ class Scripted(ToyTarget):
         return self.script[len(tokens) - self.num_prompt]
 
 
-class Chain:
+class Chain(CpuDrafter):
     """Drafts a chain by a function of the committed tokens."""
 
     def __init__(self, guess):
@@ -54,15 +55,6 @@ class Chain:
     @staticmethod
     def chain(tokens):
         return DraftTree.chain(np.array(tokens, np.int32), np.full(len(tokens), 0.9, np.float32))
-
-    def observe(self, outcomes):
-        pass
-
-    def forget(self, seq_id):
-        pass
-
-    def memory_bytes(self):
-        return 0
 
 
 def right(target, count=16):

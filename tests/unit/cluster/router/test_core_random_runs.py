@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
+from actors.drafters.contract import CpuDrafter
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import DeadlineExceeded, ModelError, Overloaded
 from actors.messages import (
@@ -32,7 +33,7 @@ from paceline_testing.rounds import toy_info
 EOS = 3
 
 
-class OddDrafter:
+class OddDrafter(CpuDrafter):
     """Drafts in one of many ways, most of them wrong, and checks what it is told."""
 
     WAYS = ("uniform", "right", "wrong", "eos", "out of range", "raises", "too many", "short", "shapeless", "empty")
@@ -122,7 +123,7 @@ class OddRequirer(OddDrafter):
             np.array(tokens, np.int32), np.array(parents, np.int32), confidence, required=np.array(required, np.bool_)
         )
 
-    def learn(self, rows):
+    def remember(self, rows):
         if len(rows.parents):
             assert len(rows.parents) == len(rows.contexts) == len(rows.sequences)
             for row, parent in enumerate(rows.parents.tolist()):

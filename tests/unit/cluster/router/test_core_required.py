@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.drafters.contract import RequiringDrafter
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import InvalidRequest
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk, VerifyBatch
@@ -83,7 +82,7 @@ def test_lookahead_writes_the_targets_text_in_fewer_rounds():
 @pytest.mark.parametrize("max_rows", [20, 64, 100])
 def test_no_round_has_more_rows_than_allowed_and_windows_take_turns(max_rows):
     drafter = LookaheadDrafter()
-    assert (drafter.most_required, isinstance(drafter, RequiringDrafter)) == (WINDOW, True)
+    assert drafter.most_required == WINDOW
     target = Wheel(VOCAB, seconds=flat)
     core = core_with(drafter, max_rows=max_rows, max_draft_tokens=3)
     requests = [request(f"r{index}", (index + 1, 7)) for index in range(6)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.draft_model.draft_engine import DraftEngine
-from actors.drafters.contract import RememberingDrafter
+from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafters
 from actors.engine.options import EngineOptions
 from actors.lookahead.phrase_pool import PhrasePool
@@ -83,7 +83,8 @@ def test_a_dropped_namespace_is_a_new_one_and_no_other_notices(names):
 
 def test_who_keeps_a_namespace_can_drop_it():
     drafters = create_drafters((*REMEMBERING, *FORGETFUL))
-    assert {name for name, drafter in drafters.items() if isinstance(drafter, RememberingDrafter)} == set(REMEMBERING)
+    remembering = {name for name, one in drafters.items() if type(one).drop_namespace is not Drafter.drop_namespace}
+    assert remembering == set(REMEMBERING)
 
 
 def test_counts_of_a_request_that_runs_begin_anew_with_what_it_says_then():
@@ -112,8 +113,8 @@ def test_a_scope_of_phrases_goes_whole():
     for scope in ("a", "b"):
         pool.insert_runs(scope, [1, 2, 3, 4, 1, 2, 5])
     count = len(pool)
-    pool.drop("a")
-    pool.drop("a")
+    pool.drop_scope("a")
+    pool.drop_scope("a")
     assert len(pool) == count // 2
     assert pool.check_integrity() is None
     assert pool.newest("a", 1, 9) == []
@@ -190,11 +191,11 @@ def item(namespace, seq_id=1):
 def test_a_draft_worker_forgets_phrases_before_it_drafts(dropped):
     engine = DraftEngine(make_tiny_model("llama", seed=3, vocab_size=61, layers=1), EngineOptions(256, 4))
     engine.draft(DraftBatch(1, [item("a", 1), item("b", 2)]))
-    pool = engine._lookahead.pool
+    pool = engine._ouroboros.pool
     assert pool.newest("a", 3, 1)
     names, is_all = dropped
     engine.draft(DraftBatch(2, [], [1, 2], names, is_all))
-    pool = engine._lookahead.pool
+    pool = engine._ouroboros.pool
     assert pool.newest("a", 3, 1) == []
     assert bool(pool.newest("b", 3, 1)) == (not is_all)
     assert engine.check_integrity() is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from actors.draft_tree import DraftTree
+from actors.drafters.contract import CpuDrafter
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
 from cache_service.formats.documents import DOCUMENT_ID_BYTES
@@ -83,7 +84,7 @@ class Broken:
     prompted = committed = finished = bounded = watch = ended = follow
 
 
-class Contexts:
+class Contexts(CpuDrafter):
     """A drafter that keeps the contexts it is shown."""
 
     name = "contexts"
@@ -95,17 +96,8 @@ class Contexts:
         self.seen += contexts
         return [DraftTree.empty()] * len(contexts)
 
-    def observe(self, outcomes):
-        pass
 
-    def forget(self, seq_id):
-        pass
-
-    def memory_bytes(self):
-        return 0
-
-
-class Right:
+class Right(CpuDrafter):
     """Drafts what the target will say, so that rounds commit several tokens."""
 
     name = "right"
@@ -122,15 +114,6 @@ class Right:
             new = np.array(tokens[len(context.tokens) :], np.int32)
             trees.append(DraftTree.chain(new, np.full(len(new), 0.9, np.float32)))
         return trees
-
-    def observe(self, outcomes):
-        pass
-
-    def forget(self, seq_id):
-        pass
-
-    def memory_bytes(self):
-        return 0
 
 
 def request(name="r", prompt=(1, 2, 3), **fields):

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.draft_tree import DraftTree
-from actors.drafters.contract import MAX_CONTEXT, DraftContext, Outcome, VerifiedRows
+from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, VerifiedRows
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
@@ -36,7 +36,7 @@ from paceline_testing.rounds import toy_info
 VOCAB = 50
 
 
-class Pupil:
+class Pupil(CpuDrafter):
     """Drafts a fixed tree at every node and keeps all rows it is taught."""
 
     name = "pupil"
@@ -51,14 +51,7 @@ class Pupil:
     def propose(self, contexts: list[DraftContext]) -> list[DraftTree]:
         return [self.tree if context.max_nodes >= len(self.tree) else DraftTree.empty() for context in contexts]
 
-    def observe(self, outcomes: list[Outcome]) -> None: ...
-
-    def forget(self, seq_id: int) -> None: ...
-
-    def memory_bytes(self) -> int:
-        return 0
-
-    def learn(self, rows: VerifiedRows) -> None:
+    def remember(self, rows: VerifiedRows) -> None:
         self.taught.append(rows)
 
 
@@ -248,7 +241,7 @@ def test_negative_node_counts_are_refused():
 
 def test_a_drafter_that_cannot_learn_costs_nothing_else():
     class Failing(Pupil):
-        def learn(self, rows: VerifiedRows) -> None:
+        def remember(self, rows: VerifiedRows) -> None:
             raise RuntimeError("no")
 
     core = core_with(Failing())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.lookahead_drafter import LookaheadOptions
+from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.errors import ModelError
@@ -136,7 +136,7 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
             else:
                 texts[index] += drawing[index].continuation(texts[index], GAMMA + 1)
     assert len(rows) <= drafted / len(texts)  # never more forwards than one for each token
-    assert engine._lookahead.pool.check_integrity() is None
+    assert engine._ouroboros.pool.check_integrity() is None
 
 
 def test_a_text_that_repeats_itself_is_drafted_in_few_forwards(models):
@@ -246,11 +246,11 @@ def test_phrases_of_refused_drafts_are_kept_as_others_are(models):
         other = item(2, PROMPTS[1], 0, params, 9, namespace="a")
         engine.draft(DraftBatch(1, [first, other]))
         engine.draft(DraftBatch(2, [item(1, [*PROMPTS[1], 1], 9, params, 9, corrections=texts)]))
-        states = engine._lookahead._states
+        states = engine._ouroboros._states
         return engine, [states[engine._table.get(seq_id)].scope for seq_id in (1, 2)]
 
     engine, scopes = pool_after()
-    pool = engine._lookahead.pool
+    pool = engine._ouroboros.pool
     assert scopes == ["a", "a"]
     assert (51, 52, 53, 54) in pool.newest("a", 50, 5)
     assert (52, 53, 54, 55) in pool.newest("a", 51, 5)
@@ -259,8 +259,8 @@ def test_phrases_of_refused_drafts_are_kept_as_others_are(models):
     engine.draft(DraftBatch(3, [], dropped=["a"]))
     assert not pool.newest("a", 50, 5)
     engine, (mine, others) = pool_after(keep_phrases=False)
-    assert (51, 52, 53, 54) in engine._lookahead.pool.newest(mine, 50, 5)
-    assert (51, 52, 53, 54) not in engine._lookahead.pool.newest(others, 50, 5)
+    assert (51, 52, 53, 54) in engine._ouroboros.pool.newest(mine, 50, 5)
+    assert (51, 52, 53, 54) not in engine._ouroboros.pool.newest(others, 50, 5)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_texts_of_refused_drafts_that_cannot_be_learnt_are_left_out(models, text
         engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
         one = item(1, PROMPTS[1], 0, params, 9, corrections=corrections)
         trees.append(leaf_paths(engine.draft(DraftBatch(1, [one])).trees[0]))
-        sizes.append(len(engine._lookahead.pool))
+        sizes.append(len(engine._ouroboros.pool))
         assert engine.check_integrity() is None
     assert trees[0] == trees[1]
     assert sizes[0] == sizes[1]
@@ -291,7 +291,7 @@ def test_texts_of_refused_drafts_that_cannot_be_learnt_are_left_out(models, text
 def test_a_draft_ends_with_so_many_phrases_of_the_pool_the_newest(models, count):
     options = LookaheadOptions(num_suffixes=count)
     engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
-    params, pool = SamplingParams(seed=1, temperature=0.0), engine._lookahead.pool
+    params, pool = SamplingParams(seed=1, temperature=0.0), engine._ouroboros.pool
     rng = np.random.default_rng(0)
     for token in range(VOCAB):
         for _ in range(5):
@@ -312,12 +312,12 @@ def test_suffixes_come_with_the_confidence_that_they_have_earned(models):
     drawing = Drawing(models["llama"], params, 9, torch.arange(VOCAB))
     line = [*PROMPTS[1], *drawing.continuation(PROMPTS[1], 100)]
     engine.draft(DraftBatch(1, [item(1, line, 0, params, 9, max_nodes=0)]))
-    before = list(engine._lookahead._suffix_shares.of(""))
+    before = list(engine._ouroboros._suffix_shares.of(""))
     text, known = list(PROMPTS[1]), 0
     for round_id in range(6):
         engine.draft(DraftBatch(2 + round_id, [item(2, text, known, params, 9)]))
         known, text = len(text), line[: len(text) + 14]
-    after = engine._lookahead._suffix_shares.of("")
+    after = engine._ouroboros._suffix_shares.of("")
     assert after[1] > before[1]  # the phrases come from this very text
     assert all(0.0 < share < 1.0 for share in after)
 

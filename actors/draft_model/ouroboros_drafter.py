@@ -21,6 +21,8 @@ import torch
 
 from actors.draft_model.growing_tree import GrowingTree
 from actors.draft_tree import DraftTree
+from actors.drafters.contract import Drafter
+from actors.drafters.registry import OUROBOROS
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
@@ -83,7 +85,7 @@ class _State:
 
 
 @dataclass(slots=True)
-class LookaheadDraft:
+class OuroborosDraft:
     """One sequence being drafted for."""
 
     sequence: Sequence
@@ -93,13 +95,14 @@ class LookaheadDraft:
     shares: list[float] = field(default_factory=list)  # probability of each, behind those before it
     num_computed: int = 0  # first tokens of the chain that have KV
     given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
+    is_ready = False  # never drafted ahead
 
 
 @dataclass(slots=True)
 class _Step:
     """What one forward computes for a draft, and the walk through it."""
 
-    draft: LookaheadDraft
+    draft: OuroborosDraft
     last_token: int  # the one that phrases and window hang below
     trie: TokenTrie
     node: int  # as far as the model's draws have been followed; at first that of the last token
@@ -109,8 +112,10 @@ class _Step:
     is_walking: bool = True
 
 
-class LookaheadDrafter:
+class OuroborosDrafter(Drafter[OuroborosDraft]):
     """The pool of a draft worker and the windows of its sequences. The engine keeps the sequences themselves."""
+
+    name = OUROBOROS
 
     def __init__(
         self, runner: ModelRunner, options: LookaheadOptions, max_positions: int, vocab_map: torch.Tensor | None
@@ -130,7 +135,7 @@ class LookaheadDrafter:
         """Nodes that a forward computes beside those of the draft."""
         return self._options.most_nodes
 
-    def learn(self, sequence: Sequence, num_new: int, corrections: Sequences[list[int]] = ()) -> None:
+    def observe_tokens(self, sequence: Sequence, num_new: int, corrections: Sequences[list[int]] = ()) -> None:
         """Take note of a sequence's last `num_new` committed tokens, its prompt at first. corrections: texts of what
         the target had in mind; what it has committed is newer than those."""
         state = self._states.get(sequence)
@@ -138,18 +143,18 @@ class LookaheadDrafter:
             state = self._states[sequence] = self._new_state(sequence)
         for text in corrections:
             self.pool.insert_runs(state.scope, text)
-        self.pool.learn(state.scope, sequence.tokens, num_new)
+        self.pool.insert_text(state.scope, sequence.tokens, num_new)
         if state.chain and num_new:
             self._judge(state, sequence.tokens[-num_new:].tolist())
             state.chain = []
 
-    def drop(self, namespace: str) -> None:
-        """Forget a namespace's phrases, and how often such came true. Those of a request alone end with it."""
-        self.pool.drop(namespace)
-        self._suffix_shares.drop(namespace)
+    def drop_namespace(self, namespace: str) -> None:
+        """Drop a namespace's phrases and the acceptance shares of its suffixes. Phrases that only one request uses end
+        with the request."""
+        self.pool.drop_scope(namespace)
+        self._suffix_shares.drop_namespace(namespace)
 
-    def drop_all(self) -> None:
-        """The same of all namespaces."""
+    def drop_all_namespaces(self) -> None:
         options = self._options
         self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
         self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
@@ -179,13 +184,13 @@ class LookaheadDrafter:
 
     def start(
         self, sequence: Sequence, max_nodes: int, num_wanted: int, runs: list[list[int]] | None = None
-    ) -> LookaheadDraft:
+    ) -> OuroborosDraft:
         """A draft with room for its forwards, or one that nothing is wanted of where there is none. runs: texts that
         the last token may begin; they take the places that the pool leaves, and are not kept."""
         most = min(num_wanted, max_nodes) + self._options.most_nodes
         if not max_nodes or not sequence.reserve(sequence.length + most):
-            return LookaheadDraft(sequence, 0, 0)
-        draft = LookaheadDraft(sequence, max_nodes, min(num_wanted, max_nodes))
+            return OuroborosDraft(sequence, 0, 0)
+        draft = OuroborosDraft(sequence, max_nodes, min(num_wanted, max_nodes))
         for run in runs or ():
             for place, token in enumerate(run[:-1], 1):
                 phrases = draft.given.setdefault(token, [])
@@ -194,23 +199,25 @@ class LookaheadDrafter:
                     phrases.append(phrase)
         return draft
 
-    def _phrases(self, draft: LookaheadDraft, token: int, count: int) -> list[Phrase]:
+    def _phrases(self, draft: OuroborosDraft, token: int, count: int) -> list[Phrase]:
         """Up to `count` behind a token: those of the pool, the newest first, then those that were given."""
         found = self.pool.newest(self._states[draft.sequence].scope, token, count)
         if len(found) < count:
             found += [phrase for phrase in draft.given.get(token, ()) if phrase not in found]
         return found[:count]
 
-    def grow(self, drafts: list[LookaheadDraft]) -> None:
-        """Draft all chains, one forward for all of them at a time. Only the last tokens of a text may be pending."""
-        while steps := [step for draft in drafts if (step := self._next_step(draft)) is not None]:
+    def propose(self, asked: Sequences[OuroborosDraft]) -> list[DraftTree]:
+        """Draft all chains, one forward for all of them at a time, and the suffixes behind them. Only the last tokens
+        of a sequence may be pending."""
+        while steps := [step for draft in asked if (step := self._next_step(draft)) is not None]:
             logits = self._forward(steps)
             while walking := [step for step in steps if step.is_walking]:
                 self._walk(walking, logits)
             for step in steps:
                 self._advance_window(step, logits)
+        return [self._finished(draft) for draft in asked]
 
-    def _next_step(self, draft: LookaheadDraft) -> _Step | None:
+    def _next_step(self, draft: OuroborosDraft) -> _Step | None:
         # Tokens that positions are left for behind the chain.
         room = self._max_positions - draft.sequence.length - len(draft.chain)
         if len(draft.chain) >= draft.num_wanted or room < 0:
@@ -288,7 +295,7 @@ class LookaheadDrafter:
         for token, phrase in state.window.advance(step.last_token, behind.tolist()):
             self.pool.insert(state.scope, token, phrase)
 
-    def finished(self, draft: LookaheadDraft) -> DraftTree:
+    def _finished(self, draft: OuroborosDraft) -> DraftTree:
         """The chain and the suffixes behind it: the likeliest max_nodes nodes."""
         state = self._states[draft.sequence]
         chain = draft.chain[: draft.max_nodes]
