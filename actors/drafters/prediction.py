@@ -13,8 +13,8 @@ from numba import njit
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from cache_service.splitmix64 import hash_pair
 from actors.drafters.contract import CpuDrafter, DraftContext
+from cache_service.splitmix64 import hash_pair
 
 # Chance that the prediction goes on to be right after so many tokens in a row that were (index 0: the answer has just
 # left it, or not begun); the planner calibrates it online.

@@ -14,8 +14,8 @@ from numba import njit
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
-from cache_service.splitmix64 import STEP
 from actors.drafters.contract import CpuDrafter, DraftContext
+from cache_service.splitmix64 import STEP
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

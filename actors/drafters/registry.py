@@ -9,13 +9,15 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
+from typing import Literal
 
 import actors.drafters
 from actors.drafters._options import FIELD, checked_options
 from actors.drafters.contract import CpuDrafter
 from actors.errors import InvalidRequest
-from actors.messages import Acceptance
+from actors.messages import Acceptance, DraftMethod
 from cache_service.automata.automata_index import AutomataIndex
 
 AUTO = "auto"
@@ -29,14 +31,29 @@ CACHE = "cache"  # what the cluster shares
 SOFT_NGRAM = "soft_ngram"
 TOKEN_RECYCLING = "token_recycling"
 
-MODEL_DRAFTER_NAMES = (DRAFT_MODEL, EAGLE, OUROBOROS)  # they run beside a model, not in the router
 
-# What "auto" stands for, beside the draft model and the head. The others find what one of these finds: prompt lookup
-# what the suffix automaton does, the n-gram table and token recycling what the soft n-gram memory does. Two sources
-# that know the same make the planner too sure of it. Lookahead is for those who name it: its window takes rows in every
-# round whether they pay or not, and where a row more costs as much as the first one, they rarely do.
-AUTO_DRAFTERS = (CACHE, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix")
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """A drafting method as configuration and router know it. The drafter itself is made where the source runs."""
 
+    name: str
+    place: Literal["router", "draft_worker", "target"]
+    in_auto: bool = False  # part of "auto", where there is a draft model or a head to run it on
+    drafts_under_rejection: bool = False  # sends the draft distributions that `acceptance: rejection` needs
+    method: DraftMethod = "tree"  # asked of a draft worker
+
+
+_MODEL_SOURCES = (
+    DraftSource(EAGLE, "target", in_auto=True),
+    DraftSource(OUROBOROS, "draft_worker", method="lookahead"),
+    DraftSource(DRAFT_MODEL, "draft_worker", in_auto=True, drafts_under_rejection=True),
+)
+
+# The other CPU drafters find what one of these finds: prompt lookup what the suffix automaton does, the n-gram table
+# and token recycling what the soft n-gram memory does. Two sources with the same knowledge make the planner
+# overconfident. Lookahead must be named: its window takes rows in every round whether they pay or not, and where each
+# further row costs as much as the first, they rarely do.
+_IN_AUTO = frozenset({CACHE, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix"})
 _NOT_DRAFTERS = frozenset({"contract", "registry"})
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
@@ -46,7 +63,12 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
         if module.name not in _NOT_DRAFTERS and not module.name.startswith("_")
     )
 )
-DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *MODEL_DRAFTER_NAMES, *CPU_DRAFTER_NAMES)
+# All sources by name. Where several may draft for a sequence on its draft worker, the first one does.
+SOURCES: Mapping[str, DraftSource] = MappingProxyType(
+    {name: DraftSource(name, "router", in_auto=name in _IN_AUTO) for name in CPU_DRAFTER_NAMES}
+    | {source.name: source for source in _MODEL_SOURCES}
+)
+DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *sorted(source.name for source in _MODEL_SOURCES), *CPU_DRAFTER_NAMES)
 
 
 def create_drafter(name: str, **options: object) -> CpuDrafter:
@@ -118,7 +140,7 @@ def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapp
 
 def needs_draft_model(names: Sequence[str]) -> bool:
     """Whether any of these, as expanded, runs on a draft model."""
-    return DRAFT_MODEL in names or OUROBOROS in names
+    return any(SOURCES[name].place == "draft_worker" for name in names)
 
 
 def expand_drafters(
@@ -142,17 +164,10 @@ def expand_drafters(
         if set(names) != {NONE}:
             raise InvalidRequest(field, tuple(names), f"{NONE} excludes every other drafter")
         return ()
-    if acceptance == "rejection" and names and not {AUTO, DRAFT_MODEL} & set(names):
+    can_draft = any(name == AUTO or SOURCES[name].drafts_under_rejection for name in names)
+    if acceptance == "rejection" and names and not can_draft:
         limit = f"under acceptance 'rejection' only {DRAFT_MODEL} drafts; name it, alone or with others, or {NONE}"
         raise InvalidRequest(field, ", ".join(names), limit)
-    expanded: list[str] = []
-    for name in names:
-        if name == AUTO:
-            expanded.extend(AUTO_DRAFTERS)
-            if has_head:
-                expanded.append(EAGLE)
-            if has_draft_model:
-                expanded.append(DRAFT_MODEL)
-        else:
-            expanded.append(name)
-    return tuple(dict.fromkeys(expanded))
+    is_there = {"router": True, "target": has_head, "draft_worker": has_draft_model}
+    auto = [source.name for source in SOURCES.values() if source.in_auto and is_there[source.place]]
+    return tuple(dict.fromkeys(part for name in names for part in (auto if name == AUTO else [name])))

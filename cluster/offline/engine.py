@@ -56,12 +56,12 @@ from cluster.config import RouterConfig, SpeculationConfig, paceline_home
 from cluster.offline.requests import GenerateOptions, LocalRequests, Prompt
 from cluster.request_limits import first_problem
 from cluster.router.core import RouterCore
-from cluster.router.drafting import DraftShape
 from cluster.router.required_rows import check_required_rows, least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
 from cluster.router.shared_learning import SharedLearning
 from cluster.router.trace import RoundTrace, trace_round
+from cluster.router.worker_drafting import DraftShape
 from cluster.text.detokenizer import Detokenizer
 from cluster.text.text_codec import TextCodec
 

@@ -31,7 +31,8 @@ from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.draft_scaling import DraftScaling
-from cluster.router.drafting import Drafting, DraftShape
+from cluster.router.draft_sources import DraftSources
+from cluster.router.drafting import Drafting
 from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, sequences_in_turn
 from cluster.router.guarded_sink import GuardedSink
 from cluster.router.open_requests import OpenRequests
@@ -45,6 +46,7 @@ from cluster.router.target_blocks import TargetBlocks
 from cluster.router.teaching import Teaching
 from cluster.router.traffic import TrafficRecords
 from cluster.router.verdicts import Verdicts
+from cluster.router.worker_drafting import DraftShape
 
 _DEFAULT_SHAPE = DraftShape()
 _NOTHING_SHARED = SharedLearning()
@@ -80,19 +82,18 @@ class RouterCore:
         self.draft_scaling = DraftScaling()
         self._traffic = TrafficRecords()
         sequences: dict[int, Sequence] = {}
+        self._sources = DraftSources(drafters, speculation.drafters, target.has_head)
+        names = self._sources.names
         self._drafting = Drafting(
             drafters,
-            speculation.drafters,
-            draft_shape.gamma,
-            draft_shape.branch,
-            target.vocab_size,
-            target.has_head,
+            self._sources,
             sequences,
-            self.counters,
-            SharedPhrases(shared.index) if shared.index is not None and OUROBOROS in speculation.drafters else None,
-            self.draft_scaling,
+            shape=draft_shape,
+            vocab_size=target.vocab_size,
+            counters=self.counters,
+            phrases=SharedPhrases(shared.index) if shared.index is not None and OUROBOROS in names else None,
+            scaling=self.draft_scaling,
         )
-        names = self._drafting.names
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
             names,
@@ -101,7 +102,7 @@ class RouterCore:
             self.step_times,
             self.counters,
             config.max_running,
-            self._drafting.head,
+            self._sources.head,
             self._drafting.most_required,
             self.draft_scaling,
         )
@@ -153,14 +154,10 @@ class RouterCore:
         return self._requests.cancel(request_id)
 
     def _draft_state(self, request: GenerationRequest) -> DraftState:
-        drafters, wants_draft_model, wants_head, wants_lookahead = self._drafting.sources_of(request)
         most = self._speculation.max_draft_tokens
         return DraftState(
-            cpu=drafters,
-            cpu_known=[0] * self._drafting.num_drafters,
-            wants_draft_model=wants_draft_model,
-            wants_head=wants_head,
-            wants_lookahead=wants_lookahead,
+            sources=self._sources.allowed(request),
+            cpu_known=[0] * self._sources.num_cpu,
             max_tokens=most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
         )
 
@@ -172,7 +169,7 @@ class RouterCore:
     @property
     def source_names(self) -> tuple[str, ...]:
         """Who proposes drafts, by source index."""
-        return tuple(self._drafting.names)
+        return self._sources.names
 
     @property
     def num_running(self) -> int:
@@ -232,8 +229,7 @@ class RouterCore:
         )
         self._open = round
         self._choice.set_budgets(round)
-        self._drafting.ask_workers(round)
-        self._drafting.ask_head(round)
+        self._drafting.ask(round)
         return round, self._requests.take_events()
 
     def exchange(self, now: float) -> None:
@@ -252,7 +248,7 @@ class RouterCore:
         """Forget all that rounds have taught of a namespace, here and at the draft workers. Call it between rounds."""
         if self.soft_sharing is not None:
             self.soft_sharing.drop(namespace)
-        self._drafting.drop(namespace)
+        self._drafting.drop_namespace(namespace)
         self._choice.drop(namespace)
         self._traffic.drop(namespace)
 
@@ -268,7 +264,7 @@ class RouterCore:
     def draft_locally(self, round: Round) -> None:
         """Run the CPU drafters, and propose what the target's head has drafted. Whatever one of them does wrong costs
         only its own drafts."""
-        self._drafting.draft_locally(round)
+        self._drafting.propose(round)
 
     def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
         """Merge all drafts, choose the nodes that pay, and write the batch for the target.
@@ -348,8 +344,8 @@ class RouterCore:
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
         if verified is not None and accepted is not None:
             self.acceptance.observe(verified, accepted)
-        self._drafting.tell(round, emitted, verified, accepted)
-        self._drafting.take_head_drafts(round, result)
+        self._drafting.observe(round, emitted, verified, accepted)
+        self._drafting.keep_head_drafts(round, result)
         self._teaching.teach(round, result, emitted)
         self._sink.share(round, emitted)
 

@@ -30,12 +30,12 @@ from cluster.cache.shared_cache import open_shared_cache
 from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationConfig
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
-from cluster.router.drafting import DraftShape
 from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics
 from cluster.router.ready_first import READY, ReadyFirst
 from cluster.router.shared_learning import SharedLearning
 from cluster.router.status import RouterStatus, router_status
+from cluster.router.worker_drafting import DraftShape
 
 logger = logging.getLogger(__name__)
 

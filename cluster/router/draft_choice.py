@@ -82,7 +82,7 @@ class DraftChoice:
         wanted = 0
         for entry in round.entries:
             sequence = entry.sequence
-            if entry.emits and sequence.drafts.has_sources and sequence.drafts.from_round <= round.round_id:
+            if entry.emits and sequence.drafts.sources and sequence.drafts.from_round <= round.round_id:
                 # The last token is the target's own: a draft for it could never be emitted.
                 entry.max_nodes = max(0, min(sequence.drafts.max_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
@@ -117,7 +117,7 @@ class DraftChoice:
         for entry in round.entries[first:] + round.entries[:first]:
             if not entry.max_nodes or not entry.is_coupled:
                 continue
-            wanted = sum(self._most_required.get(drafter, 0) for drafter in entry.sequence.drafts.cpu)
+            wanted = sum(self._most_required.get(drafter, 0) for drafter in entry.sequence.drafts.sources.cpu)
             if granted and granted + wanted > self._max_rows // 2:
                 continue
             entry.max_required = wanted

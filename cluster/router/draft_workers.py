@@ -1,4 +1,4 @@
-"""Which draft worker serves which sequence, what it knows of it, and whether it answers."""
+"""Which draft worker serves which sequence, what that worker holds of it, and whether it answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from actors.messages import DraftBatch, DraftItem, DraftMethod, SequenceDelta, no_tokens
+from actors.messages import DraftBatch, DraftItem, SequenceDelta, no_tokens
 from cache_service import splitmix64
 from cluster.router.sequence import Sequence
 
 _LOAD_SLACK = 1.25  # a worker takes at most this multiple of the mean number of sequences
-_MAX_FINISHED = 64  # notices kept back for the next batch before one is sent for them alone
+_MAX_FINISHED = 64  # ended sequences kept for the next batch before a batch is sent for them alone
 _LONGEST_PAUSE = 256  # rounds
-_MAX_DROPPED = 64  # namespaces that a worker is told of by name
+_MAX_DROPPED = 64  # namespaces dropped by name; beyond, the worker drops all
 
 
 class _Worker:
@@ -27,12 +27,13 @@ class _Worker:
         self.key = int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
         self.num_sequences = 0
         self.finished: list[int] = []  # sequences it holds and may forget
-        self.num_missed = 0  # results in a row that did not come in time
+        self.num_missed = 0  # consecutive results that did not come in time
         self.paused_until = 0  # round id
-        # What it has not confirmed that it has forgotten. Nobody knows what one that joins has learnt and missed.
+        # Namespaces to drop, until the worker has answered a batch that named them. What a new worker learnt before it
+        # joined, and which drops it missed, is unknown: it drops all.
         self.dropped: list[str] = []
         self.drops_all = True
-        self.drops_sent: int | None = None  # with the batch of this round, all of it
+        self.drops_sent: int | None = None  # id of the round whose batch named all of them
 
 
 def _score(key: int, seq_id: int) -> int:
@@ -52,7 +53,7 @@ class DraftWorkers:
         return len(self._workers)
 
     def set_workers(self, worker_ids: SequenceOf[str], sequences: SequenceOf[Sequence]) -> None:
-        """The workers that live now. Sequences of one that is gone find another when they next draft."""
+        """The workers that are alive. Sequences of a lost worker get another one when they next draft."""
         previous = self._workers
         self._workers = {worker_id: previous.get(worker_id) or _Worker(worker_id) for worker_id in worker_ids}
         for sequence in sequences:
@@ -60,7 +61,7 @@ class DraftWorkers:
                 sequence.drafts.leave_worker()
 
     def worker_for(self, sequence: Sequence, round_id: int) -> str | None:
-        """The sequence's worker, chosen now if it has none; None if there is none or it is paused."""
+        """The sequence's worker, chosen now if it has none; None if there are no workers or its worker is paused."""
         if not self._workers:
             return None
         if sequence.drafts.worker is None:
@@ -77,21 +78,27 @@ class DraftWorkers:
         return sequence.drafts.worker
 
     def item_for(
-        self, sequence: Sequence, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
+        self, sequence: Sequence, *, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
     ) -> DraftItem:
-        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted. runs:
-        of the item, if there are any."""
+        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted, as in
+        `DraftItem`."""
         start = sequence.drafts.worker_known
         sequence.drafts.worker_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
-        begin = sequence.begin if start == 0 else None
-        method: DraftMethod = "lookahead" if sequence.drafts.wants_lookahead else "tree"
         corrections, sequence.drafts.corrections = sequence.drafts.corrections, no_tokens()
-        runs = no_tokens() if runs is None else runs
-        return DraftItem(delta, max_nodes, begin, max_depth, branch, method, runs, corrections)
+        return DraftItem(
+            delta,
+            max_nodes,
+            begin=sequence.begin if start == 0 else None,
+            max_depth=max_depth,
+            branch=branch,
+            method=sequence.drafts.sources.method,
+            runs=no_tokens() if runs is None else runs,
+            corrections=corrections,
+        )
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended or been renamed: its worker is told with the next batch."""
+        """The sequence has ended or been renamed; its worker is told with the next batch."""
         worker = self._workers.get(sequence.drafts.worker or "")
         if worker is not None:
             worker.num_sequences -= 1
@@ -104,17 +111,21 @@ class DraftWorkers:
         for worker_id, worker in self._workers.items():
             wanted = items.get(worker_id)
             has_finished = len(worker.finished) >= _MAX_FINISHED or (is_idle and worker.finished)
-            if wanted or has_finished or _has_news(worker):
+            if wanted or has_finished or _has_drops(worker):
                 batches[worker_id] = DraftBatch(
-                    round_id, wanted or [], worker.finished, list(worker.dropped), worker.drops_all
+                    round_id,
+                    wanted or [],
+                    worker.finished,
+                    dropped=list(worker.dropped),
+                    drops_all=worker.drops_all,
                 )
                 worker.finished = []
                 worker.drops_sent = round_id
         return batches
 
-    def drop(self, namespace: str) -> None:
-        """All workers are to forget what they have learnt in a namespace. They are told at once, and again with every
-        batch until they have answered one: no draft comes of what they knew before."""
+    def drop_namespace(self, namespace: str) -> None:
+        """Have all workers drop what they have learnt in a namespace. They are told at once, and again with every batch
+        until they have answered one: no later draft uses what they knew before."""
         for worker in self._workers.values():
             worker.drops_sent = None
             if namespace not in worker.dropped:
@@ -123,22 +134,23 @@ class DraftWorkers:
                 worker.dropped, worker.drops_all = [namespace], True
 
     def has_notices(self) -> bool:
-        return any(worker.finished or _has_news(worker) for worker in self._workers.values())
+        return any(worker.finished or _has_drops(worker) for worker in self._workers.values())
 
-    def answered(self, worker_id: str, round_id: int) -> None:
+    def count_answer(self, worker_id: str, round_id: int) -> None:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.num_missed = 0
             if worker.drops_sent == round_id:
                 worker.dropped, worker.drops_all = [], False
 
-    def missed(self, worker_id: str, round_id: int) -> None:
+    def count_miss(self, worker_id: str, round_id: int) -> None:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.paused_until = round_id + 1 + min(_LONGEST_PAUSE, 1 << min(worker.num_missed, 16))
             worker.num_missed += 1
 
 
-def _has_news(worker: _Worker) -> bool:
-    """Of namespaces to forget. One that has just joined hears that with its first batch."""
+def _has_drops(worker: _Worker) -> bool:
+    """Whether it is still to be told of namespaces to drop. A worker that has just joined is told with its first batch
+    of items."""
     return bool(worker.dropped) and worker.drops_sent is None

@@ -10,6 +10,7 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, no_tokens
 from cluster.router.calibration import DraftRecord
+from cluster.router.draft_sources import AllowedSources
 
 _FIRST_ROOM = 256  # output tokens that fit before the buffer grows
 
@@ -57,11 +58,8 @@ class TargetState:
 class DraftState:
     """Which sources may draft for a sequence, and what each of them knows of it."""
 
-    cpu: tuple[int, ...] = ()  # indices of the CPU drafters it may use
+    sources: AllowedSources
     cpu_known: list[int] = field(default_factory=list)  # tokens each CPU drafter has seen
-    wants_draft_model: bool = False
-    wants_head: bool = False
-    wants_lookahead: bool = False  # the draft model drafts by lookahead instead of trees
     max_tokens: int = 0  # draft tokens a round
     from_round: int = 0  # no drafts before this round, because drafts lacked KV blocks or rounds failed
     head_tree: DraftTree | None = None  # drafted by the target's EAGLE head
@@ -71,10 +69,6 @@ class DraftState:
     worker_known: int = 0  # tokens that worker has been sent
     corrections: np.ndarray = field(default_factory=no_tokens)  # for the next `DraftItem`, from the last round with any
     num_taught: int = 0  # prompt rows that drafters have learnt, from this sequence or one with the same prompt
-
-    @property
-    def has_sources(self) -> bool:
-        return bool(self.cpu) or self.wants_draft_model or self.wants_head
 
     def leave_worker(self) -> None:
         self.worker = None

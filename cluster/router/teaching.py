@@ -45,7 +45,7 @@ class Teaching:
         self._drafting.keep_corrections(entries, result, successors[0])
         if count:
             for rows in rows_of_round(result, entries, successors, self._shares_prompts):
-                self._drafting.teach(rows)
+                self._drafting.remember(rows)
 
     def _teach_prompts(self, sequences: list[Sequence], num_successors: int) -> None:
         """Teach a part of a long prompt each round while its sequence runs; sequences with the same prompt share the
@@ -60,7 +60,7 @@ class Teaching:
             sequence.drafts.num_taught = end
             if begin < end:
                 may_share = shares_prompts and sequence.request.cache == "read_write"
-                self._drafting.teach(
+                self._drafting.remember(
                     rows_of_prompt(
                         sequence.tokens()[: sequence.num_prompt],
                         num_successors,

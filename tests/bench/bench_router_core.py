@@ -23,7 +23,7 @@ from actors.messages import DraftBatch, DraftResult, GenerationRequest, Sampling
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.drafting import DraftShape
+from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
 
 VOCAB_SIZE = 50_000

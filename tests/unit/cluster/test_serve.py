@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.draft_model.ouroboros_drafter import LookaheadOptions
-from actors.drafters.registry import AUTO_DRAFTERS
+from actors.drafters.registry import expand_drafters
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
@@ -113,7 +113,7 @@ def test_a_draft_model_of_another_vocabulary_is_found_out_before_anything_is_sta
         (["suffix"], ("suffix",)),
         (["suffix", "draft_model"], ("suffix",)),
         (["suffix", "ouroboros"], ("suffix",)),
-        (["auto"], AUTO_DRAFTERS),
+        (["auto"], expand_drafters(["auto"], has_draft_model=False)),
     ],
 )
 def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters, running):

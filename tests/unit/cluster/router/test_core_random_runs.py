@@ -27,7 +27,7 @@ from actors.messages import (
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.drafting import DraftShape
+from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
 
 EOS = 3

@@ -1,0 +1,128 @@
+"""Runs the CPU drafters of a router. An error of one of them costs only its own drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
+from cluster.router.drafter_failures import DrafterFailures
+from cluster.router.proposals import Proposals
+from cluster.router.round import Emitted, Round, RoundEntry
+from cluster.router.sequence import Sequence
+
+
+class CpuDrafting:
+    """Drafters are known by their index, which is that of their source."""
+
+    def __init__(self, drafters: Mapping[str, CpuDrafter], proposals: Proposals, failures: DrafterFailures) -> None:
+        self._drafters = list(drafters.items())
+        self._proposals = proposals
+        self._failures = failures
+        # Most nodes that a drafter requires of a sequence, of those that require any.
+        self.most_required = {
+            index: drafter.most_required for index, (_, drafter) in enumerate(self._drafters) if drafter.most_required
+        }
+        # Target predictions a row that drafters want to learn from; 0: none of them learns.
+        self.num_successors = max((drafter.num_successors for _, drafter in self._drafters), default=0)
+
+    def propose(self, round: Round) -> None:
+        for index, (name, drafter) in enumerate(self._drafters):
+            entries = [
+                entry
+                for entry in round.entries
+                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafts.sources.cpu
+            ]
+            if entries:
+                self._ask(index, name, drafter, entries)
+
+    def _ask(self, index: int, name: str, drafter: CpuDrafter, entries: list[RoundEntry]) -> None:
+        most_required = self.most_required.get(index, 0)
+        contexts = [_context(entry, index, most_required if entry.max_required else 0) for entry in entries]
+        try:
+            trees = drafter.propose(contexts)
+            if len(trees) != len(entries):
+                raise ValueError(f"{len(trees)} trees for {len(entries)} contexts")
+        except Exception:
+            self._failures.count(name)
+            for entry in entries:
+                self._forget(index, entry.sequence)
+            return
+        for entry, context, tree in zip(entries, contexts, trees, strict=True):
+            entry.sequence.drafts.cpu_known[index] = entry.num_tokens
+            self._proposals.add(entry, index, tree, max_nodes=entry.max_nodes, max_required=context.max_required)
+
+    def observe(
+        self, round: Round, emitted: list[Emitted], verified: np.ndarray | None, accepted: np.ndarray | None
+    ) -> None:
+        """Tell the drafters what became of the round. verified, accepted: nodes by [entry, source], or None."""
+        outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
+        for index, first, _ in emitted:
+            sequence = round.entries[index].sequence
+            if not sequence.drafts.sources.cpu:
+                continue
+            tokens = sequence.tokens(first)
+            num_verified = verified[index].tolist() if verified is not None else None
+            num_accepted = accepted[index].tolist() if accepted is not None else None
+            for drafter in sequence.drafts.sources.cpu:
+                outcomes[drafter].append(
+                    Outcome(
+                        sequence.seq_id,
+                        num_verified[drafter] if num_verified else 0,
+                        num_accepted[drafter] if num_accepted else 0,
+                        tokens,
+                    )
+                )
+        for (name, one), told in zip(self._drafters, outcomes, strict=True):
+            if told:
+                try:
+                    one.observe(told)
+                except Exception:
+                    self._failures.count(name)
+
+    def remember(self, rows: VerifiedRows) -> None:
+        """Let the drafters that learn from target predictions see these."""
+        for name, drafter in self._drafters:
+            if drafter.num_successors:
+                try:
+                    drafter.remember(rows)
+                except Exception:
+                    self._failures.count(name)
+
+    def drop_namespace(self, namespace: str) -> None:
+        for name, drafter in self._drafters:
+            try:
+                drafter.drop_namespace(namespace)
+            except Exception:
+                self._failures.count(name)
+
+    def forget(self, sequence: Sequence) -> None:
+        for index in sequence.drafts.sources.cpu:
+            self._forget(index, sequence)
+
+    def _forget(self, index: int, sequence: Sequence) -> None:
+        sequence.drafts.cpu_known[index] = 0
+        name, drafter = self._drafters[index]
+        try:
+            drafter.forget(sequence.seq_id)
+        except Exception:
+            self._failures.count(name)
+
+
+def _context(entry: RoundEntry, index: int, max_required: int) -> DraftContext:
+    sequence, request = entry.sequence, entry.sequence.request
+    return DraftContext(
+        seq_id=entry.seq_id,
+        tokens=sequence.tokens(),
+        start=sequence.drafts.cpu_known[index],
+        num_prompt_tokens=sequence.begin.num_prompt_tokens,
+        max_nodes=entry.max_nodes,
+        sampling=sequence.begin.sampling,
+        namespace=sequence.namespace,
+        prediction=request.prediction_token_ids,
+        max_required=max_required,
+        max_depth=sequence.num_left - 1,
+        readable=request.readable,
+        reads_cache=request.cache != "off",
+    )

@@ -1,0 +1,29 @@
+"""Where trees enter the router: a tree becomes a proposal of its sequence, or is counted as invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.draft_tree import DraftTree
+from cluster.router.counters import RouterCounters
+from cluster.router.merged_trees import has_tree_shape
+from cluster.router.rejection_chain import is_chain
+from cluster.router.round import RoundEntry
+
+
+class Proposals:
+    def __init__(self, names: Sequence[str], vocab_size: int, counters: RouterCounters) -> None:
+        """names: of the sources by index."""
+        self._names = names
+        self._vocab_size = vocab_size
+        self._counters = counters
+
+    def add(self, entry: RoundEntry, source: int, tree: DraftTree, *, max_nodes: int, max_required: int = 0) -> None:
+        """max_nodes: nodes beside the required ones. Under rejection only chains with draft distributions are valid."""
+        is_valid = isinstance(tree, DraftTree) and has_tree_shape(tree, max_nodes, max_required)
+        if is_valid and not entry.is_coupled:
+            is_valid = is_chain(tree, self._vocab_size)
+        if not is_valid:
+            self._counters.invalid_trees[self._names[source]] += 1
+        elif len(tree):
+            entry.proposals.append((source, tree))

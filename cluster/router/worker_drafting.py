@@ -1,0 +1,220 @@
+"""Drafts of the draft workers: which trees to ask for, what to send along, and what becomes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.messages import DraftItem, DraftResult, VerifyResult, no_tokens
+from cache_service.automata.shared_phrases import SharedPhrases
+from cluster.router.counters import RouterCounters
+from cluster.router.discarded import discarded_texts
+from cluster.router.draft_scaling import DraftScaling
+from cluster.router.draft_workers import DraftWorkers
+from cluster.router.drafter_failures import DrafterFailures
+from cluster.router.learning import first_rows_of
+from cluster.router.proposals import Proposals
+from cluster.router.round import Round, RoundEntry
+from cluster.router.sequence import Sequence
+
+_CONTEXT_TOKENS = 16  # last tokens of a sequence that are looked up in the shared cache for a draft worker
+_MAX_RUNS = 4  # phrases of the shared cache sent with one item
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """The trees asked of the draft model."""
+
+    gamma: int = 4  # depth
+    branch: int = 1  # guesses for each next token
+
+
+class WorkerDrafting:
+    """`sequences` are those of the router by id; the mapping is the router's own and changes with it."""
+
+    def __init__(
+        self,
+        shape: DraftShape,
+        sequences: Mapping[int, Sequence],
+        *,
+        names: SequenceOf[str],
+        proposals: Proposals,
+        counters: RouterCounters,
+        failures: DrafterFailures,
+        phrases: SharedPhrases | None,
+        scaling: DraftScaling,
+    ) -> None:
+        """names: of the sources by index; phrases: of the shared cache, for ouroboros; scaling: told how workers
+        answer."""
+        self._shape = shape
+        self._sequences = sequences
+        self._names = names
+        self._proposals = proposals
+        self._counters = counters
+        self._failures = failures
+        self._phrases = phrases
+        self._scaling = scaling
+        self._workers = DraftWorkers()
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether workers are still to be told of sequences that have ended or namespaces to drop."""
+        return self._workers.has_notices()
+
+    def set_workers(self, worker_ids: SequenceOf[str], sequences: SequenceOf[Sequence]) -> None:
+        self._workers.set_workers(worker_ids, sequences)
+
+    def ask(self, round: Round) -> None:
+        """Write draft batches for the sequences that emit, if waiting for them pays, and with the prompts of others for
+        workers that nobody waits for."""
+        items: dict[str, list[DraftItem]] = {}
+        if len(self._workers):
+            asking = [
+                (entry, worker_id)
+                for entry in round.entries
+                if entry.max_nodes
+                and entry.sequence.drafts.sources.worker is not None
+                and (worker_id := self._workers.worker_for(entry.sequence, round.round_id)) is not None
+            ]
+            if asking and round.traffic.draft_wait.pays(round.size.num_emitting):
+                for entry, worker_id in asking:
+                    entry.draft_worker = worker_id
+                    items.setdefault(worker_id, []).append(self._item(entry))
+                round.asked.draft_model = True
+                round.asked.awaited = tuple(items)
+                round.asked.num_workers = len(self._workers)
+            seems_to_pay = round.traffic.draft_wait.seems_to_pay
+            if round.asked.draft_model or (not asking and seems_to_pay(round.size.num_running)):
+                self._send_prompts_ahead(round, items)
+        round.asked.batches = self._workers.batches(items, round.round_id, is_idle=not round.entries)
+
+    def _item(self, entry: RoundEntry) -> DraftItem:
+        sequence, shape = entry.sequence, self._shape
+        return self._workers.item_for(
+            sequence,
+            max_nodes=self._max_nodes(entry),
+            max_depth=shape.gamma,
+            branch=shape.branch,
+            runs=self._runs(sequence),
+        )
+
+    def _max_nodes(self, entry: RoundEntry) -> int:
+        if entry.sequence.drafts.sources.method == "lookahead":
+            return entry.max_nodes  # phrases behind a draft cost nothing
+        return min(self._shape.gamma * self._shape.branch, entry.max_nodes)
+
+    def _runs(self, sequence: Sequence) -> np.ndarray:
+        """Phrases that the shared cache expects to follow, as `DraftItem.runs`: workers do not read the cache."""
+        request, sources = sequence.request, sequence.drafts.sources
+        if self._phrases is None or sources.worker is None or sources.method != "lookahead" or request.cache == "off":
+            return no_tokens()
+        namespaces = dict.fromkeys((sequence.namespace, *request.readable))
+        last_tokens = sequence.tokens()[-_CONTEXT_TOKENS:]
+        try:
+            found = self._phrases.behind(namespaces, last_tokens, 2 * self._shape.gamma, _MAX_RUNS)
+        except Exception:
+            self._failures.count(self._names[sources.worker])
+            return no_tokens()
+        runs = [token for phrase in found for token in (int(last_tokens[-1]), *phrase, -1)]
+        return np.array(runs, np.int32)
+
+    def _send_prompts_ahead(self, round: Round, items: dict[str, list[DraftItem]]) -> None:
+        for entry in round.entries:
+            sequence = entry.sequence
+            drafts = sequence.drafts
+            if entry.emits or drafts.worker_known or drafts.sources.worker is None:
+                continue
+            if sequence.num_left < 2 or not drafts.max_tokens:
+                continue
+            worker_id = self._workers.worker_for(sequence, round.round_id)
+            if worker_id is not None and worker_id not in round.asked.awaited:
+                item = self._workers.item_for(
+                    sequence, max_nodes=0, max_depth=self._shape.gamma, branch=self._shape.branch
+                )
+                items.setdefault(worker_id, []).append(item)
+
+    def take_results(self, round: Round, results: Mapping[str, DraftResult | None]) -> None:
+        """results: by worker; None or missing: no answer in time."""
+        for worker_id in round.asked.batches:
+            self._take_result(round, worker_id, results.get(worker_id))
+
+    def _take_result(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
+        is_awaited = worker_id in round.asked.awaited
+        self._counters.awaited_drafts += is_awaited
+        if result is None:
+            if is_awaited:
+                self._counters.late_drafts += 1
+                self._scaling.observe_late()
+                self._workers.count_miss(worker_id, round.round_id)
+            return
+        if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
+            self._counters.invalid_draft_results += 1
+            return
+        self._workers.count_answer(worker_id, round.round_id)
+        if is_awaited:
+            self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
+        self._counters.ready_drafts += result.num_ready
+        self._counters.missed_drafts += result.num_ahead - result.num_ready
+        self._take_stale(worker_id, result.stale_seq_ids)
+        asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
+        for seq_id, tree in zip(result.seq_ids, result.trees, strict=True):
+            entry = asked.pop(seq_id, None)
+            source = None if entry is None else entry.sequence.drafts.sources.worker
+            if entry is None or source is None:
+                self._counters.unknown_sequences += 1
+                continue
+            most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
+            self._proposals.add(entry, source, tree, max_nodes=most)
+
+    def _take_stale(self, worker_id: str, seq_ids: Iterable[int]) -> None:
+        for seq_id in seq_ids:
+            sequence = self._sequences.get(seq_id)
+            if sequence is None or sequence.drafts.worker != worker_id:
+                self._counters.unknown_sequences += 1
+                continue
+            self._counters.stale_drafts += 1
+            sequence.drafts.worker_known = 0
+
+    def wants_corrections(self, round: Round) -> bool:
+        """Whether a worker learns from the target predictions of this round."""
+        return any(map(_wants_corrections, round.entries))
+
+    def keep_corrections(self, entries: Iterable[RoundEntry], result: VerifyResult, token_ids: np.ndarray) -> None:
+        """Keep the target predictions after rejected draft tokens, to be sent with the sequences' next drafts.
+
+        entries: those that emitted; token_ids: of `successors_of`. Call it when the round's tokens are committed.
+        """
+        wanting = list(filter(_wants_corrections, entries))
+        if not wanting:
+            return
+        first_rows = first_rows_of(result)
+        paths = {verdict.seq_id: verdict.path.tolist() for verdict in result.verdicts}
+        for entry in wanting:
+            row, num_nodes = first_rows[entry.seq_id]
+            path = paths[entry.seq_id]
+            if len(path) < num_nodes:
+                entry.sequence.drafts.corrections = discarded_texts(
+                    entry.sequence.tokens(),
+                    entry.num_tokens,
+                    path,
+                    parents=entry.tree.parents[:num_nodes],
+                    likeliest=token_ids[row : row + 1 + num_nodes, 0],
+                )
+
+    def drop_namespace(self, namespace: str) -> None:
+        for sequence in self._sequences.values():
+            if sequence.namespace == namespace:
+                sequence.drafts.corrections = no_tokens()
+        self._workers.drop_namespace(namespace)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence's worker is told with its next batch."""
+        self._workers.forget(sequence)
+
+
+def _wants_corrections(entry: RoundEntry) -> bool:
+    is_lookahead = entry.sequence.drafts.sources.method == "lookahead"
+    return is_lookahead and entry.draft_worker is not None and len(entry.tree) > 0
