@@ -61,13 +61,12 @@ class DraftTree(msgspec.Struct, frozen=True, array_like=True):
             self.token_ids[:count],
             self.parents[:count],
             self.confidence[:count],
-            None if self.probs is None else self.probs.first(count),
-            None if self.required is None else self.required[:count],
+            probs=None if self.probs is None else self.probs.first(count),
+            required=None if self.required is None else self.required[:count],
         )
 
     def is_valid(self, vocab_size: int) -> bool:
-        """Whether shapes, dtypes, ids, parents, confidences and requirements are what the class promises (distinct
-        siblings too)."""
+        """Whether the tree keeps the invariants of the class, and its arrays have the shapes and dtypes named there."""
         count = len(self.token_ids)
         if count == 0:
             return len(self.parents) == 0 and len(self.confidence) == 0

@@ -48,7 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway asks of a router; validated at the gateway, trusted afterwards."""
+    """A request as the gateway hands it to a router; validated at the gateway, trusted afterwards."""
 
     request_id: str
     prompt_token_ids: np.ndarray  # int32 [n], n >= 1; after a failover it ends with tokens already delivered
@@ -56,24 +56,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     max_new_tokens: int  # >= 1, counted from the end of prompt_token_ids
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless the caller ignores them
-    tenant: str = ""  # id of the tenant that asks; "": nobody needs a key
+    tenant: str = ""  # id of the tenant; "": the server needs no keys
     namespace: str = ""  # prefix blocks and learnt tokens are shared inside one namespace only
-    cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and what it says goes there
-    readable: tuple[str, ...] = ()  # namespaces of the shared cache that it may draft from, beside its own; in order
-    cache_bytes: int | None = None  # that what is learnt from its tenant may take in the shared cache; None: no limit
-    # Who offers its answer to the public pool: an opaque name of the organisation; "": it stays in its namespace.
+    cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and whether its tokens are published
+    readable: tuple[str, ...] = ()  # further namespaces of the shared cache that it may draft from, nearest first
+    cache_bytes: int | None = None  # limit of its tenant's data in the shared cache; None: no limit
+    # Opaque name of the organisation that offers the answer to the public pool; "": it stays in its namespace.
     promotes: str = ""
-    caller_id: str = ""  # of the call that it belongs to, for logs and spans; not unique, a client may have made it up
-    timed_rounds: int = -1  # rounds whose times it wants one by one, beside those of the whole; -1: no times
+    caller_id: str = ""  # id of its call, for logs and spans; clients may choose it, so it is not unique
+    timed_rounds: int = -1  # first rounds to report times of, one by one; -1: no times at all
     timeout_s: float | None = None  # None: no deadline
-    wants_stats: bool = False  # in every chunk, for a caller that may stop listening before the last one
+    wants_stats: bool = False  # statistics in every chunk, for a caller that may stop listening before the last one
     drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation
     max_draft_tokens: int | None = None  # None: the planner's own limit
     prediction_token_ids: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32: the output the caller expects
 
 
 class SpeculationStats(msgspec.Struct, kw_only=True):
-    """What speculation did for one request."""
+    """Statistics of speculation for one request."""
 
     rounds: int = 0  # target forwards that emitted tokens of this request
     target_rows: int = 0  # rows the target computed for it, prompt included
@@ -128,7 +128,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker must know of a sequence besides its tokens; sent with start == 0."""
+    """What a worker needs to know about a sequence besides its tokens; sent with start == 0."""
 
     sampling: SamplingParams
     num_prompt_tokens: int  # tokens before this index are prompt, for the output penalties
@@ -141,11 +141,11 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     begin: SequenceStart | None = None  # present when delta.start == 0
     max_depth: int = 0  # tokens of the longest path; 0: as many as max_nodes
     branch: int = 1  # guesses for each next token; 1: a chain
-    # lookahead: a chain that phrases shorten the making of, `max_depth` tokens long or a few more, with phrases behind
+    # lookahead: a chain of about `max_depth` tokens, drafted in fewer forwards with phrases, and phrases behind it
     method: DraftMethod = "tree"
-    # int32, for lookahead: texts that may follow, each begins with the last token, ends with -1; for this draft only
+    # int32, for lookahead: texts that may follow, each from the last token to a -1; used for this draft only
     runs: np.ndarray = msgspec.field(default_factory=no_tokens)
-    # int32, for lookahead: texts of what the target had in mind at drafts it refused, each ends with -1; to learn from
+    # int32, for lookahead: target predictions after rejected draft tokens, as texts that end with -1; to learn from
     corrections: np.ndarray = msgspec.field(default_factory=no_tokens)
 
 
@@ -153,8 +153,8 @@ class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
     round_id: int
     items: list[DraftItem]
     finished: list[int] = []  # sequences to forget
-    dropped: list[str] = []  # namespaces of which to forget whatever has been learnt, before these items
-    drops_all: bool = False  # the same for all namespaces: who asks cannot tell which have been purged
+    dropped: list[str] = []  # namespaces to drop what was learnt of, before these items
+    drops_all: bool = False  # drop all namespaces: the sender does not know which have been purged
 
 
 class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
@@ -163,8 +163,8 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     trees: list[DraftTree]
     stale_seq_ids: list[int] = []
     elapsed_s: float = 0.0
-    num_ahead: int = 0  # sequences for which the worker drafts ahead, where it could have had this draft ready
-    num_ready: int = 0  # those among them whose draft was there, all of it
+    num_ahead: int = 0  # sequences that the worker had drafted ahead for
+    num_ready: int = 0  # of these, sequences whose whole draft was ready
 
 
 class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
@@ -189,7 +189,7 @@ class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What the target says of one sequence. next_token is -1 while its tokens are not all computed."""
+    """The target's result for one sequence. next_token is -1 while its tokens are not all computed."""
 
     seq_id: int
     num_computed: int  # committed tokens whose KV is valid after the round; draft nodes not counted
@@ -201,8 +201,8 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Successors(msgspec.Struct, frozen=True, array_like=True):
-    """What the target thought likely to come next, at every row it has logits of: of each verdict with a next token,
-    in order, the last committed token and then the draft nodes."""
+    """Target predictions: the most probable next tokens at every row with logits. The rows are, for each verdict with a
+    next token, in order: the last committed token, then the draft nodes."""
 
     token_ids: np.ndarray  # int32 [rows * k]: by the raw logits, most probable first
     probs: np.ndarray  # float32 [rows * k]: at temperature 1, over the whole vocabulary
@@ -235,9 +235,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     max_model_len: int
     block_size: int
     total_blocks: int
-    step_times: list[tuple[int, float]] = []  # of a target: (rows, seconds) of a forward in a short context
+    step_times: list[tuple[int, float]] = []  # only a target: (rows, seconds) of a forward in a short context
     has_head: bool = False  # whether an EAGLE head runs beside the target
-    # Of a target: row counts that its forwards are filled up to, ascending; empty, and beyond the last: any.
+    # Only a target: row counts that its forwards are padded to, ascending. Empty, or beyond the last: no padding.
     row_steps: list[int] = []
 
 

@@ -1,11 +1,11 @@
-"""What drafters that continue a match have in common: how long a match must be, and how much it may draft."""
+"""Options of drafters that continue a match: how long a match must be, and how much it may draft."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-_MOST = 1_000_000  # of any of them: beyond, they mean the same
+_MOST = 1_000_000  # limit of each option: greater values mean the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def _is_share(value: float) -> float:
     return value
 
 
-# Of a node's confidence, the least: NaN or more than 1 would silently turn a drafter's judgement, or the drafter, off.
+# Least confidence of a node. NaN or more than 1 would silently disable the limit, or the drafter.
 Floor = Annotated[float, AfterValidator(_is_share)]
 
 

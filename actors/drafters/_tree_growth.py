@@ -1,4 +1,4 @@
-"""What drafters that draft from automata of other texts have in common: how a draft grows out of matches."""
+"""Grows the draft of a sequence from its matches in automata of other texts."""
 
 from __future__ import annotations
 

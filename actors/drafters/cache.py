@@ -37,7 +37,7 @@ class _Place:
     """Where a sequence stands in one automaton."""
 
     num_tokens: int = -1  # that have been walked; -1: none, and the first ones need not be
-    version: int = 0  # of the tail
+    version: int = 0  # the tail's version
     cursor: Cursor = _NOWHERE
 
 

@@ -1,4 +1,4 @@
-"""What a drafter is. Each drafting method is one file beside this one; adding a method touches no other file."""
+"""The contract of drafters. Each CPU drafter is one file beside this one; adding one touches no other file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Asked = TypeVar("Asked")
 class DraftContext:
     """One sequence as a drafter sees it this round.
 
-    `tokens` is a read-only view of all committed tokens, int32 [n]; `start` of them were there when this drafter was
-    last asked or told about the sequence (0: new or restarted), so `tokens[start:]` is what it has to catch up on.
+    `tokens` is a read-only view of all committed tokens, int32 [n]. The drafter has been shown the first `start` of
+    them (0: new or restarted), so `tokens[start:]` is what it has to catch up on.
     """
 
     seq_id: int
@@ -30,9 +30,9 @@ class DraftContext:
     max_nodes: int
     sampling: SamplingParams
     namespace: str = ""
-    prediction: np.ndarray = field(default_factory=no_tokens)  # int32: what the caller thinks will be the output
-    max_required: int = 0  # nodes of the tree that may be required, beside max_nodes others
-    max_depth: int = 0  # of required nodes: behind those there are no positions
+    prediction: np.ndarray = field(default_factory=no_tokens)  # int32: the output that the caller expects
+    max_required: int = 0  # required nodes the tree may have, beside max_nodes others
+    max_depth: int = 0  # greatest depth of a required node: there are no positions behind it
     readable: tuple[str, ...] = ()  # further namespaces of the shared cache to draft from, the nearest first
     reads_cache: bool = True  # whether to draft from the shared cache at all
 
@@ -44,12 +44,12 @@ class DraftContext:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one drafter's proposal."""
+    """The result of one drafter's proposal."""
 
     seq_id: int
-    num_proposed: int  # nodes of this drafter that were verified, without those that are required and no guess
-    num_accepted: int  # of them on the accepted path
-    emitted: np.ndarray  # int32: all tokens of the round, accepted ones and the target's own last one
+    num_proposed: int  # nodes of this drafter that were verified, required nodes with confidence 0 not counted
+    num_accepted: int  # of these, nodes on the accepted path
+    emitted: np.ndarray  # int32: all tokens of the round: the accepted ones and the target's next token
 
 
 def no_sequences() -> np.ndarray:
@@ -62,20 +62,20 @@ MAX_CONTEXT = 4
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRows:
-    """What the target thought at rows it computed, accepted or not: soft labels for drafters that learn.
+    """Target predictions at rows it computed, accepted or not: soft labels for drafters that learn.
 
-    Rows of one namespace, any number of sequences. Rows of a prompt come with what stands there: its first successor
-    has probability 1, the others are token 0 with probability 0; they have no parents.
+    Rows of one namespace and any number of sequences. Rows of a prompt carry the prompt's next token instead: the first
+    successor has probability 1, the others are token 0 with probability 0; they have no parents.
     """
 
     namespace: str
     contexts: np.ndarray  # int32 [rows, MAX_CONTEXT]: the last tokens up to the row's own, oldest first; -1: before 0
     token_ids: np.ndarray  # int32 [rows, k]: the most probable next tokens by the raw logits, most probable first
     probs: np.ndarray  # float32 [rows, k]: their probabilities at temperature 1, over the whole vocabulary
-    sequences: np.ndarray = field(default_factory=no_sequences)  # int64 [rows]: whose rows they are
-    # int32 [rows]: which of these rows is that of the node's parent; -1: the row is that of the last committed token.
+    sequences: np.ndarray = field(default_factory=no_sequences)  # int64 [rows]: sequence ids
+    # int32 [rows]: the row of the node's parent; -1: this is the row of the last committed token.
     parents: np.ndarray = field(default_factory=no_tokens)
-    may_share: bool = False  # what is learnt from these rows may leave this process, within the namespace
+    may_share: bool = False  # counts learnt from these rows may be sent to other routers, within the namespace
 
 
 class Drafter(ABC, Generic[Asked]):

@@ -42,12 +42,12 @@ class _Asked:
 
 @dataclass(slots=True)
 class _State:
-    """What is kept for a sequence."""
+    """State of one sequence."""
 
     pool: PhrasePool
-    scope: str  # of the pool
+    scope: str  # its part of the pool
     window: LookaheadWindow
-    shares: np.ndarray  # of its namespace
+    shares: np.ndarray  # acceptance shares of its namespace
     tried: list[Phrase] = field(default_factory=list)  # proposed behind the last token, the newest first
     asked: _Asked | None = None
 
@@ -110,7 +110,7 @@ class LookaheadDrafter(CpuDrafter):
 
     def remember(self, rows: VerifiedRows) -> None:
         """Move the windows on whose rows have been computed; the others stay as they are."""
-        if not len(rows.parents):  # of a prompt
+        if not len(rows.parents):  # rows of a prompt
             return
         for seq_id in dict.fromkeys(rows.sequences.tolist()):
             state = self._states.get(seq_id)
@@ -128,7 +128,7 @@ class LookaheadDrafter(CpuDrafter):
         self._shares.drop_namespace(namespace)
 
     def memory_bytes(self) -> int:
-        """Of the phrases, which take nearly all, as measured for some."""
+        """Estimated bytes of the phrases, which take nearly all of it."""
         pools = [self._kept] if self._kept is not None else [state.pool for state in self._states.values()]
         return sum(map(len, pools)) * (_PHRASE_BYTES + _TOKEN_BYTES * self._phrase_length)
 

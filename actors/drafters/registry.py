@@ -139,7 +139,7 @@ def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapp
 
 
 def needs_draft_model(names: Sequence[str]) -> bool:
-    """Whether any of these, as expanded, runs on a draft model."""
+    """Whether any of these expanded names runs on a draft model."""
     return any(SOURCES[name].place == "draft_worker" for name in names)
 
 
@@ -151,7 +151,7 @@ def expand_drafters(
     acceptance: Acceptance = "coupled",
     field: str = "drafters",
 ) -> tuple[str, ...]:
-    """What a configuration or request asks for, as distinct names of drafters, in order.
+    """The distinct names of drafters that a configuration or request stands for, in order.
 
     () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
     the head and the draft model where there are any. Raises InvalidRequest naming `field` for unknown names, for

@@ -39,8 +39,8 @@ _PROMPT_WEIGHT = 0.05
 # 2.2 % without a limit; those of other requests bring 3.0 % with 1, and 3.9 % without.
 _MERGED_ROWS = 1.0
 
-# Of a namespace's table: room for the contexts of a prompt or two. So hundreds of small namespaces fit beside each
-# other, and the few with much text get tables as large as they can use.
+# First size of a namespace's table: room for the contexts of a prompt or two. So hundreds of small namespaces fit side
+# by side, and the few with much text get tables as large as they can use.
 _FIRST_BYTES = 1 << 20
 
 
@@ -147,16 +147,15 @@ class SoftNgramDrafter(CpuDrafter):
 
     @property
     def delta_bytes(self) -> int:
-        """Of each table, for what is to be shared; 0: nothing is."""
+        """Bytes of each table for counts to share; 0: none are shared."""
         return self._delta_bytes
 
     def table_of(self, namespace: str) -> SoftNgramTable | None:
-        """The namespace's table if there is one: for looking at, and for taking its delta."""
+        """The namespace's table, if there is one. Does not update LRU order."""
         return self._tables.get(namespace)
 
     def merge_entries(self, namespace: str, entries: Entries) -> None:
-        """Take in contexts that another replica learnt. That is no use of the namespace: no other one is dropped
-        for it."""
+        """Merge contexts that another replica learnt. Does not update LRU order."""
         table = self._tables.get(namespace)
         if table is None:
             table = self._table(namespace)
@@ -164,16 +163,15 @@ class SoftNgramDrafter(CpuDrafter):
         self._grow(table)
 
     def drop_namespace(self, namespace: str) -> None:
-        """Forget all that is known of a namespace."""
+        """Drop the namespace's table."""
         self._tables.pop(namespace, None)
 
     def export_delta(self, namespace: str) -> bytes:
-        """What may be shared of what was learnt of a namespace since the last export, for `merge_delta` of another
-        replica."""
+        """The shareable counts learnt in a namespace since the last export, for `merge_delta` of another replica."""
         return self._table(namespace).export_delta()
 
     def merge_delta(self, namespace: str, data: bytes) -> None:
-        """Take in what another replica learnt. Raises ValueError for bytes that are no such delta."""
+        """Merge what another replica exported. Raises ValueError for malformed bytes."""
         self.merge_entries(namespace, decode_entries(data, self._order))
 
     def _propose_one(self, context: DraftContext) -> DraftTree:

@@ -1,4 +1,4 @@
-"""What lookahead decoding may be set to, on a draft model or on the target itself."""
+"""Limits of the options of lookahead decoding, on a draft model or on the target itself."""
 
 from __future__ import annotations
 

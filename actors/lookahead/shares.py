@@ -1,4 +1,4 @@
-"""How often the tokens of tried phrases come true where those before them have: running shares, by depth."""
+"""Acceptance shares of tried phrases: how often a token is right where those before it were, running, by depth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ Shares = TypeVar("Shares")
 
 _MAX_NAMESPACES = 64  # whose shares are known at a time
 
-# Of a phrase's first token, and of each further one, until it is known better.
-_FIRST_SHARE, _NEXT_SHARE = 0.2, 0.5
-_WEIGHT = 0.02  # of an observation
+_FIRST_SHARE, _NEXT_SHARE = 0.2, 0.5  # priors of a phrase's first token, and of each further one
+_WEIGHT = 0.02  # weight of a new observation
 
 
 def initial_shares(phrase_length: int) -> list[float]:
@@ -23,20 +22,20 @@ def initial_shares(phrase_length: int) -> list[float]:
 
 
 def share_after(share: float, came_true: bool) -> float:
-    """The running share, one observation later."""
+    """The running share after one more observation."""
     return share + _WEIGHT * (came_true - share)
 
 
 class SharesByNamespace(Generic[Shares]):
-    """The shares of each namespace by themselves: they say something of its text, so no other's drafts go by them.
-    Of the owner with most namespaces, whoever began a sequence least recently is forgotten first."""
+    """Shares by namespace: they reveal something about its text, so they are never used for another namespace. Beyond
+    the limit, the owner with most namespaces loses the one that began a sequence least recently."""
 
     def __init__(self, make_first: Callable[[], Shares]) -> None:
         self._make_first = make_first
         self._shares: OrderedDict[str, Shares] = OrderedDict()
 
     def of(self, namespace: str) -> Shares:
-        """To be kept for a sequence, and changed."""
+        """The namespace's shares, to be updated in place."""
         if namespace not in self._shares:
             self._shares[namespace] = self._make_first()
             if len(self._shares) > _MAX_NAMESPACES:
@@ -45,5 +44,5 @@ class SharesByNamespace(Generic[Shares]):
         return self._shares[namespace]
 
     def drop_namespace(self, namespace: str) -> None:
-        """Begin anew for the sequences that come."""
+        """New sequences begin with the first shares again."""
         self._shares.pop(namespace, None)

@@ -43,7 +43,7 @@ class LookaheadWindow:
 
     @property
     def depth(self) -> int:
-        """Of its deepest node."""
+        """Depth of its deepest node."""
         return len(self._base) + len(self._rows)
 
     @property

@@ -1,8 +1,8 @@
-"""What the target had in mind at the draft tokens that it refused, as texts that a phrase pool learns from.
+"""Target predictions after rejected draft tokens, as texts that a phrase pool learns from.
 
-A draft that goes wrong early is often right again further on. The target has read all of it, so what it would have said
-behind each refused token is known, and stands where the text will go on (the harvest of discarded tails in Ouroboros,
-Zhao et al. 2024, arXiv:2402.13720).
+A draft that goes wrong early is often right again further on. The target has computed all of it, so its next token
+after each rejected node is known, and predicts how the text goes on (the discarded tails of Ouroboros, Zhao et al.
+2024, arXiv:2402.13720).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 
 from actors.lookahead.limits import MAX_LOOKAHEAD_LEVEL
 
-# Of a round; drafts behind a chain share most of their path, and with that most of their phrases.
+# Texts a round; drafts behind a chain share most of their path, and so most of their phrases.
 MAX_TEXTS = 4
-# Tokens of one text: those that the first phrase with a guessed token needs, whatever the level, and those guessed.
+# Tokens of one text: committed ones, as many as the first phrase with a guessed token needs at any level, and guesses.
 MAX_COMMITTED = MAX_LOOKAHEAD_LEVEL - 1
 MAX_GUESSED = MAX_LOOKAHEAD_LEVEL
 
@@ -21,29 +21,29 @@ MAX_GUESSED = MAX_LOOKAHEAD_LEVEL
 def discarded_texts(
     text: np.ndarray, num_before: int, path: list[int], parents: np.ndarray, likeliest: np.ndarray
 ) -> np.ndarray:
-    """Texts, int32 [n], each ended by -1: committed tokens, then the target's likeliest token behind each refused node
-    of a path. The deepest paths come first; no text is the beginning of one before it.
+    """Texts, int32 [n], each ended by -1: committed tokens, then the target's likeliest token after each rejected node
+    of a path. The deepest paths come first; no text is a prefix of one before it.
 
-    text: int32 [m], committed, those of the round included; num_before: how many there were before it. path:
-    accepted nodes, in order; parents: int32 [nodes] of the draft tree, -1: child of the root, always lower than the
-    node. likeliest: int32 [1 + nodes], of the root and the nodes.
+    text: committed tokens, int32 [m], those of the round included; num_before: tokens committed before the round.
+    path: accepted nodes, in order. parents: of the draft tree, int32 [nodes]. likeliest: the target's likeliest next
+    tokens at the root and the nodes, int32 [1 + nodes].
     """
-    # By node: of the path to it, how many nodes were accepted and which were refused.
+    # For each node: how many nodes of the path to it were accepted, and which were rejected.
     accepted = {-1: 0} | {node: depth for depth, node in enumerate(path, 1)}
-    refused: dict[int, tuple[int, ...]] = {}
+    rejected: dict[int, tuple[int, ...]] = {}
     for node, parent in enumerate(parents.tolist()):
         if node not in accepted:
-            refused[node] = (*refused.get(parent, ()), node)
+            rejected[node] = (*rejected.get(parent, ()), node)
             accepted[node] = accepted[parent]
     inner = set(parents.tolist())
-    ends = [node for node in refused if node not in inner]
-    ends.sort(key=lambda node: -(accepted[node] + len(refused[node])))
+    ends = [node for node in rejected if node not in inner]
+    ends.sort(key=lambda node: -(accepted[node] + len(rejected[node])))
     texts: list[list[int]] = []
     for node in ends:
-        # The token of the text in the place of the path's first refused one is the correction.
+        # The committed token in the place of the first rejected one is the correction.
         behind = num_before + accepted[node] + 1
         found = text[max(0, behind - MAX_COMMITTED) : behind].tolist()
-        found += likeliest[1 + np.array(refused[node][:MAX_GUESSED])].tolist()
+        found += likeliest[1 + np.array(rejected[node][:MAX_GUESSED])].tolist()
         if not any(other[: len(found)] == found for other in texts):
             texts.append(found)
         if len(texts) == MAX_TEXTS:

@@ -80,8 +80,7 @@ class DraftWorkers:
     def item_for(
         self, sequence: Sequence, *, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
     ) -> DraftItem:
-        """What its worker lacks of the sequence, which counts as sent from now on, and the tree that is wanted, as in
-        `DraftItem`."""
+        """An item with the tokens that the sequence's worker lacks, which count as sent from now on."""
         start = sequence.drafts.worker_known
         sequence.drafts.worker_known = sequence.num_tokens
         delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))

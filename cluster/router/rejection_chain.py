@@ -1,4 +1,4 @@
-"""What a draft must be under `acceptance: rejection`: a chain that carries its draft distributions."""
+"""Drafts under `acceptance: rejection`: chains that carry their draft distributions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from actors.draft_tree import DraftTree
 
 
 def parent_confidence(tree: DraftTree) -> np.ndarray:
-    """Of each node of a chain, how sure its drafter was of the node before it: float32 [n]; the first has 1."""
+    """Confidence of the node before each node of a chain, float32 [n]; 1 for the first."""
     shifted = np.ones(len(tree), np.float32)
     shifted[1:] = tree.confidence[:-1]
     return shifted
 
 
 def is_chain(tree: DraftTree, vocab_size: int) -> bool:
-    """Whether the tree is a chain whose every token has a share in the draft distribution sent with it."""
+    """Whether the tree is a valid chain and each token has a positive share in the draft distribution sent with it."""
     count = len(tree)
     if not count:
         return True

@@ -1,4 +1,4 @@
-"""Rows that drafters need computed for their own sake: whether a round has room for them at all."""
+"""Rows that drafters require: whether a round has room for them at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The retrieval drafter: what it drafts from corpora, its knobs, its walks, and that it is nothing without a corpus."""
+"""The retrieval drafter: what it drafts from corpora, its knobs, its walks, and that it is nothing without a corpus
+(`actors.drafters.retrieval`, `actors.drafters._tree_growth`)."""
 
 from __future__ import annotations
 

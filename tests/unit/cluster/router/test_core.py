@@ -1,3 +1,6 @@
+"""The router with toy targets and drafters, round by round: `RouterCore`, `cluster.router.drafting`, `cpu_drafting`,
+`worker_drafting`, `draft_workers`, `proposals`, `drafter_failures` and `rejection_chain`."""
+
 import logging
 
 import msgspec

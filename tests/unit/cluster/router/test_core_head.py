@@ -1,4 +1,5 @@
-"""The target's head as a source of drafts: its trees serve the round they were grown for and no other."""
+"""The target's head as a source of drafts: its trees serve the round they were grown for and no other
+(`cluster.router.head_drafting`)."""
 
 from __future__ import annotations
 

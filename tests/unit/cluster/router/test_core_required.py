@@ -1,4 +1,5 @@
-"""Rows that drafters require, through the router: who gets them, what they cost, and lookahead decoding with them."""
+"""Rows that drafters require, through the router: who gets them, what they cost, and lookahead decoding with them
+(`cluster.router.required_rows`)."""
 
 from __future__ import annotations
 

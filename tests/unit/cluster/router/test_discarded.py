@@ -1,4 +1,4 @@
-"""Texts that the target's thoughts at refused draft nodes make."""
+"""Texts made of target predictions after rejected draft nodes."""
 
 from __future__ import annotations
 

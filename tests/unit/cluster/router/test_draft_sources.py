@@ -1,0 +1,59 @@
+"""Which sources may draft for a request: by what is configured, what it names, and its acceptance rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.messages import GenerationRequest, SamplingParams
+from cluster.router.draft_sources import AllowedSources, DraftSources
+from cluster.router.planner import MAX_SOURCES
+
+CPU = ("cache", "suffix")
+
+
+def sources(*configured: str, has_head: bool = True) -> DraftSources:
+    return DraftSources(CPU, configured, has_head)
+
+
+def request(*drafters: str, acceptance: str = "coupled") -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r",
+        prompt_token_ids=np.ones(1, np.int32),
+        sampling=SamplingParams(seed=0, acceptance=acceptance),
+        max_new_tokens=1,
+        drafters=drafters or None,
+    )
+
+
+def test_sources_have_the_order_of_the_planner_and_ouroboros_is_there_only_where_it_is_configured():
+    assert sources("auto").names == ("cache", "suffix", "eagle", "draft_model")
+    assert sources("ouroboros").names == ("cache", "suffix", "eagle", "ouroboros", "draft_model")
+    without = sources("auto", has_head=False)
+    assert (without.names, without.head) == (("cache", "suffix", "draft_model"), None)
+
+
+def test_auto_allows_every_source_and_a_name_only_its_own():
+    known = sources("auto")
+    assert known.allowed(request()) == AllowedSources((0, 1), 2, 3)
+    assert known.allowed(request("suffix")) == AllowedSources((1,))
+    assert known.allowed(request("eagle", "draft_model")) == AllowedSources((), 2, 3)
+    assert not known.allowed(request("prediction"))
+
+
+def test_a_sequence_that_may_use_ouroboros_does_not_use_trees():
+    known = sources("ouroboros", "draft_model")
+    assert known.allowed(request()) == AllowedSources((), None, 3, "lookahead")
+    assert known.allowed(request("draft_model")) == AllowedSources((), None, 4, "tree")
+
+
+def test_under_rejection_only_the_draft_model_drafts():
+    known = sources("auto", "ouroboros")
+    assert known.allowed(request(acceptance="rejection")) == AllowedSources((), None, 4, "tree")
+    assert not known.allowed(request("ouroboros", "suffix", acceptance="rejection"))
+
+
+@pytest.mark.parametrize("names", [("eagle",), tuple(map(str, range(MAX_SOURCES)))])
+def test_names_of_other_sources_and_too_many_drafters_are_refused(names: tuple[str, ...]):
+    with pytest.raises(ValueError, match="at most 58 drafters, none named eagle, ouroboros, draft_model"):
+        DraftSources(names, (), False)
