@@ -27,7 +27,8 @@ FORKED = tree([1, 4, 2, 2, 3], [-1, -1, 0, 1, 2])
 
 def test_a_tree_with_parents_first_and_distinct_siblings_is_valid_and_so_is_an_empty_one():
     assert FORKED.is_valid(VOCAB)
-    assert FORKED and not DraftTree.empty()
+    assert FORKED
+    assert not DraftTree.empty()
     assert DraftTree.empty().is_valid(VOCAB)
     assert tree([1, 4, 2], [-1, 0, 1], [True, True, False]).is_valid(VOCAB)
 
@@ -57,7 +58,8 @@ def test_the_first_nodes_are_a_tree_with_their_own_distributions(count: int, has
     probs = TopProbs(np.arange(10, dtype=np.int32), np.full(10, 0.5, np.float32), 2) if has_probs else None
     first = replace(FORKED, probs=probs).first(count)
     kept = min(count, 5)
-    assert first.is_valid(VOCAB) and len(first) == kept
+    assert first.is_valid(VOCAB)
+    assert len(first) == kept
     assert first.token_ids.tolist() == FORKED.token_ids[:kept].tolist()
     assert first.probs is None or (len(first.probs.token_ids), first.probs.k) == (2 * kept, 2)
 
@@ -75,7 +77,8 @@ def test_it_crosses_the_wire_as_it_is_but_for_required_nodes():
     assert isinstance(received, DraftResult)
     for name in ("token_ids", "parents", "confidence"):
         assert getattr(received.trees[0], name).tolist() == getattr(sent, name).tolist()
-    assert received.trees[0].probs is not None and received.trees[0].probs.k == 1
+    assert received.trees[0].probs is not None
+    assert received.trees[0].probs.k == 1
     with pytest.raises(TypeError, match="only 1-D int32 and float32 arrays"):
         encode_message(DraftResult(1, [7], [tree([1], [-1], [True])]))
 
