@@ -7,7 +7,7 @@ import pytest
 
 from actors.messages import GenerationRequest, SamplingParams
 from cluster.router.draft_sources import AllowedSources, DraftSources
-from cluster.router.planner import MAX_SOURCES
+from cluster.router.merged_trees import MAX_SOURCES
 
 CPU = ("cache", "suffix")
 
