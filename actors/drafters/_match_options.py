@@ -28,12 +28,12 @@ class MatchOptions:
                 raise ValueError(f"{name} is {value}; it must be from {least} to {_MOST}")
 
     def room(self, max_nodes: int) -> int:
-        """Nodes that a draft of any match may have."""
+        """Most nodes of a draft."""
         room = max(max_nodes, 0)
         return room if self.n_predicts is None else min(room, self.n_predicts)
 
     def room_for(self, length: int, max_nodes: int) -> int:
-        """Nodes that the draft of a match of that length may have."""
+        """Most nodes of the draft of a match of that length."""
         trusted = length - self.len_bias
         if trusted < self.len_threshold:
             return 0

@@ -58,7 +58,9 @@ class TreeGrowth:
         confidence = np.empty(room, np.float32)
         count = 0
         for cursor, automaton in longest_first:
-            count = automaton.grow_tree(cursor, self._tree, token_ids, parents, confidence, count)
+            count = automaton.grow_tree(
+                cursor, self._tree, token_ids=token_ids, parents=parents, confidence=confidence, count=count
+            )
             if count >= min(room, max(self._tree.min_continuation, 1)):
                 break
         return DraftTree(token_ids[:count], parents[:count], confidence[:count]) if count else DraftTree.empty()

@@ -55,7 +55,7 @@ class _Table:
     def memory_bytes(self) -> int:
         return _SLOT_BYTES * len(self.ngrams)
 
-    def count(self, contexts: np.ndarray, token_ids: np.ndarray, shortest: int, longest: int, most: int) -> None:
+    def count(self, contexts: np.ndarray, token_ids: np.ndarray, *, shortest: int, longest: int, most: int) -> None:
         """Count token_ids (int32 [n]) after contexts (int32 [n, MAX_CONTEXT]), of many only the last. A table of `most`
         n-grams starts over: what is said now matters more than what was said long ago."""
         levels = longest - shortest + 1
@@ -185,11 +185,14 @@ class NgramTableDrafter(CpuDrafter):
             self._num_bytes += table.memory_bytes
         self._tables.move_to_end(key)
         before = table.memory_bytes
-        table.count(contexts, token_ids, self._shortest, self._longest, self._max_ngrams)
+        self._count(table, contexts, token_ids)
         self._num_bytes += table.memory_bytes - before
         while self._num_bytes > self._budget_bytes:
             self._num_bytes -= self._tables.pop(self._first_to_give_way()).memory_bytes
         return table
+
+    def _count(self, table: _Table, contexts: np.ndarray, token_ids: np.ndarray) -> None:
+        table.count(contexts, token_ids, shortest=self._shortest, longest=self._longest, most=self._max_ngrams)
 
     def _first_to_give_way(self) -> int | str:
         """Never the table used last: one alone is within the budget."""
@@ -223,7 +226,7 @@ class NgramTableDrafter(CpuDrafter):
     def _warm_up(self) -> None:
         table = _Table(64)
         contexts = np.zeros((1, MAX_CONTEXT), np.int32)
-        table.count(contexts, np.ones(1, np.int32), self._shortest, self._longest, self._max_ngrams)
+        self._count(table, contexts, np.ones(1, np.int32))
         table._grow(128)
         _draft(contexts[0].copy(), 1, self._shortest, self._longest, False, 0.0, table.contexts, table.best,
                table.best_count, table.totals)  # fmt: skip

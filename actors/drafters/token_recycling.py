@@ -134,7 +134,9 @@ class TokenRecyclingDrafter(CpuDrafter):
         token_ids, parents = np.empty(room, np.int32), np.empty(room, np.int32)
         confidence = np.empty(room, np.float32)
         token_ids[:count], parents[:count], confidence[:count] = own.token_ids, own.parents, own.confidence
-        grown = self._shared.grow(namespaces, context.tokens[-1:], token_ids, parents, confidence, count)
+        grown = self._shared.grow(
+            namespaces, context.tokens[-1:], token_ids=token_ids, parents=parents, confidence=confidence, count=count
+        )
         if grown == count:
             return self._from_map(context, room)
         return DraftTree(token_ids[:grown], parents[:grown], confidence[:grown])

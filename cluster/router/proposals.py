@@ -1,4 +1,7 @@
-"""Where trees enter the router: a tree becomes a proposal of its sequence, or is counted as invalid."""
+"""Where trees enter the router: a tree becomes a proposal of its sequence, or is counted as invalid.
+
+Types, lengths and limits are checked here, and chains under rejection completely. The values of the other trees are
+checked by the kernel that merges them, for all trees of a round at once."""
 
 from __future__ import annotations
 

@@ -201,7 +201,8 @@ def test_tables_keep_free_slots_whatever_is_counted_and_cleared(most, vocabulary
     for _ in range(300):
         rows = int(rng.choice([0, 1, 5, 64, 700]))
         contexts = rng.integers(0, vocabulary, (rows, MAX_CONTEXT)).astype(np.int32)
-        table.count(contexts, rng.integers(0, vocabulary, rows).astype(np.int32), 1, MAX_CONTEXT, most)
+        token_ids = rng.integers(0, vocabulary, rows).astype(np.int32)
+        table.count(contexts, token_ids, shortest=1, longest=MAX_CONTEXT, most=most)
         assert has_room(table)
         if rng.random() < 0.05:
             table.clear()
@@ -214,7 +215,8 @@ def test_tables_keep_free_slots_when_all_ngrams_have_one_hash(monkeypatch):
     with np.errstate(over="ignore"):
         for token in range(200):
             context = np.full((1, MAX_CONTEXT), token, np.int32)
-            table.count(context, np.array([2 * token], np.int32), 1, 1, 1 << 18)  # (2 * token + 1) ^ (2 * token) is 1
+            # (2 * token + 1) ^ (2 * token) is 1
+            table.count(context, np.array([2 * token], np.int32), shortest=1, longest=1, most=1 << 18)
             assert np.count_nonzero(table.contexts) == token + 1
             assert has_room(table)
     assert np.count_nonzero(table.ngrams) == 1
