@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+KeepSeconds = Annotated[int, Field(ge=1, le=2**31)]
+"""How long something lives in Redis."""
+
+PollSeconds = Annotated[float, Field(ge=0.001, le=60)]
+"""The pause between two looks or tries."""
 
 
 class Options(BaseModel):

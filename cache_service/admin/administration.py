@@ -195,7 +195,7 @@ class CacheAdministration:
         """
         with self._action("import", keys) as figures:
             store, admin, codec = self._opened(keys)
-            compactor = Compactor(store, codec, CompactorSettings(self._limits, keep_s=keep_s))
+            compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=keep_s))
             importer = Importer(store, admin, codec, compactor, keep_s)
             try:
                 return importer.run(documents)
@@ -277,7 +277,7 @@ class CacheAdministration:
         with self._action("compact", keys) as figures:
             store, admin, codec = self._opened(keys)
             self._require(admin)
-            compactor = Compactor(store, codec, CompactorSettings(self._limits, keep_s=_keep_s(admin)))
+            compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=_keep_s(admin)))
             counters, owner = compactor.counters, secrets.token_hex(16)
             is_busy = store.acquire_lease(owner, 1000) is None
             if not is_busy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
 from cache_service.counts.soft_codec import (
     MAX_PART_CONTEXTS,
@@ -17,31 +18,26 @@ from cache_service.counts.soft_codec import (
 )
 from cache_service.counts.soft_ngram import MIN_BYTES, SLOT_BYTES, Entries, SoftNgramTable
 from cache_service.formats.frame import FrameCodec
-from cache_service.log.fenced_fold import FencedCompactor, FoldCounters, FoldSettings, Lease
+from cache_service.log.fenced_fold import FencedCompactor, FoldCounters, FoldSeconds, FoldSettings, Lease
 from cache_service.log.fold_plan import num_absorbed
-from cache_service.setting_bounds import require_bounds
 from cache_service.store.store import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SoftCompactorSettings(FoldSettings):
-    """How soft counts are folded. Raises SettingError."""
+    """How soft counts are folded."""
 
-    max_contexts: int = 2**18  # that a namespace keeps in Redis; 60 bytes each before compression
-    lease_s: float = 60.0
-    fold_entries: int = 16
-    fold_every_s: float = 15.0
-
-    def __post_init__(self) -> None:
-        FoldSettings.__post_init__(self)
-        require_bounds(self, max_contexts=(64, 2**26), fold_entries=(1, 4096))
+    # Contexts that a namespace keeps in Redis; each takes 60 bytes before compression.
+    max_contexts: int = Field(2**18, ge=64, le=2**26)
+    lease_s: FoldSeconds = 60.0
+    fold_entries: int = Field(16, ge=1, le=4096)
+    fold_every_s: FoldSeconds = 15.0
 
 
 @dataclass(slots=True)
 class SoftCompactorCounters(FoldCounters):
     """Since the start."""
 
-    evicted_contexts: int = 0  # that had to go where there were too many
+    evicted_contexts: int = 0  # dropped to stay within max_contexts
 
 
 class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):

@@ -18,8 +18,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from pydantic import Field
 
 from cache_service.counts.soft_codec import MAX_DELTA_CONTEXTS, ORIGIN_BYTES, Delta, encode_delta
 from cache_service.counts.soft_compactor import SoftCompactor, SoftCompactorSettings
@@ -28,7 +30,7 @@ from cache_service.counts.soft_reader import SoftReader
 from cache_service.errors import FormatError, StoreError, StoreRefused
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.namespaces import PUBLIC
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.fair_share import first_to_give_way
 from cache_service.store.store import KEEP_S, Store
@@ -60,39 +62,23 @@ class SoftTables(Protocol):
         """Forget the namespace's table and what of it has not been taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class SoftExchangeSettings:
-    """Bounds of the exchange. Raises SettingError."""
+class SoftExchangeSettings(Options):
+    """Bounds of the exchange."""
 
-    order: int = 3  # of the tables
-    tick_s: float = 0.001  # that a tick may take for what comes in
-    export_every_s: float = 2.0  # and at most one table in a tick
-    max_namespaces: int = 64  # of the owner with most, the least recently asked for gives way
-    max_incoming_contexts: int = 2**17  # read and not yet added; no more is read then
-    max_log_entries: int = 128  # that the stream of a namespace keeps
-    keep_s: int = KEEP_S  # that it lives after the last entry
-    poll_s: float = 0.5  # after something new; doubles up to idle_poll_s while there is nothing
-    idle_poll_s: float = 2.0
-    retry_s: float = 0.2  # after a fault; doubles up to max_retry_s
-    max_retry_s: float = 5.0
-    folds: bool = True  # whether this process may add up what is in the log
-    compactor: SoftCompactorSettings = field(default_factory=SoftCompactorSettings)
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            order=(1, MAX_ORDER),
-            tick_s=(0.00001, 1),
-            export_every_s=(0.0, 3600),
-            max_namespaces=(1, MAX_NAMESPACES),
-            max_incoming_contexts=(1, 2**26),
-            max_log_entries=(1, 65_536),
-            keep_s=(1, 2**31),
-            poll_s=(0.001, 60),
-            idle_poll_s=(0.001, 60),
-            retry_s=(0.001, 60),
-            max_retry_s=(0.001, 60),
-        )
+    order: int = Field(3, ge=1, le=MAX_ORDER)  # of the tables
+    tick_s: float = Field(0.001, ge=0.00001, le=1)  # longest time a tick spends on incoming counts
+    export_every_s: float = Field(2.0, ge=0.0, le=3600)  # at most one table a tick
+    # Beyond it, the least recently used namespace of the owner with most gives way.
+    max_namespaces: int = Field(64, ge=1, le=MAX_NAMESPACES)
+    max_incoming_contexts: int = Field(2**17, ge=1, le=2**26)  # read and not yet added; beyond it reading pauses
+    max_log_entries: int = Field(128, ge=1, le=65_536)  # kept in the stream of a namespace
+    keep_s: KeepSeconds = KEEP_S  # life of a stream after its last entry
+    poll_s: PollSeconds = 0.5  # after something new; doubles up to idle_poll_s while there is nothing
+    idle_poll_s: PollSeconds = 2.0
+    retry_s: PollSeconds = 0.2  # after a fault; doubles up to max_retry_s
+    max_retry_s: PollSeconds = 5.0
+    folds: bool = True  # whether this process may compact the log
+    compactor: SoftCompactorSettings = Field(default_factory=SoftCompactorSettings)
 
 
 @dataclass(frozen=True, slots=True)

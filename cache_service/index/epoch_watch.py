@@ -21,9 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from pydantic import Field
+
 from cache_service.errors import SettingError, StoreError, StoreRefused
 from cache_service.formats.store_keys import StoreKeys
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.answers import as_optional_text, faults_told
 from cache_service.store.connection import Connection
 from cache_service.store.fair_share import first_to_give_way
@@ -38,25 +40,15 @@ _IDLE_S = 60.0
 _UNUSED_S = 60.0  # after its last use, that the end of a namespace's data set is the end of its watch
 
 
-@dataclass(frozen=True, slots=True)
-class EpochWatchSettings:
-    """How often to look, and at how much. Raises SettingError."""
+class EpochWatchSettings(Options):
+    """How often to look, and at how much."""
 
-    look_s: float = 0.3  # between looks
-    retry_s: float = 1.0  # after a look that found no server
-    first_look_s: float = 1.0  # after the beginning of a watch; later, something may have been missed
-    max_namespaces: int = 256  # then one gives way
-    keep_s: int = KEEP_S  # that an epoch lives which the watch has begun
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            look_s=(0.001, 60),
-            retry_s=(0.001, 60),
-            first_look_s=(0.001, 60),
-            max_namespaces=(1, MAX_NAMESPACES),
-            keep_s=(1, 2**31),
-        )
+    look_s: PollSeconds = 0.3  # between looks
+    retry_s: PollSeconds = 1.0  # after a look that found no server
+    # Limit of the time from the start of a watch to its first look; a later one may have missed a purge.
+    first_look_s: float = Field(1.0, ge=0.001, le=60)
+    max_namespaces: int = Field(256, ge=1, le=MAX_NAMESPACES)  # beyond it, one gives way
+    keep_s: KeepSeconds = KEEP_S  # life of an epoch that the watch has begun
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from pydantic import Field
+
 from cache_service.automata.automata_index import Automata
 from cache_service.automata.joined_text import warm_up as warm_up_joining
 from cache_service.automata.static_automaton import MAX_TOKEN_ID
@@ -27,7 +29,7 @@ from cache_service.index.index_edition import Edition, EditionCounts, EditionSet
 from cache_service.index.index_files import IndexFiles, default_directory
 from cache_service.log.follower import Follower, FollowerSettings
 from cache_service.log.log_reader import ReaderCounters
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import Options
 from cache_service.store.fair_share import first_to_give_way
 from cache_service.store.store import Store
 from cache_service.store.turns import Turns
@@ -39,36 +41,24 @@ _TEND_BUSY_S = 0.05  # while an index is to be replaced
 _TOUCH_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class WarmIndexSettings:
-    """Bounds of what a process knows. Raises SettingError."""
+class WarmIndexSettings(Options):
+    """Bounds of what a process knows."""
 
-    directory: Path | None = field(default_factory=default_directory)
+    directory: Path | None = Field(default_factory=default_directory)
     """Where the processes of a node share their indexes, decrypted: its owner's alone, best in memory; None: nowhere"""
-    vocab_size: int = MAX_TOKEN_ID + 1  # tokens that are not below it are left out
-    index_tokens: int = 16 * 2**20  # of all namespaces together; then one of the owner with most gives way
-    namespace_tokens: int = 4 * 2**20  # of the newest segments of one namespace
-    base_tokens: int = 2**16  # fewer are no base: they go into the tail
-    max_namespaces: int = 64
-    stay_s: float = 5.0  # after its last use, that a namespace gives way to no other
-    wanted_s: float = 30.0  # after its last use, that a namespace is read as often as may be
-    share_wait_s: float = 60.0  # for another process to build what this one needs as well
-    unused_file_s: float = 600.0  # that a file stays which no process uses
-    follower: FollowerSettings = field(default_factory=FollowerSettings)
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            vocab_size=(1, MAX_TOKEN_ID + 1),
-            index_tokens=(1, 2**40),
-            namespace_tokens=(1, 2**29),
-            base_tokens=(1, 2**29),
-            max_namespaces=(1, 65_536),
-            stay_s=(0, 3600),
-            wanted_s=(0, 86_400),
-            share_wait_s=(0, 3600),
-            unused_file_s=(2 * _TOUCH_S, 2**31),
-        )
+    vocab_size: int = Field(MAX_TOKEN_ID + 1, ge=1, le=MAX_TOKEN_ID + 1)  # larger token ids are left out
+    # Limit for all namespaces together; beyond it, one of the owner with most gives way.
+    index_tokens: int = Field(16 * 2**20, ge=1, le=2**40)
+    namespace_tokens: int = Field(4 * 2**20, ge=1, le=2**29)  # read from the newest segments of one namespace
+    base_tokens: int = Field(2**16, ge=1, le=2**29)  # fewer tokens go into the tail, without a base
+    max_namespaces: int = Field(64, ge=1, le=65_536)
+    stay_s: float = Field(5.0, ge=0, le=3600)  # time after its last use in which a namespace gives way to no other
+    wanted_s: float = Field(
+        30.0, ge=0, le=86_400
+    )  # time after its last use in which a namespace is read at the full rate
+    share_wait_s: float = Field(60.0, ge=0, le=3600)  # longest wait for another process to build the same index
+    unused_file_s: float = Field(600.0, ge=2 * _TOUCH_S, le=2**31)  # life of a file that no process uses
+    follower: FollowerSettings = Field(default_factory=FollowerSettings)
 
     @property
     def edition(self) -> EditionSettings:
@@ -112,7 +102,7 @@ class WarmIndex:
         settings: WarmIndexSettings | None = None,
     ) -> None:
         self._settings = settings or WarmIndexSettings()
-        reader = replace(self._settings.follower.reader, warm_tokens=self._settings.namespace_tokens)
+        reader = self._settings.follower.reader.model_copy(update={"warm_tokens": self._settings.namespace_tokens})
         self._open_namespace = open_namespace
         self._files = IndexFiles(self._settings.directory)
         self._counts = EditionCounts()
@@ -122,7 +112,7 @@ class WarmIndex:
         self._followed: dict[str, _Followed] = {}
         self._is_closed = False
         self._touched = time.monotonic()
-        self._follower = Follower(open_namespace, replace(self._settings.follower, reader=reader))
+        self._follower = Follower(open_namespace, self._settings.follower.model_copy(update={"reader": reader}))
         self._builder = Turns("cache-index-builder")
         self._builder.add("warm up", self._warm_up)
         self._builder.add("tend", self._tend)

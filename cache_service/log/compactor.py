@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 
 import msgspec
+from pydantic import Field
 
 from cache_service.formats.documents import Piece, assemble, split_pieces
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import MAX_MANIFEST_SEGMENTS, Generation, Manifest
 from cache_service.formats.piece_codec import PieceColumns
 from cache_service.formats.segment import MAX_SEGMENT_PIECES, SegmentEntry, encode_segment
-from cache_service.log.fenced_fold import FencedCompactor, Fold, FoldCounters, FoldSettings, Lease
+from cache_service.log.fenced_fold import (
+    FencedCompactor,
+    Fold,
+    FoldCounters,
+    FoldEntries,
+    FoldSeconds,
+    FoldSettings,
+    Lease,
+)
 from cache_service.log.fold_plan import FoldLimits, after_fold, num_absorbed
 from cache_service.log.payload import TOKENS
 from cache_service.log.second_chance import survivors
@@ -23,15 +32,13 @@ from cache_service.store.turns import Turns
 _SURVIVORS_SHARE = 4  # at most this fraction, a quarter, of a generation outlives it
 
 
-@dataclass(frozen=True, slots=True)
 class CompactorSettings(FoldSettings):
-    """How tokens are folded. Raises SettingError."""
+    """How tokens are folded."""
 
-    limits: FoldLimits = field(default_factory=FoldLimits)
-    _: KW_ONLY
-    lease_s: float = 30.0
-    fold_entries: int = 4096
-    fold_every_s: float = 10.0
+    limits: FoldLimits = Field(default_factory=FoldLimits)
+    lease_s: FoldSeconds = 30.0
+    fold_entries: FoldEntries = 4096
+    fold_every_s: FoldSeconds = 10.0
 
 
 @dataclass(slots=True)

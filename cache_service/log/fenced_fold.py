@@ -13,37 +13,32 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic
+from typing import Annotated, Generic
+
+from pydantic import Field
 
 from cache_service.errors import FormatError, StoreError
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.stream_id import START
 from cache_service.log.payload import EntryT, ManifestT, Payload, RefT, SegmentT
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import KeepSeconds, Options
 from cache_service.store.store import KEEP_S, Store, StoredManifest
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldSettings:
-    """How a compactor works. Raises SettingError."""
+FoldSeconds = Annotated[float, Field(ge=0.01, le=3600)]
+FoldEntries = Annotated[int, Field(ge=1, le=65_536)]
 
-    lease_s: float
-    fold_entries: int  # of the log, at most, in a fold
-    keep_s: int = KEEP_S  # that what is stored lives after its last fold
-    retire_s: int = 600  # that a segment stays for readers of the manifest before
-    fold_every_s: float
 
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            lease_s=(0.01, 3600),
-            fold_entries=(1, 65_536),
-            keep_s=(1, 2**31),
-            retire_s=(1, 2**31),
-            fold_every_s=(0.01, 3600),
-        )
+class FoldSettings(Options):
+    """How a compactor works."""
+
+    lease_s: FoldSeconds
+    fold_entries: FoldEntries  # most entries of the log in a fold
+    keep_s: KeepSeconds = KEEP_S  # life of what is stored after its last fold
+    retire_s: KeepSeconds = 600  # life of a replaced segment, for readers of the previous manifest
+    fold_every_s: FoldSeconds
 
 
 @dataclass(slots=True)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
+
+from pydantic import Field
 
 from cache_service.formats.manifest import MAX_MANIFEST_SEGMENTS, Generation
 from cache_service.formats.segment import MAX_SEGMENT_TOKENS, SegmentEntry
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import Options
 
 
-@dataclass(frozen=True, slots=True)
-class FoldLimits:
-    """Budgets of a namespace. Raises SettingError."""
+class FoldLimits(Options):
+    """Budgets of a namespace."""
 
-    segment_tokens: int = 2**20  # in a segment, at most
-    generation_tokens: int = 4 * 2**20  # a generation with so many is closed
-    generation_s: float = 24 * 3600.0  # one that is so old as well
-    max_generations: int = 4  # the open one included; the oldest is dropped whole
-    max_bytes: int = 256 * 2**20  # of all segments together, as they lie in Redis; a generation's part of it closes it
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            segment_tokens=(1, MAX_SEGMENT_TOKENS),
-            generation_tokens=(1, 2**40),
-            generation_s=(0.001, 2**32),
-            max_generations=(2, 1000),
-            max_bytes=(1, 2**40),
-        )
+    segment_tokens: int = Field(2**20, ge=1, le=MAX_SEGMENT_TOKENS)  # most tokens of a segment
+    generation_tokens: int = Field(4 * 2**20, ge=1, le=2**40)  # a generation that has as many is closed
+    generation_s: float = Field(24 * 3600.0, ge=0.001, le=2**32)  # a generation that is as old is closed
+    max_generations: int = Field(4, ge=2, le=1000)  # including the open one; the oldest is dropped whole
+    # Size of all segments in Redis; a generation that takes its share of it, max_bytes / max_generations, is closed.
+    max_bytes: int = Field(256 * 2**20, ge=1, le=2**40)
 
 
 def num_absorbed(sizes: Sequence[int], num_new: int, most: float = inf) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from pydantic import Field
 
 from cache_service.errors import StoreError
 from cache_service.formats.frame import FrameCodec
 from cache_service.log.log_reader import Listener, LogReader, ReaderSettings, SegmentListener
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.store import Store
 from cache_service.store.turns import Turns
@@ -18,26 +19,15 @@ from cache_service.store.turns import Turns
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerSettings:
-    """How often to look. Raises SettingError."""
+class FollowerSettings(Options):
+    """How often to look."""
 
-    reader: ReaderSettings = field(default_factory=ReaderSettings)
-    poll_s: float = 0.1  # after something new; doubles up to idle_poll_s while there is nothing
-    idle_poll_s: float = 0.5
-    unwanted_poll_s: float = 1.0  # takes its place where nobody has asked for a while
-    retry_s: float = 0.2  # after a fault; doubles up to max_retry_s
-    max_retry_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            poll_s=(0.001, 60),
-            idle_poll_s=(0.001, 60),
-            unwanted_poll_s=(0.001, 60),
-            retry_s=(0.001, 60),
-            max_retry_s=(0.001, 60),
-        )
+    reader: ReaderSettings = Field(default_factory=ReaderSettings)
+    poll_s: PollSeconds = 0.1  # after something new; doubles up to idle_poll_s while there is nothing
+    idle_poll_s: PollSeconds = 0.5
+    unwanted_poll_s: PollSeconds = 1.0  # in place of idle_poll_s for a namespace that nobody has used for a while
+    retry_s: PollSeconds = 0.2  # after a fault; doubles up to max_retry_s
+    max_retry_s: PollSeconds = 2.0
 
 
 class Follower:

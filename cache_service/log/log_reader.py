@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from pydantic import Field
+
 from cache_service.formats.documents import Piece
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Manifest
@@ -16,7 +18,7 @@ from cache_service.formats.segment import SegmentEntry
 from cache_service.formats.stream_id import parse_id
 from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, Place, ResetReason
 from cache_service.log.payload import TOKENS
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import Options
 from cache_service.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -59,16 +61,13 @@ class SegmentListener(Protocol):
         """Forget everything; another start follows. Not told where nothing has been."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderSettings:
-    """Bounds of reading. Raises SettingError."""
+class ReaderSettings(Options):
+    """Bounds of reading."""
 
-    warm_tokens: int = 16 * 2**20  # of the newest segments that are read at a start; 0: the log alone
-    warm_deadline_s: float = 30.0  # what has not been read by then is left out
-    read_entries: int = 64  # of the log, at once
-
-    def __post_init__(self) -> None:
-        require_bounds(self, warm_tokens=(0, 2**40), warm_deadline_s=(0, 3600), read_entries=(1, 4096))
+    # Limit for the newest segments that are read at a start; 0: read the log alone.
+    warm_tokens: int = Field(16 * 2**20, ge=0, le=2**40)
+    warm_deadline_s: float = Field(30.0, ge=0, le=3600)  # segments not read by then are left out
+    read_entries: int = Field(64, ge=1, le=4096)  # entries of the log read at once
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from operator import index
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from cache_service.errors import NamespacePurged, SettingError, StoreError, StoreRefused
 from cache_service.formats.documents import (
@@ -36,7 +37,7 @@ from cache_service.formats.entry_codec import MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.formats.purged_times import PurgedTimes
-from cache_service.setting_bounds import require_bounds
+from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.store import KEEP_S, Store
 
@@ -48,27 +49,15 @@ _NOTED_MS = 1000  # that the note of a purge stays, however short memory is
 _CLOCK_S = 30.0  # after which the server is asked again for its time
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherSettings:
-    """Bounds of the write path. Raises SettingError."""
+class PublisherSettings(Options):
+    """Bounds of the write path."""
 
-    max_queued_tokens: int = 1_000_000
-    max_queued_pieces: int = 100_000
-    entry_tokens: int = 1024  # at most, in an entry
-    flush_s: float = 0.25  # longest wait before what has been published is written
-    max_log_entries: int = 16_384  # that the stream of a namespace keeps
-    keep_s: int = KEEP_S  # that it lives after the last entry
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            max_queued_tokens=(1, 2**31),
-            max_queued_pieces=(1, 2**31),
-            entry_tokens=(1, MAX_ENTRY_TOKENS),
-            flush_s=(0.001, 60),
-            max_log_entries=(1, 2**31),
-            keep_s=(1, 2**31),
-        )
+    max_queued_tokens: int = Field(1_000_000, ge=1, le=2**31)
+    max_queued_pieces: int = Field(100_000, ge=1, le=2**31)
+    entry_tokens: int = Field(1024, ge=1, le=MAX_ENTRY_TOKENS)  # most tokens of an entry
+    flush_s: PollSeconds = 0.25  # longest wait from publishing to writing
+    max_log_entries: int = Field(16_384, ge=1, le=2**31)  # kept in the stream of a namespace
+    keep_s: KeepSeconds = KEEP_S  # life of a stream after its last entry
 
 
 @dataclass(slots=True)

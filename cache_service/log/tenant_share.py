@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cache_service.errors import StoreRefused
 from cache_service.formats.store_keys import StoreKeys
@@ -36,7 +36,7 @@ def share_of(limits: FoldLimits, max_bytes: int, num_namespaces: int) -> FoldLim
     """The budgets of one of so many namespaces. Their `max_bytes` together are never more than the tenant's, but for a
     byte each where there is none to share."""
     share = max_bytes // max(1, num_namespaces)
-    return replace(limits, max_bytes=max(1, min(limits.max_bytes, share)))
+    return limits.model_copy(update={"max_bytes": max(1, min(limits.max_bytes, share))})
 
 
 class TenantShare:

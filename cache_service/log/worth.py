@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cache_service.formats.earnings import Earnings
 from cache_service.log.fold_plan import FoldLimits
 
@@ -23,9 +21,10 @@ def limits_by_worth(limits: FoldLimits, earnings: Earnings) -> FoldLimits:
     hit_rate = earnings.hit_rate
     if earnings.requests < MIN_REQUESTS or hit_rate is None or hit_rate >= MIN_HIT_RATE:
         return limits
-    return replace(
-        limits,
-        max_bytes=max(1, limits.max_bytes // _USELESS_SHARE),
-        generation_tokens=max(1, limits.generation_tokens // _USELESS_SHARE),
-        generation_s=max(0.001, limits.generation_s / _USELESS_SHARE),
+    return limits.model_copy(
+        update={
+            "max_bytes": max(1, limits.max_bytes // _USELESS_SHARE),
+            "generation_tokens": max(1, limits.generation_tokens // _USELESS_SHARE),
+            "generation_s": max(0.001, limits.generation_s / _USELESS_SHARE),
+        }
     )

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
+from cache_service.options import Options
 from cache_service.promotion.phrases import MAX_PHRASE_TOKENS, Phrase
-from cache_service.setting_bounds import require_bounds
 
 MIN_TENANTS = 5
 """Fewer distinct tenants never make a phrase public."""
@@ -26,32 +28,19 @@ NEVER = math.inf
 Verdict = Literal["public", "wait", "drop"]
 
 
-@dataclass(frozen=True, slots=True)
-class PromotionPolicy:
-    """What the gate asks of a phrase. Raises SettingError."""
+class PromotionPolicy(Options):
+    """What the gate asks of a phrase."""
 
-    min_tenants: int = 20
-    min_age_s: int = 3600  # that a phrase waits once enough tenants support it
-    release_every_s: int = 3600  # batches appear at multiples of this, in Unix time
-    max_tokens: int = MAX_PHRASE_TOKENS
-    window_s: int = 7 * 24 * 3600  # how long a tenant that has said a phrase supports it
-    noise_epsilon: float | None = None  # None: no noise; else that of the Laplace mechanism on the number of tenants
-    max_phrases: int = 2**16  # that are public or wait to be
-    tenant_offers: int = 10_000  # phrases that one tenant may support in a day; each takes some 300 bytes of Redis
-
-    def __post_init__(self) -> None:
-        require_bounds(
-            self,
-            min_tenants=(MIN_TENANTS, 10_000),
-            min_age_s=(0, 2**31),
-            release_every_s=(1, 2**31),
-            max_tokens=(1, MAX_PHRASE_TOKENS),
-            window_s=(60, 2**31),
-            max_phrases=(1, 2**18),
-            tenant_offers=(1, 2**31),
-        )
-        if self.noise_epsilon is not None:
-            require_bounds(self, noise_epsilon=(0.001, 1000))
+    min_tenants: int = Field(20, ge=MIN_TENANTS, le=10_000)
+    min_age_s: int = Field(3600, ge=0, le=2**31)  # wait of a phrase after enough tenants support it
+    release_every_s: int = Field(3600, ge=1, le=2**31)  # batches appear at multiples of this, in Unix time
+    max_tokens: int = Field(MAX_PHRASE_TOKENS, ge=1, le=MAX_PHRASE_TOKENS)
+    window_s: int = Field(7 * 24 * 3600, ge=60, le=2**31)  # how long a tenant that has said a phrase supports it
+    # Epsilon of the Laplace mechanism on the number of tenants; None: no noise.
+    noise_epsilon: float | None = Field(None, ge=0.001, le=1000)
+    max_phrases: int = Field(2**16, ge=1, le=2**18)  # public ones and those that wait
+    # Phrases that one tenant may support a day; each takes some 300 bytes of Redis.
+    tenant_offers: int = Field(10_000, ge=1, le=2**31)
 
     @property
     def max_supporters(self) -> int:

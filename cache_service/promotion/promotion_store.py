@@ -46,7 +46,7 @@ class PromotionStore:
         keys = [self._left, offers, self._phrases, *map(self._supporters, phrase_ids)]
         limits = [policy.window_s, policy.min_tenants, policy.max_supporters, policy.tenant_offers, policy.max_phrases]
         with faults_told():
-            answers = self._store._call(SUPPORT_PHRASES, keys, [tenant, now_s, *limits, *phrase_ids])
+            answers = self._store.run(SUPPORT_PHRASES, keys, [tenant, now_s, *limits, *phrase_ids])
             answers = [int(answer) for answer in answers]
             if answers != [-2] and len(answers) != len(phrase_ids):
                 raise ValueError
@@ -55,9 +55,7 @@ class PromotionStore:
     def keep_phrase(self, phrase_id: bytes, frame: bytes, policy: PromotionPolicy) -> bool:
         arguments = [phrase_id, frame, policy.min_tenants, policy.max_phrases, max(KEEP_S, policy.window_s)]
         with faults_told():
-            return bool(
-                as_count(self._store._call(KEEP_PHRASE, [self._phrases, self._supporters(phrase_id)], arguments))
-            )
+            return bool(as_count(self._store.run(KEEP_PHRASE, [self._phrases, self._supporters(phrase_id)], arguments)))
 
     def drop_phrases(self, phrase_ids: Sequence[bytes]) -> None:
         with faults_told():
@@ -111,17 +109,17 @@ class PromotionStore:
         """As `Store.acquire_lease`, and fenced with it, but a compactor of the namespace cannot keep the gate out."""
         with faults_told():
             keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
-            return as_count(self._store._call(ACQUIRE_LEASE, keys, [owner, lease_ms, KEEP_S])) or None
+            return as_count(self._store.run(ACQUIRE_LEASE, keys, [owner, lease_ms, KEEP_S])) or None
 
     def seize_lease(self, owner: str, lease_ms: int) -> int:
         """The fencing token of a lease that is taken from whoever holds it."""
         with faults_told():
             keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
-            return as_count(self._store._call(SEIZE_LEASE, keys, [owner, lease_ms, KEEP_S]))
+            return as_count(self._store.run(SEIZE_LEASE, keys, [owner, lease_ms, KEEP_S]))
 
     def release_lease(self, owner: str) -> None:
         with faults_told():
-            self._store._call(RELEASE_LEASE, [self._keys.lease], [owner])
+            self._store.run(RELEASE_LEASE, [self._keys.lease], [owner])
 
     def keep(self, keep_s: int, digests: Sequence[str]) -> None:
         """Let the pool live for `keep_s` seconds from now."""
@@ -137,8 +135,8 @@ class PromotionStore:
             return as_count(self._client.delete(self._store.keys.log))
 
     @property
-    def _client(self) -> Any:
-        return self._store._connection.client()
+    def _client(self) -> Any:  # redis-py types the answers of both kinds of client as awaitable or not
+        return self._store.client()
 
     def _remove_from(self, names: Sequence[Any], tenants: Sequence[bytes]) -> None:
         with self._client.pipeline(transaction=False) as pipeline:

@@ -16,7 +16,6 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from cache_service.errors import SettingError
-from cache_service.setting_bounds import require_bounds
 
 Client = redis.Redis | RedisCluster
 
@@ -26,6 +25,14 @@ _DEFAULT_SENTINEL_PORT = 26379
 _FORM = (
     "it must be redis://host:port/db, rediss://..., redis+sentinel://host:port,host:port/service or redis+cluster://..."
 )
+
+
+_BOUNDS = {
+    "connect_timeout_s": (0.01, 60),
+    "read_timeout_s": (0.01, 60),
+    "num_retries": (0, 5),
+    "max_connections": (1, 1024),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,9 @@ class ConnectionSettings:
 
     def __post_init__(self) -> None:
         address = parse_url(self.url)
-        require_bounds(
-            self,
-            connect_timeout_s=(0.01, 60),
-            read_timeout_s=(0.01, 60),
-            num_retries=(0, 5),
-            max_connections=(1, 1024),
-        )
+        for name, (low, high) in _BOUNDS.items():
+            if not low <= getattr(self, name) <= high:  # NaN too
+                raise SettingError(name, getattr(self, name), f"it must be {low} to {high}")
         for name in ("ca_file", "certificate_file", "key_file"):
             path = getattr(self, name)
             if path is not None and not address.tls:

@@ -21,7 +21,7 @@ from cache_service.formats.purged_times import PurgedTimes
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import parse_id
 from cache_service.store.answers import as_bytes, as_count, as_optional_text, as_text, faults_told, run_script
-from cache_service.store.connection import Connection
+from cache_service.store.connection import Client, Connection
 from cache_service.store.scripts import (
     ACQUIRE_LEASE,
     APPEND_IN_EPOCH,
@@ -94,7 +94,7 @@ class Store:
         None: any. If there are other purges or another epoch by now, nothing is written, and NamespacePurged tells
         them. purges None: the entries are newer than any purge.
         """
-        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+        with faults_told(), self.client().pipeline(transaction=True) as pipeline:
             if purges is not None:
                 pipeline.watch(self.keys.purges)
                 found = as_bytes(pipeline.get(self.keys.purges) or b"")
@@ -118,7 +118,7 @@ class Store:
         """
         with faults_told():
             answer = as_text(
-                self._call(APPEND_IN_EPOCH, [self.keys.log, self.keys.epoch], [epoch, frame, max_entries, keep_s])
+                self.run(APPEND_IN_EPOCH, [self.keys.log, self.keys.epoch], [epoch, frame, max_entries, keep_s])
             )
             if answer:
                 parse_id(answer)
@@ -126,7 +126,7 @@ class Store:
 
     def read_log(self, begin: str, max_entries: int) -> LogView:
         """Entries from id `begin` on, that one included, with the epoch and manifest version of the same moment."""
-        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+        with faults_told(), self.client().pipeline(transaction=True) as pipeline:
             pipeline.get(self.keys.epoch)
             pipeline.hget(self.keys.manifest, "version")
             pipeline.xrange(self.keys.log, begin, "+", max_entries)
@@ -145,7 +145,7 @@ class Store:
 
     def read_manifest(self) -> StoredManifest:
         with faults_told():
-            client = self._connection.client()
+            client = self.client()
             size = as_count(client.hstrlen(self.keys.manifest, "body"))
             with client.pipeline(transaction=True) as pipeline:
                 pipeline.get(self.keys.epoch)
@@ -158,16 +158,16 @@ class Store:
     def server_time_ms(self) -> int:
         """Unix time in milliseconds by the clock that all processes share."""
         with faults_told():
-            return as_count(self._call(SERVER_TIME, [self.keys.epoch], []))
+            return as_count(self.run(SERVER_TIME, [self.keys.epoch], []))
 
     def read_epoch(self) -> str | None:
         """Of this data set; None: nothing has been written to it, or it has expired."""
         with faults_told():
-            return as_optional_text(self._connection.client().get(self.keys.epoch))
+            return as_optional_text(self.client().get(self.keys.epoch))
 
     def begin_epoch(self, keep_s: int = KEEP_S) -> str:
         """The epoch of this data set; it is written if there is none."""
-        with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
+        with faults_told(), self.client().pipeline(transaction=True) as pipeline:
             pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             pipeline.get(self.keys.epoch)
             return as_text(pipeline.execute()[1])
@@ -175,13 +175,13 @@ class Store:
     def read_segment(self, digest: str, num_bytes: int) -> bytes | None:
         """At most one byte more than `num_bytes`; None if it is not there."""
         with faults_told():
-            return as_bytes(self._connection.client().getrange(self.keys.segment(digest), 0, num_bytes)) or None
+            return as_bytes(self.client().getrange(self.keys.segment(digest), 0, num_bytes)) or None
 
     def write_segment(self, digest: str, frame: bytes, keep_s: int, token: int, epoch: str) -> bool:
         """Write a segment under a lease. False: a newer lease was granted, or the data set is another by now."""
         keys = [self.keys.segment(digest), self.keys.fence, self.keys.epoch]
         with faults_told():
-            return as_count(self._call(WRITE_SEGMENT, keys, [token, epoch, keep_s, frame])) > 0
+            return as_count(self.run(WRITE_SEGMENT, keys, [token, epoch, keep_s, frame])) > 0
 
     def keep_live_segments(self, digests: Sequence[str], keep_s: int) -> int:
         """Let segments live for `keep_s` seconds from now, and as long as the namespace. Returns how many are there."""
@@ -189,12 +189,12 @@ class Store:
         with faults_told():
             for begin in range(0, len(digests), _KEPT_AT_ONCE):
                 names = [self.keys.segment(digest) for digest in digests[begin : begin + _KEPT_AT_ONCE]]
-                num_found += as_count(self._call(KEEP, [self.keys.epoch, *names], [keep_s]))
+                num_found += as_count(self.run(KEEP, [self.keys.epoch, *names], [keep_s]))
         return num_found
 
     def keep_segments(self, digests: Sequence[str], keep_s: int) -> int:
         """Let segments live for `keep_s` seconds from now. Returns how many are there."""
-        with faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
+        with faults_told(), self.client().pipeline(transaction=False) as pipeline:
             for digest in digests:
                 pipeline.expire(self.keys.segment(digest), keep_s)
             return sum(map(as_count, pipeline.execute()))
@@ -203,11 +203,11 @@ class Store:
         """The fencing token of a lease for `lease_ms`, new or renewed; None if another owner holds it."""
         with faults_told():
             keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
-            return as_count(self._call(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
+            return as_count(self.run(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
 
     def release_lease(self, owner: str) -> None:
         with faults_told():
-            self._call(RELEASE_LEASE, [self.keys.lease], [owner])
+            self.run(RELEASE_LEASE, [self.keys.lease], [owner])
 
     def write_manifest(
         self,
@@ -222,20 +222,18 @@ class Store:
         """Replace manifest version `replaces` with `version`, unless a newer lease, data set or manifest is there."""
         arguments = [token, epoch, replaces, version, folded_id, frame, keep_s]
         with faults_told():
-            return VERDICTS[
-                self._call(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)
-            ]
+            return VERDICTS[self.run(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)]
 
     def trim_log(self, version: int, first_id: str) -> int:
         """Remove the entries before `first_id`, if the manifest still has `version`. Returns how many."""
         with faults_told():
-            return as_count(self._call(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
+            return as_count(self.run(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
 
     def _keep(self, keep_s: int) -> None:
         """Let log and epoch live for `keep_s` seconds from now, and never shorter than the epoch does. No script:
         writers may have no right to run one."""
         for _ in range(_KEEP_ATTEMPTS):
-            with faults_told(), suppress(WatchError), self._connection.client().pipeline(transaction=True) as pipeline:
+            with faults_told(), suppress(WatchError), self.client().pipeline(transaction=True) as pipeline:
                 pipeline.watch(self.keys.epoch)
                 left_s = int(pipeline.ttl(self.keys.epoch))
                 pipeline.multi()
@@ -245,8 +243,13 @@ class Store:
                 pipeline.execute()
                 return
 
-    def _call(self, script: Script, keys: list[str], arguments: Sequence[Any]) -> Any:
-        return run_script(self._connection.client(), script, keys, arguments)
+    def client(self) -> Client:
+        """For what is kept beside the log. Use it within `faults_told`."""
+        return self._connection.client()
+
+    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run a script on keys of the namespace. Use it within `faults_told`."""
+        return run_script(self.client(), script, keys, arguments)
 
 
 def _entry(entry: Any) -> tuple[str, bytes]:

@@ -158,7 +158,7 @@ class SharedCache:
         drafter = drafters.get(SOFT_NGRAM)
         if not isinstance(drafter, SoftNgramDrafter) or not drafter.delta_bytes:
             return None
-        exchange = SoftExchange(self._open, replace(self._settings.soft, order=drafter.order))
+        exchange = SoftExchange(self._open, self._settings.soft.model_copy(update={"order": drafter.order}))
         self._exchanges.append(exchange)
         weakref.finalize(drafter, _end, self._exchanges, exchange).atexit = False
         return SoftSharing(exchange, drafter, self._settings.publish_prompts)

@@ -78,7 +78,7 @@ def process(model: Path, server: EmbeddedServer, directory: Path) -> Iterator[tu
         publisher=PublisherSettings(flush_s=0.01),
         compactor=CompactorSettings(fold_every_s=3600),
     )
-    settings = replace(settings, index=replace(settings.index, directory=directory))
+    settings = replace(settings, index=settings.index.model_copy(update={"directory": directory}))
     fingerprint = read_model_info(ModelSource("tiny", "tiny", model)).fingerprint
     cache = SharedCache(server.settings, fingerprint, settings=settings)
     try:

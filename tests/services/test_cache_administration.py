@@ -54,7 +54,7 @@ def administration(namespace, **arguments):
 
 
 def fold(namespace, **limits):
-    compactor = Compactor(namespace.store, namespace.codec, CompactorSettings(FoldLimits(**limits)))
+    compactor = Compactor(namespace.store, namespace.codec, CompactorSettings(limits=FoldLimits(**limits)))
     while compactor.fold():
         pass
     compactor.release()

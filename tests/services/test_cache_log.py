@@ -27,7 +27,7 @@ RING = KeyRing({1: b"1" * 32})
 
 
 def compactor(namespace, clock=lambda: 1_000.0, **limits):
-    return Compactor(namespace.store, namespace.codec, CompactorSettings(FoldLimits(**limits)), clock)
+    return Compactor(namespace.store, namespace.codec, CompactorSettings(limits=FoldLimits(**limits)), clock)
 
 
 def fold_all(compactor):

@@ -68,7 +68,7 @@ class History(RuleBasedStateMachine):
     def renew_compactor(self):
         limits = FoldLimits(segment_tokens=SEGMENT_TOKENS, generation_s=GENERATION_S, max_generations=MAX_GENERATIONS)
         self.compactor = Compactor(
-            self.namespace.store, self.namespace.codec, CompactorSettings(limits, lease_s=60), lambda: self.now_s
+            self.namespace.store, self.namespace.codec, CompactorSettings(limits=limits, lease_s=60), lambda: self.now_s
         )
 
     @rule(document=st.sampled_from("abc"), length=st.integers(1, 12))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cache_service.counts import soft_codec
 from cache_service.counts.soft_codec import (
@@ -152,5 +153,5 @@ def test_areas_have_keys_of_their_own_and_one_epoch():
     ],
 )
 def test_settings_out_of_range_are_named(settings, field):
-    with pytest.raises(SettingError, match=field):
+    with pytest.raises(ValidationError, match=field):
         settings()

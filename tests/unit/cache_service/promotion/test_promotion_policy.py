@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from cache_service.errors import FormatError, SettingError
+from cache_service.errors import FormatError
 from cache_service.promotion.phrases import MAX_PHRASE_TOKENS, decode_phrase, encode_phrase, phrases_of
 from cache_service.promotion.promotion_policy import (
     NEVER,
@@ -188,5 +189,5 @@ def test_noise_is_laplacian_and_always_the_same_for_a_phrase():
     ("field", "value"), [("min_tenants", 4), ("max_tokens", 17), ("noise_epsilon", 0.0), ("release_every_s", 0)]
 )
 def test_no_policy_goes_below_the_floor(field, value):
-    with pytest.raises(SettingError, match=field):
+    with pytest.raises(ValidationError, match=field):
         PromotionPolicy(**{field: value})
