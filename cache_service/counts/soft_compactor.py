@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -27,9 +28,9 @@ class SoftCompactorSettings(FoldSettings):
     """How soft counts are folded."""
 
     # Contexts that a namespace keeps in Redis; each takes 60 bytes before compression.
-    max_contexts: int = Field(2**18, ge=64, le=2**26)
+    max_contexts: Annotated[int, Field(ge=64, le=2**26)] = 2**18
     lease_s: FoldSeconds = 60.0
-    fold_entries: int = Field(16, ge=1, le=4096)
+    fold_entries: Annotated[int, Field(ge=1, le=4096)] = 16
     fold_every_s: FoldSeconds = 15.0
 
 

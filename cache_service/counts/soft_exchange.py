@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
@@ -65,13 +65,13 @@ class SoftTables(Protocol):
 class SoftExchangeSettings(Options):
     """Bounds of the exchange."""
 
-    order: int = Field(3, ge=1, le=MAX_ORDER)  # of the tables
-    tick_s: float = Field(0.001, ge=0.00001, le=1)  # longest time a tick spends on incoming counts
-    export_every_s: float = Field(2.0, ge=0.0, le=3600)  # at most one table a tick
+    order: Annotated[int, Field(ge=1, le=MAX_ORDER)] = 3  # of the tables
+    tick_s: Annotated[float, Field(ge=0.00001, le=1)] = 0.001  # longest time a tick spends on incoming counts
+    export_every_s: Annotated[float, Field(ge=0.0, le=3600)] = 2.0  # at most one table a tick
     # Beyond it, the least recently used namespace of the owner with most gives way.
-    max_namespaces: int = Field(64, ge=1, le=MAX_NAMESPACES)
-    max_incoming_contexts: int = Field(2**17, ge=1, le=2**26)  # read and not yet added; beyond it reading pauses
-    max_log_entries: int = Field(128, ge=1, le=65_536)  # kept in the stream of a namespace
+    max_namespaces: Annotated[int, Field(ge=1, le=MAX_NAMESPACES)] = 64
+    max_incoming_contexts: Annotated[int, Field(ge=1, le=2**26)] = 2**17  # beyond it, reading pauses
+    max_log_entries: Annotated[int, Field(ge=1, le=65_536)] = 128  # kept in the stream of a namespace
     keep_s: KeepSeconds = KEEP_S  # life of a stream after its last entry
     poll_s: PollSeconds = 0.5  # after something new; doubles up to idle_poll_s while there is nothing
     idle_poll_s: PollSeconds = 2.0

@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
 from pydantic import Field
@@ -46,8 +47,8 @@ class EpochWatchSettings(Options):
     look_s: PollSeconds = 0.3  # between looks
     retry_s: PollSeconds = 1.0  # after a look that found no server
     # Limit of the time from the start of a watch to its first look; a later one may have missed a purge.
-    first_look_s: float = Field(1.0, ge=0.001, le=60)
-    max_namespaces: int = Field(256, ge=1, le=MAX_NAMESPACES)  # beyond it, one gives way
+    first_look_s: PollSeconds = 1.0
+    max_namespaces: Annotated[int, Field(ge=1, le=MAX_NAMESPACES)] = 256  # beyond it, one gives way
     keep_s: KeepSeconds = KEEP_S  # life of an epoch that the watch has begun
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -46,18 +47,16 @@ class WarmIndexSettings(Options):
 
     directory: Path | None = Field(default_factory=default_directory)
     """Where the processes of a node share their indexes, decrypted: its owner's alone, best in memory; None: nowhere"""
-    vocab_size: int = Field(MAX_TOKEN_ID + 1, ge=1, le=MAX_TOKEN_ID + 1)  # larger token ids are left out
+    vocab_size: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID + 1)] = MAX_TOKEN_ID + 1  # larger token ids are left out
     # Limit for all namespaces together; beyond it, one of the owner with most gives way.
-    index_tokens: int = Field(16 * 2**20, ge=1, le=2**40)
-    namespace_tokens: int = Field(4 * 2**20, ge=1, le=2**29)  # read from the newest segments of one namespace
-    base_tokens: int = Field(2**16, ge=1, le=2**29)  # fewer tokens go into the tail, without a base
-    max_namespaces: int = Field(64, ge=1, le=65_536)
-    stay_s: float = Field(5.0, ge=0, le=3600)  # time after its last use in which a namespace gives way to no other
-    wanted_s: float = Field(
-        30.0, ge=0, le=86_400
-    )  # time after its last use in which a namespace is read at the full rate
-    share_wait_s: float = Field(60.0, ge=0, le=3600)  # longest wait for another process to build the same index
-    unused_file_s: float = Field(600.0, ge=2 * _TOUCH_S, le=2**31)  # life of a file that no process uses
+    index_tokens: Annotated[int, Field(ge=1, le=2**40)] = 16 * 2**20
+    namespace_tokens: Annotated[int, Field(ge=1, le=2**29)] = 4 * 2**20  # read from newest segments
+    base_tokens: Annotated[int, Field(ge=1, le=2**29)] = 2**16  # fewer tokens go into the tail, without a base
+    max_namespaces: Annotated[int, Field(ge=1, le=65_536)] = 64
+    stay_s: Annotated[float, Field(ge=0, le=3600)] = 5.0  # no eviction so soon after a use
+    wanted_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # full reading rate after a use
+    share_wait_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # for another process's build
+    unused_file_s: Annotated[float, Field(ge=2 * _TOUCH_S, le=2**31)] = 600.0  # life of a file that no process uses
     follower: FollowerSettings = Field(default_factory=FollowerSettings)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Annotated
 
 from pydantic import Field
 
@@ -15,12 +16,12 @@ from cache_service.options import Options
 class FoldLimits(Options):
     """Budgets of a namespace."""
 
-    segment_tokens: int = Field(2**20, ge=1, le=MAX_SEGMENT_TOKENS)  # most tokens of a segment
-    generation_tokens: int = Field(4 * 2**20, ge=1, le=2**40)  # a generation that has as many is closed
-    generation_s: float = Field(24 * 3600.0, ge=0.001, le=2**32)  # a generation that is as old is closed
-    max_generations: int = Field(4, ge=2, le=1000)  # including the open one; the oldest is dropped whole
+    segment_tokens: Annotated[int, Field(ge=1, le=MAX_SEGMENT_TOKENS)] = 2**20  # most tokens of a segment
+    generation_tokens: Annotated[int, Field(ge=1, le=2**40)] = 4 * 2**20  # a generation that has as many is closed
+    generation_s: Annotated[float, Field(ge=0.001, le=2**32)] = 24 * 3600.0  # a generation that is as old is closed
+    max_generations: Annotated[int, Field(ge=2, le=1000)] = 4  # including the open one; the oldest is dropped whole
     # Size of all segments in Redis; a generation that takes its share of it, max_bytes / max_generations, is closed.
-    max_bytes: int = Field(256 * 2**20, ge=1, le=2**40)
+    max_bytes: Annotated[int, Field(ge=1, le=2**40)] = 256 * 2**20
 
 
 def num_absorbed(sizes: Sequence[int], num_new: int, most: float = inf) -> int:

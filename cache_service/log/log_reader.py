@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -65,9 +65,9 @@ class ReaderSettings(Options):
     """Bounds of reading."""
 
     # Limit for the newest segments that are read at a start; 0: read the log alone.
-    warm_tokens: int = Field(16 * 2**20, ge=0, le=2**40)
-    warm_deadline_s: float = Field(30.0, ge=0, le=3600)  # segments not read by then are left out
-    read_entries: int = Field(64, ge=1, le=4096)  # entries of the log read at once
+    warm_tokens: Annotated[int, Field(ge=0, le=2**40)] = 16 * 2**20
+    warm_deadline_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # segments not read by then are left out
+    read_entries: Annotated[int, Field(ge=1, le=4096)] = 64  # entries of the log read at once
 
 
 @dataclass(slots=True)

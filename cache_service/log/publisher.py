@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -52,11 +52,11 @@ _CLOCK_S = 30.0  # after which the server is asked again for its time
 class PublisherSettings(Options):
     """Bounds of the write path."""
 
-    max_queued_tokens: int = Field(1_000_000, ge=1, le=2**31)
-    max_queued_pieces: int = Field(100_000, ge=1, le=2**31)
-    entry_tokens: int = Field(1024, ge=1, le=MAX_ENTRY_TOKENS)  # most tokens of an entry
+    max_queued_tokens: Annotated[int, Field(ge=1, le=2**31)] = 1_000_000
+    max_queued_pieces: Annotated[int, Field(ge=1, le=2**31)] = 100_000
+    entry_tokens: Annotated[int, Field(ge=1, le=MAX_ENTRY_TOKENS)] = 1024  # most tokens of an entry
     flush_s: PollSeconds = 0.25  # longest wait from publishing to writing
-    max_log_entries: int = Field(16_384, ge=1, le=2**31)  # kept in the stream of a namespace
+    max_log_entries: Annotated[int, Field(ge=1, le=2**31)] = 16_384  # kept in the stream of a namespace
     keep_s: KeepSeconds = KEEP_S  # life of a stream after its last entry
 
 

@@ -12,7 +12,7 @@ import hmac
 import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,16 +31,16 @@ Verdict = Literal["public", "wait", "drop"]
 class PromotionPolicy(Options):
     """What the gate asks of a phrase."""
 
-    min_tenants: int = Field(20, ge=MIN_TENANTS, le=10_000)
-    min_age_s: int = Field(3600, ge=0, le=2**31)  # wait of a phrase after enough tenants support it
-    release_every_s: int = Field(3600, ge=1, le=2**31)  # batches appear at multiples of this, in Unix time
-    max_tokens: int = Field(MAX_PHRASE_TOKENS, ge=1, le=MAX_PHRASE_TOKENS)
-    window_s: int = Field(7 * 24 * 3600, ge=60, le=2**31)  # how long a tenant that has said a phrase supports it
+    min_tenants: Annotated[int, Field(ge=MIN_TENANTS, le=10_000)] = 20
+    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600  # wait of a phrase after enough tenants support it
+    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600  # batches appear at multiples of this, in Unix time
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_PHRASE_TOKENS)] = MAX_PHRASE_TOKENS
+    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600  # how long a tenant supports a phrase it has said
     # Epsilon of the Laplace mechanism on the number of tenants; None: no noise.
-    noise_epsilon: float | None = Field(None, ge=0.001, le=1000)
-    max_phrases: int = Field(2**16, ge=1, le=2**18)  # public ones and those that wait
+    noise_epsilon: Annotated[float | None, Field(ge=0.001, le=1000)] = None
+    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16  # public ones and those that wait
     # Phrases that one tenant may support a day; each takes some 300 bytes of Redis.
-    tenant_offers: int = Field(10_000, ge=1, le=2**31)
+    tenant_offers: Annotated[int, Field(ge=1, le=2**31)] = 10_000
 
     @property
     def max_supporters(self) -> int:

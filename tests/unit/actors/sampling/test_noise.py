@@ -170,6 +170,6 @@ def test_every_input_bit_flips_every_output_bit_half_the_time() -> None:
     for which in range(3):
         for bit in range(64):
             changed = list(inputs)
-            changed[which] = inputs[which] ^ noise._wrap(1 << bit)
+            changed[which] = inputs[which] ^ noise.signed(1 << bit)
             share = (hashed(*changed) != base).mean(axis=0)
             assert np.abs(share - 0.5).max() < 6.5 * 0.5 / math.sqrt(count), f"input {which}, bit {bit}"
