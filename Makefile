@@ -20,6 +20,7 @@ CHECKOV_SKIPS := CKV_K8S_43,CKV_K8S_15,CKV_K8S_38,CKV2_K8S_6,CKV_DOCKER_2,CKV_DO
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(BIN)/python .ci/install.py $(UV_VERSION)
 STAMP := $(VENV)/.paceline
 MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
@@ -40,8 +41,8 @@ $(STAMP): pyproject.toml requirements.lock
 		{ echo "$(PYTHON) is older than Python 3.11; name another: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet pip==$(PIP_VERSION)
-	$(PIP) install -c requirements.lock $(TORCH_ARGS) $(TORCH)
-	$(PIP) install -c requirements.lock --editable '.[k8s,plot]' --group dev
+	$(INSTALL) -c requirements.lock $(TORCH_ARGS) $(TORCH)
+	$(INSTALL) -c requirements.lock --editable '.[k8s,plot]' --group dev
 	$(PIP) check
 	touch $@
 
