@@ -26,7 +26,7 @@ MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow lint format proto lock image-lock k8s sbom scan clean
+.PHONY: help setup serve check test test-slow lint format proto lock image-lock k8s sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ $(MODEL): | $(STAMP)
 
 serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 	PACELINE_HOME="$(PACELINE_HOME)" exec $(BIN)/paceline serve $(CONFIG) $(ARGS)
+
+check: $(STAMP) lint  ## while you work: lint, then the unit tests that need neither the demo model nor a wheel
+	$(BIN)/python -m pytest tests/unit -m "not slow and not whole" -n $(TEST_PROCESSES) --dist loadfile --durations=5
 
 test: setup lint  ## what CI runs: lint, then every test
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -29,6 +29,7 @@ sys.path.insert(0, _support)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_support, os.environ.get("PYTHONPATH")]))
 
 _RAY_TESTS = "tests/distributed/"
+_WHOLE = {"smollm2_dir", "wheel"}  # fixtures that take tens of seconds
 _given_home = paceline_home()
 _own_home = pytest.StashKey[Path]()
 
@@ -55,6 +56,12 @@ class OneRayAtATime(LoadFileScheduling):  # type: ignore[misc]  # without types
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRayAtATime:
     return OneRayAtATime(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _WHOLE & set(getattr(item, "fixturenames", ())):
+            item.add_marker("whole")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
