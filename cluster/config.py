@@ -91,6 +91,7 @@ class DraftConfig(Options):
     """The draft model and its workers."""
 
     model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
+    build: bool = True  # whether `paceline serve` builds the drafter that `auto` means where it is missing
     workers: Annotated[int, Field(ge=0, le=1024)] = 1  # at least
     max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `workers`
     dtype: Dtype = "float32"

@@ -79,6 +79,13 @@ class ClusterPlan:
         return ahead
 
     @property
+    def build_progress(self) -> Path | None:
+        """File that says how far the drafter's build is, on the machine that builds it; None: nothing is built."""
+        if self.draft is None or not self.builds_drafter:
+            return None
+        return self.draft.path.with_name(f"{self.draft.path.name}.progress")
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """Those that run; without a draft model, none that needs one."""
         names = expand_drafters(self.config.speculation.drafters, has_head=self.config.target.eagle_head != "none")
@@ -123,8 +130,9 @@ def plan_cluster(
     wants_draft_model = needs_draft_model(drafters) and config.draft.workers > 0
     if wants_draft_model and config.draft.model == "auto" and not info.is_encoder_decoder:  # none can be built
         directory = default_drafter_dir(home, source)
-        draft = ModelSource(spec="auto", name=directory.name, path=directory)
-        builds_drafter = not directory.is_dir()
+        builds_drafter = config.draft.build and not directory.is_dir()
+        if builds_drafter or directory.is_dir():
+            draft = ModelSource(spec="auto", name=directory.name, path=directory)
     elif wants_draft_model and config.draft.model not in ("auto", "none"):
         draft = resolve_model(config.draft.model, home, progress)
         if OUROBOROS in drafters:
@@ -237,6 +245,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         replicas=config.target.most_groups,
         promotion=promotion,
         observability=config.observability,
+        build_progress=plan.build_progress,
     )
     model = served_model(plan)
     return gateway_application(

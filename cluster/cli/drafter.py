@@ -22,7 +22,7 @@ from actors.training.drafter_build import (
 )
 from actors.training.eagle_recipe import HeadRecipe
 from actors.training.seed_prompts import read_prompts
-from cluster.cli.progress import progress_bars
+from cluster.cli.progress import progress_bars, progress_in_file
 from cluster.config import paceline_home
 
 app = typer.Typer(no_args_is_help=True, help="Make draft models and heads.")
@@ -58,6 +58,7 @@ def build(
     threads: int = typer.Option(0, min=0, help="CPU threads; 0: all cores."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     keep: bool = typer.Option(False, "--keep", help="Leave a drafter that is there already."),
+    progress_file: Path | None = typer.Option(None, hidden=True, help="Keep the progress there, in place of bars."),
 ) -> None:
     """Make a small draft model out of the target itself, in a few minutes on a CPU, and print its directory."""
     # Threads that wait for work must not keep the core from the one that has it.
@@ -70,7 +71,7 @@ def build(
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     home = paceline_home()
-    with progress_bars() as progress:
+    with progress_bars() if progress_file is None else progress_in_file(progress_file) as progress:
         source = resolve_model(target, home, progress)
         directory = out if out is not None else default_drafter_dir(home, source)
         try:

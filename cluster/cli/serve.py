@@ -30,6 +30,7 @@ from cluster.tenants.access import tenant_access
 _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback
 _HOPELESS = re.compile(r"actors\.errors\.(ModelError|InvalidRequest): ")  # the next try would fail the same way
 _SERVE_SHUTDOWN_S = 60.0
+_BUILD_PERIOD_S = 1.0  # between looks at how far the drafter's build is
 _DEFAULT_CONFIG = Path("configs", "laptop.yaml")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -56,9 +57,10 @@ def serve(
         plan = plan_cluster(loaded, paceline_home(), progress, choose)
     stop = threading.Event()
     _stop_on_signals(stop)
-    builder = _start_building_drafter(loaded) if plan.builds_drafter else None
-    if builder is not None and plan.draft is not None:
-        _report_build(builder, plan.draft.path, stop)
+    builder = None
+    if plan.draft is not None and plan.build_progress is not None:
+        builder = _start_building_drafter(loaded.target.model, plan.build_progress)
+        _report_build(builder, plan.draft.path, plan.build_progress, stop)
     if warning is not None:
         typer.echo(f"warning: {warning}", err=True)
     try:
@@ -115,12 +117,14 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         f"tensor parallel {config.target.tensor_parallel}"
     )
     if plan.draft is not None:
-        state = ", being built; picked up when it is there" if plan.builds_drafter else ""
+        state = ", being built while the server is idle (off: --set draft.build=false)" if plan.builds_drafter else ""
         if plan.draft_has_own_vocabulary:
             state = ", with a vocabulary of its own: its drafts go by way of the text"
         typer.echo(f"draft   {plan.draft.path}, {config.draft.workers} worker(s) on {plan.draft_device}{state}")
     else:
-        typer.echo("draft   no draft model")
+        missing = config.draft.model == "auto" and not config.draft.build and config.draft.workers > 0
+        advice = f"; run: paceline drafter build --target {config.target.model}" if missing else ""
+        typer.echo(f"draft   no draft model{advice}")
     if stop.is_set():
         return
     start_ray(plan.num_cpus, address)
@@ -146,11 +150,13 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         stop.wait()
         typer.echo("stopping", err=True)
     finally:
-        if runs_serve and address is not None:
-            _leave_ray()
-        elif runs_serve:
-            _end_serve()
-        ray.shutdown()
+        # Ray prints on stdout that calls of the controller that it ends have "infinite retries remaining".
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+            if runs_serve and address is not None:
+                _leave_ray()
+            elif runs_serve:
+                _end_serve()
+            ray.shutdown()
 
 
 def _end_serve() -> None:
@@ -296,10 +302,10 @@ def _report_failed_starts(told: set[str]) -> None:
         raise Unavailable(reason)
 
 
-def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
-    """Build the drafter beside the running cluster, at low priority; the draft workers wait for its directory."""
+def _start_building_drafter(target: str, progress_file: Path) -> subprocess.Popen[bytes]:
+    """Build the drafter beside the running cluster; the draft workers wait for its directory."""
     command = [sys.executable, "-m", "cluster.cli.main", "drafter", "build", "--keep"]
-    command += ["--target", config.target.model]
+    command += ["--target", target, "--progress-file", str(progress_file)]
     log = _builder_log()
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -307,21 +313,35 @@ def _start_building_drafter(config: ClusterConfig) -> subprocess.Popen[bytes]:
     except OSError as error:
         raise ConfigError(f"{log}: cannot be written: {error.strerror}; set PACELINE_HOME to another place") from None
     with output:
+        # A process group of its own, which the terminal's Ctrl-C does not reach, but not a session of its own: kernels
+        # that share the processor out by session would give the build as much as the cluster.
         return subprocess.Popen(
-            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
-            preexec_fn=_stand_back,
-        )  # fmt: skip
+            command,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=_yield_to_others,
+        )
 
 
 def _builder_log() -> Path:
     return paceline_home() / "drafter-build.log"
 
 
-def _report_build(builder: subprocess.Popen[bytes], directory: Path, stop: threading.Event) -> threading.Thread:
-    """One line when the drafter is there or cannot be built; none when the build ends with the server."""
+def _report_build(
+    builder: subprocess.Popen[bytes], directory: Path, progress_file: Path, stop: threading.Event
+) -> None:
+    """Tell in a thread each stage of the build and its end, unless it ends with the server."""
 
-    def wait() -> None:
-        status = builder.wait()
+    def report() -> None:
+        stage = ""
+        while (status := builder.poll()) is None and not stop.wait(_BUILD_PERIOD_S):
+            with contextlib.suppress(OSError):
+                told = progress_file.read_text(encoding="utf-8")
+                if (now := told.partition(",")[0]) and now != stage:
+                    stage = now
+                    typer.echo(f"draft   being built: {told}")
         if stop.is_set():
             return
         if status == 0:
@@ -329,14 +349,13 @@ def _report_build(builder: subprocess.Popen[bytes], directory: Path, stop: threa
         else:
             typer.echo(f"draft   {directory} could not be built (exit status {status}); see {_builder_log()}", err=True)
 
-    thread = threading.Thread(target=wait, name="drafter build", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=report, name="drafter build", daemon=True).start()
 
 
-def _stand_back() -> None:
-    """Of the process that is being started: it gives way to the cluster, and ends when its parent does, even by
-    SIGKILL."""
-    os.nice(10)
+def _yield_to_others() -> None:
+    """In the process that is being started: it computes when nobody else on this machine wants to, and ends when its
+    parent does, even by SIGKILL."""
+    os.nice(19)
     if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

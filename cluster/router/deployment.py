@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -65,9 +66,11 @@ class Router:
         *upstream: Any,
         promotion: PromotionSource | None = None,
         observability: ObservabilityConfig | None = None,
+        build_progress: Path | None = None,
     ) -> None:
         if observability is not None:
             configure_logging(observability, "router")
+        self._build_progress = build_progress
         self._config = config
         self._speculation = speculation
         self._draft = draft
@@ -132,7 +135,7 @@ class Router:
         return self._driver
 
     async def status(self) -> RouterStatus:
-        return router_status(self._driver, self._connections)
+        return router_status(self._driver, self._connections, self._build_progress)
 
     async def own_metrics(self) -> tuple[str, str]:
         """Who this is, and its metrics in Prometheus text format."""
@@ -141,7 +144,7 @@ class Router:
     def record_routing_stats(self) -> dict[str, bool]:
         """What `ReadyFirst` goes by."""
         self._asked_at = time.monotonic()
-        return {READY: router_status(self._driver, self._connections).ready}
+        return {READY: router_status(self._driver, self._connections, self._build_progress).ready}
 
     async def check_health(self) -> None:
         self._asked_at = time.monotonic()
@@ -244,9 +247,11 @@ def router_application(
     replicas: int = 1,
     promotion: PromotionSource | None = None,
     observability: ObservabilityConfig | None = None,
+    build_progress: Path | None = None,
 ) -> serve.Application:
     """replicas: as many as there may be target groups: those without one stand by, warm. promotion: None: what tenants
-    say stays with them. observability: None: logs are as the process has them."""
+    say stays with them. observability: None: logs are as the process has them. build_progress: file with the
+    progress of the draft model's build, told in the status until a draft worker is there."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=replicas,
@@ -261,4 +266,4 @@ def router_application(
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     arguments = (config, speculation, draft, cache, model, directory_name, *upstream)
-    return deployment.bind(*arguments, promotion=promotion, observability=observability)
+    return deployment.bind(*arguments, promotion=promotion, observability=observability, build_progress=build_progress)

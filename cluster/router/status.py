@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,15 +20,26 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # tokens, prompt and answer together; None: not known yet
 
 
-def router_status(driver: RouterDriver | None, connections: Connections) -> RouterStatus:
-    """driver is None until a target group has said what it is."""
+def router_status(
+    driver: RouterDriver | None, connections: Connections, build_progress: Path | None = None
+) -> RouterStatus:
+    """driver is None until a target group has said what it is. build_progress: file with the progress of the draft
+    model's build, if it is built on this machine."""
     obstacle = _obstacle(driver, connections)
     return RouterStatus(
         ready=obstacle is None,
         live=driver is None or driver.failure is None,
-        detail=obstacle or f"{connections.num_draft_links} draft workers",
+        detail=obstacle or _drafting(connections.num_draft_links, build_progress),
         max_model_len=None if driver is None else driver.core.max_model_len,
     )
+
+
+def _drafting(num_workers: int, build_progress: Path | None) -> str:
+    told = f"{num_workers} draft workers"
+    if num_workers == 0 and build_progress is not None:
+        with contextlib.suppress(OSError):  # the build is over
+            return f"{told}; the draft model is being built: {build_progress.read_text(encoding='utf-8')}"
+    return told
 
 
 def _obstacle(driver: RouterDriver | None, connections: Connections) -> str | None:

@@ -82,6 +82,14 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
     assert built.drafters == plan(model, model, drafters).drafters
     assert {"draft_model", "ouroboros"} & set(built.drafters)
     assert built.draft.spec == "auto"
+    assert built.build_progress.parent == built.draft.path.parent
+    unbuilt = plan_cluster(
+        ClusterConfig.model_validate(
+            {"target": {"model": str(model)}, "draft": {"build": False}, "speculation": {"drafters": drafters}}
+        ),
+        model.parent,
+    )
+    assert (unbuilt.draft, unbuilt.builds_drafter, unbuilt.build_progress) == (None, False, None)
 
 
 def test_lookahead_has_the_same_defaults_and_limits_as_the_engine():
