@@ -10,11 +10,10 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
-from actors.eagle.eagle_drafter import EagleOptions
+from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
-from actors.engine.options import EngineOptions, Exactness
+from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.models.loader import (
@@ -28,97 +27,79 @@ from actors.models.loader import (
     refuse_encoder,
     silence_unmapped_tokens,
 )
-from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
+from actors.options import DraftOptions, TargetOptions
 
 logger = logging.getLogger(__name__)
 
 _MAX_AUTO_TOKENS = 1 << 20
+_DRAFT_KV_FRACTION = 0.1  # of free memory, for a draft model's KV cache
 
 
-def build_target_engine(
-    source: ModelSource,
-    dtype: str = "float32",
-    device: str = "auto",
-    *,
-    kv_cache_tokens: int | None = None,
-    kv_cache_fraction: float = 0.2,
-    block_size: int = 16,
-    prefix_cache: bool = True,
-    exact: Exactness = "default",
-    tensor_parallel: int = 1,
-    rank: int = 0,
-    quantization: Quantization = "none",
-    eagle_head: Path | str | None = None,
-    eagle_options: EagleOptions | None = None,
-) -> TargetEngine:
-    """Load the target and size its cache: kv_cache_tokens, or a fraction of the device's free memory.
-
-    eagle_head: directory of a head that drafts beside the target, which must be on one rank then.
+def build_target_engine(source: ModelSource, options: TargetOptions | None = None, *, rank: int = 0) -> TargetEngine:
+    """Load the target and its EAGLE head, if it has one, and size the KV cache.
 
     With tensor_parallel > 1 the caller has initialised `torch.distributed`; only rank 0 samples. Raises ModelError.
     """
-    device = choose_device(device)
-    if exact == "bitwise" and (device != "cpu" or tensor_parallel > 1):
-        raise ModelError(
-            f"exact is 'bitwise' with device {device!r} and tensor_parallel {tensor_parallel}; it needs cpu and 1"
-        )
-    if source.vocab_map_path is not None and tensor_parallel > 1:
-        raise ModelError(
-            f"tensor_parallel is {tensor_parallel}; model {source.spec!r} has a reduced vocabulary, which needs 1"
-        )
-    if eagle_head is not None and tensor_parallel > 1:
-        raise ModelError(
-            f"EAGLE head {str(eagle_head)!r} with tensor_parallel {tensor_parallel}; a head needs a target on one rank"
-        )
+    options = options or TargetOptions()
+    device = choose_device(options.device)
+    ranks = options.tensor_parallel
+    if options.exact == "bitwise" and (device != "cpu" or ranks > 1):
+        raise ModelError(f"exact is 'bitwise' with device {device!r} and tensor_parallel {ranks}; it needs cpu and 1")
+    if source.vocab_map_path is not None and ranks > 1:
+        raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
-    check_encoder_decoder(source, exact, tensor_parallel, quantization, eagle_head is not None)
+    check_encoder_decoder(source, options)
     head: EagleHead | None = None
-    if eagle_head is not None:  # before the target, which takes longer
-        head = load_eagle_head(eagle_head, config, dtype, device)
-    model = load_model(source, dtype, device, tensor_parallel=tensor_parallel, quantization=quantization)
+    if options.eagle_head != "none":  # before the target, which takes longer
+        head = load_eagle_head(Path(options.eagle_head), config, options.dtype, device)
+    model = load_model(source, options.dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
-    bytes_per_token = kv_bytes_per_token(config, next(model.parameters()).dtype, tensor_parallel)
+    bytes_per_token = kv_bytes_per_token(config, next(model.parameters()).dtype, ranks)
     if head is not None:
         bytes_per_token += head.kv_bytes_per_token()
-    tokens = kv_cache_tokens or _tokens_that_fit(config, model, kv_cache_fraction, bytes_per_token)
-    options = EngineOptions(max(1, tokens // block_size), block_size, prefix_cache, exact)
-    return TargetEngine(model, options, rank == 0, head, eagle_options)
+    tokens = options.kv_cache_tokens or _tokens_that_fit(config, model, options.kv_cache_fraction, bytes_per_token)
+    engine_options = EngineOptions(
+        num_blocks=max(1, tokens // options.block_size),
+        block_size=options.block_size,
+        prefix_cache=options.prefix_cache,
+        exact=options.exact,
+    )
+    engine = TargetEngine(model, engine_options, samples=rank == 0)
+    if head is not None:
+        engine.attach_eagle_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle))
+    return engine
 
 
 def build_draft_engine(
-    source: ModelSource,
-    dtype: str = "float32",
-    device: str = "auto",
-    *,
-    kv_cache_tokens: int | None = None,
-    kv_cache_fraction: float = 0.1,
-    block_size: int = 16,
-    quantization: Quantization = "none",
-    lookahead: LookaheadOptions | None = None,
-    target: ModelSource | None = None,
-    ahead: int = 0,
+    source: ModelSource, options: DraftOptions | None = None, *, target: ModelSource | None = None
 ) -> DraftEngine | RetokenizedDraftEngine:
-    """Load a draft model, reduced vocabulary or not, with its own cache.
+    """Load a draft model, with a reduced vocabulary or not, and size its own KV cache.
 
-    target: the model it drafts for; where their vocabularies differ, drafts go by way of the text. None: the
-    vocabularies are the same. ahead: outcomes of each draft to draft for before they are asked for, which needs
-    somebody to call `work_ahead`, and equal vocabularies. Raises ModelError.
+    target: the model it drafts for; where their vocabularies differ, drafts are translated through the text. None: the
+    vocabularies are equal. `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0.
+    Raises ModelError.
     """
+    options = options or DraftOptions()
     texts = None
     if target is not None and has_own_vocabulary(source, target):
         refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
-    draft = load_draft_model(source, dtype, choose_device(device), quantization=quantization)
+    draft = load_draft_model(source, options.dtype, choose_device(options.device), quantization=options.quantization)
     config = load_config(source)
     bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
-    tokens = kv_cache_tokens or _tokens_that_fit(config, draft.model, kv_cache_fraction, bytes_per_token)
-    options = EngineOptions(max(1, tokens // block_size), block_size)
-    engine = DraftEngine(draft.model, options, draft.token_ids, lookahead, ahead if texts is None else 0)
+    tokens = options.kv_cache_tokens or _tokens_that_fit(config, draft.model, _DRAFT_KV_FRACTION, bytes_per_token)
+    engine = DraftEngine(
+        draft.model,
+        EngineOptions(max(1, tokens // options.block_size), options.block_size),
+        draft.token_ids,
+        lookahead=options.lookahead,
+        ahead=options.ahead or 0 if texts is None else 0,
+    )
     if texts is None:
         return engine
-    logger.info("draft model %s has a vocabulary of its own: its drafts go by way of the text", source.spec)
+    logger.info("draft model %s has its own vocabulary: its drafts are translated through the text", source.spec)
     return RetokenizedDraftEngine(engine, *texts)
 
 

@@ -14,110 +14,30 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from actors.logs import ObservabilityConfig
+from actors.options import DraftPoolOptions, TargetGroupOptions
 from actors.workers.autoscaling_options import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
 from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError, limit_of
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8", "int4"]
-
 NO_CACHE = "none"  # as `cache.url`
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
 
 
-class TargetConfig(Options):
-    """The model whose output counts, and the groups of GPU actors it lives on."""
+class TargetConfig(TargetGroupOptions):
+    """The model whose output counts, and the groups of actors that it runs on."""
 
     model: str = "smollm2"  # a prepared name, a directory, a .gguf file or a Hugging Face id
     served_name: str | None = None  # what clients call it; None: the model's own name
-    dtype: Dtype = "float32"
-    quantization: Quantization = "none"  # bits of the weights of linear layers
-    device: str = "auto"  # auto, cpu, cuda
-    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # rank actors
-    groups: Annotated[int, Field(ge=1, le=1024)] = 1  # of so many ranks, each with a router of its own; at least
-    max_groups: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `groups`
-    threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads a rank, on CPU
-    max_model_len: Annotated[int, Field(ge=16)] | None = None  # None: what the model was made for
-    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None  # None: from kv_cache_fraction of free memory
-    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.2
-    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
-    prefix_cache: bool = True
-    exact: Literal["default", "bitwise"] = "default"
-    eagle_head: str = "none"  # directory of an EAGLE head that drafts beside the target; with tensor_parallel 1
-    eagle_depth: Annotated[int, Field(ge=1, le=32)] = 7  # levels that it drafts far
-    eagle_top_k: Annotated[int, Field(ge=1, le=64)] = 10  # nodes that it expands on a level
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
-
-    @model_validator(mode="after")
-    def _parts_of_one_rank(self) -> TargetConfig:
-        for name, value in (("quantization", self.quantization), ("eagle_head", self.eagle_head)):
-            if value != "none" and self.tensor_parallel > 1:
-                raise ValueError(f"{name} is {value!r} with tensor_parallel {self.tensor_parallel}; it needs 1")
-        return self
-
-    @model_validator(mode="after")
-    def _some_to_scale(self) -> TargetConfig:
-        if self.max_groups is not None and self.groups > self.max_groups:
-            raise ValueError(f"groups is {self.groups}, it must be from 1 to max_groups, {self.max_groups}")
-        return self
-
-    @property
-    def most_groups(self) -> int:
-        return self.groups if self.max_groups is None else self.max_groups
 
 
-class LookaheadConfig(Options):
-    """How the draft model drafts for `ouroboros`: `actors.draft_model.ouroboros_drafter.LookaheadOptions`."""
-
-    window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
-    lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens
-    # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
-    guess_set_size: Annotated[int, Field(ge=-1, le=64)] = 5
-    num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3  # phrases that continue a draft, K
-    keep_phrases: bool = True  # from one request of a namespace to the next
-    pool_phrases: Annotated[int, Field(ge=1, le=1 << 20)] = 1 << 16  # in all, of half a kilobyte each
-
-    @model_validator(mode="after")
-    def _some_guesses(self) -> LookaheadConfig:
-        if self.guess_set_size == 0:
-            raise ValueError("guess_set_size is 0; it must be from 1 to 64, or -1")
-        return self
-
-
-class DraftConfig(Options):
+class DraftConfig(DraftPoolOptions):
     """The draft model and its workers."""
 
     model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
     build: bool = True  # whether `paceline serve` builds the drafter that `auto` means where it is missing
-    workers: Annotated[int, Field(ge=0, le=1024)] = 1  # at least
-    max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `workers`
-    dtype: Dtype = "float32"
-    quantization: Quantization = "none"
-    device: str = "auto"
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
-    gamma: Annotated[int, Field(ge=1, le=64)] = 4  # draft tokens ahead a round
-    # Guesses for each of them, 1: a chain. A third brings few tokens more a round, and no more a second.
-    branch: Annotated[int, Field(ge=1, le=8)] = 2
-    # Outcomes of each draft that workers draft for while the target verifies it; 0: none. None: 8 on a GPU, none on
-    # CPUs, where it would slow a target on the same machine down.
-    ahead: Annotated[int, Field(ge=0, le=64)] | None = None
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
-    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
-    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
-    lookahead: LookaheadConfig = LookaheadConfig()
-
-    @model_validator(mode="after")
-    def _some_to_scale(self) -> DraftConfig:
-        if self.max_workers is not None and not 1 <= self.workers <= self.max_workers:
-            raise ValueError(f"workers is {self.workers}, it must be from 1 to max_workers, {self.max_workers}")
-        return self
-
-    @property
-    def most_workers(self) -> int:
-        return self.workers if self.max_workers is None else self.max_workers
 
 
 class SpeculationConfig(Options):

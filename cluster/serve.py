@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ray import serve
 
-from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
@@ -22,7 +21,6 @@ from actors.drafters.registry import (
     expand_drafters,
     needs_draft_model,
 )
-from actors.eagle.eagle_drafter import EagleOptions
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, check_encoder_decoder, choose_device, read_model_info, refuse_encoder
@@ -117,10 +115,8 @@ def plan_cluster(
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
     if info.is_encoder_decoder:
-        settings = config.target
-        check_encoder_decoder(
-            source, settings.exact, settings.tensor_parallel, settings.quantization, EAGLE in drafters
-        )
+        used = config.target if EAGLE in drafters else config.target.model_copy(update={"eagle_head": "none"})
+        check_encoder_decoder(source, used)
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
     delta_bytes = 0 if config.cache.url == NO_CACHE else DELTA_BYTES
@@ -177,60 +173,29 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     """
     config = plan.config
     get_or_create_directory(DIRECTORY, lifetime="detached")
+    eagle_head = str(Path(config.target.eagle_head).resolve()) if EAGLE in plan.drafters else "none"
     target = TargetSettings(
         source=plan.target,
-        dtype=config.target.dtype,
-        device=plan.target_device,
-        tensor_parallel=config.target.tensor_parallel,
-        threads=config.target.threads,
-        kv_cache_tokens=config.target.kv_cache_tokens,
-        kv_cache_fraction=config.target.kv_cache_fraction,
-        block_size=config.target.block_size,
-        prefix_cache=config.target.prefix_cache,
-        exact=config.target.exact,
-        max_model_len=config.target.max_model_len,
-        quantization=config.target.quantization,
-        eagle_head=str(Path(config.target.eagle_head).resolve()) if EAGLE in plan.drafters else None,
-        eagle_options=EagleOptions(config.target.eagle_depth, config.target.eagle_top_k),
+        options=config.target.model_copy(update={"device": plan.target_device, "eagle_head": eagle_head}),
+        fingerprint=plan.info.fingerprint,
     )
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [
         target_group_application(
             target,
-            plan.info.fingerprint,
             DIRECTORY,
-            config.target.groups,
-            config.target.most_groups,
-            config.autoscaling,
-            start_timeout_s=config.target.start_timeout_s,
             batch_limit_s=config.router.verify_timeout_s,
-            health_timeout_s=config.target.health_timeout_s,
+            scaling=config.autoscaling,
             observability=config.observability,
         )
     ]
     if plan.draft is not None:
         draft = DraftSettings(
             source=plan.draft,
-            dtype=config.draft.dtype,
-            device=plan.draft_device,
-            threads=config.draft.threads,
-            kv_cache_tokens=config.draft.kv_cache_tokens,
-            block_size=config.draft.block_size,
-            quantization=config.draft.quantization,
-            lookahead=LookaheadOptions(**config.draft.lookahead.model_dump()),
-            ahead=plan.draft_ahead,
+            options=config.draft.model_copy(update={"device": plan.draft_device, "ahead": plan.draft_ahead}),
             target=plan.target,
         )
-        upstream.append(
-            draft_pool_application(
-                draft,
-                DIRECTORY,
-                config.draft.workers,
-                config.draft.most_workers,
-                config.autoscaling,
-                config.observability,
-            )
-        )
+        upstream.append(draft_pool_application(draft, DIRECTORY, config.autoscaling, config.observability))
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)

@@ -27,7 +27,7 @@ from actors.draft_model.draft_ahead import DraftAhead, TreeShape
 from actors.draft_model.growing_tree import GrowingTree, most_computed
 from actors.draft_model.guesser import Guesser, Want
 from actors.draft_model.known_guesses import Growth, KnownGuesses
-from actors.draft_model.ouroboros_drafter import LookaheadOptions, OuroborosDraft, OuroborosDrafter
+from actors.draft_model.ouroboros_drafter import OuroborosDraft, OuroborosDrafter
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
@@ -37,6 +37,7 @@ from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import DraftBatch, DraftItem, DraftResult, SequenceStart
 from actors.models.loader import length_limits
+from actors.options import LookaheadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class DraftEngine:
         encoder-decoder models."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self.num_ahead_failures = 0
-        self._runner = make_runner(model, options.num_blocks * options.block_size)
+        self._runner = make_runner(model, options.num_slots)
         self._guesser = Guesser(self._runner, vocab_map)
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._max_len, self._max_side_len = length_limits(model.config)

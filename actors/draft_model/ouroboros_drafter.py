@@ -26,51 +26,12 @@ from actors.drafters.registry import OUROBOROS
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
-from actors.errors import ModelError
-from actors.lookahead.limits import broken_limit
 from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
 from actors.lookahead.token_trie import ROOT, TokenTrie
 from actors.lookahead.window import LookaheadWindow
+from actors.options import LookaheadOptions
 from actors.sampling.sampler import likeliest_tokens, rows_for
-
-MAX_SUFFIXES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class LookaheadOptions:
-    """How `ouroboros` drafts. Raises ModelError for values beyond the limits."""
-
-    window_size: int = 5  # columns of the window, W
-    lookahead_level: int = 5  # N; phrases have N - 1 tokens
-    # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
-    guess_set_size: int = 5
-    num_suffixes: int = 3  # phrases that continue a draft, K
-    keep_phrases: bool = True  # from one request of a namespace to the next; False: each begins with an empty pool
-    pool_phrases: int = 1 << 16  # in all, of half a kilobyte each
-
-    def __post_init__(self) -> None:
-        broken = broken_limit(self.window_size, self.lookahead_level, self.guess_set_size, self.pool_phrases)
-        if broken is None and not 0 <= self.num_suffixes <= MAX_SUFFIXES:
-            broken = "num_suffixes", self.num_suffixes, f"it must be from 0 to {MAX_SUFFIXES}"
-        if broken is not None:
-            name, value, limit = broken
-            raise ModelError(f"lookahead {name} is {value}; {limit}")
-
-    @property
-    def num_guesses(self) -> int:
-        """Phrases tried in a forward."""
-        return self.window_size if self.guess_set_size == -1 else self.guess_set_size
-
-    @property
-    def phrase_length(self) -> int:
-        return self.lookahead_level - 1
-
-    @property
-    def most_nodes(self) -> int:
-        """Nodes that a forward computes beside those of the draft."""
-        window = LookaheadWindow.most_nodes(self.window_size, self.lookahead_level)
-        return window + self.num_guesses * self.phrase_length
 
 
 @dataclass(slots=True)
@@ -133,7 +94,9 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     @property
     def most_nodes(self) -> int:
         """Nodes that a forward computes beside those of the draft."""
-        return self._options.most_nodes
+        options = self._options
+        window = LookaheadWindow.most_nodes(options.window_size, options.lookahead_level)
+        return window + options.num_guesses * options.phrase_length
 
     def observe_tokens(self, sequence: Sequence, num_new: int, corrections: Sequences[list[int]] = ()) -> None:
         """Take note of a sequence's last `num_new` committed tokens, its prompt at first. corrections: texts of what
@@ -187,7 +150,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     ) -> OuroborosDraft:
         """A draft with room for its forwards, or one that nothing is wanted of where there is none. runs: texts that
         the last token may begin; they take the places that the pool leaves, and are not kept."""
-        most = min(num_wanted, max_nodes) + self._options.most_nodes
+        most = min(num_wanted, max_nodes) + self.most_nodes
         if not max_nodes or not sequence.reserve(sequence.length + most):
             return OuroborosDraft(sequence, 0, 0)
         draft = OuroborosDraft(sequence, max_nodes, min(num_wanted, max_nodes))

@@ -19,41 +19,16 @@ from actors.draft_tree import DraftTree
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import EAGLE
 from actors.eagle.eagle_head import EagleHead
-from actors.eagle.feature_tap import FeatureTap
 from actors.engine.attention import ATTENTION_NAME, PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceSpan
+from actors.engine.feature_tap import FeatureTap
+from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import row_tier
 from actors.engine.packed_linear import pack_linears
-from actors.errors import ModelError
+from actors.options import EagleOptions
 
-DEFAULT_DEPTH, DEFAULT_TOP_K = 7, 10  # of the published code
-MAX_DEPTH, MAX_TOP_K = 32, 64
 _SCRATCH_SLOTS = 4096  # keys and values of trees that grow at a time
-
-
-@dataclass(frozen=True, slots=True)
-class EagleOptions:
-    """How far a tree may grow."""
-
-    depth: int = DEFAULT_DEPTH  # levels that are expanded
-    top_k: int = DEFAULT_TOP_K  # children of a node, and expanded nodes of a level
-
-    def __post_init__(self) -> None:
-        for name, value, limit in (("depth", self.depth, MAX_DEPTH), ("top_k", self.top_k, MAX_TOP_K)):
-            if not 1 <= value <= limit:
-                raise ModelError(f"eagle_{name} is {value}; it must be from 1 to {limit}")
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRows:
-    """Positions of one sequence whose features are new, with the token that comes after each of them."""
-
-    begin: int  # the first of them
-    token_ids: np.ndarray  # int64 [n]: tokens at begin + 1 .. begin + n
-    feature_rows: np.ndarray  # int64 [n]: rows of the target's forward
-    slots: np.ndarray  # int64 [begin + n]: the sequence's slots
-    max_nodes: int  # of the tree behind the last token; 0: none
 
 
 @dataclass(slots=True)
@@ -122,15 +97,9 @@ class EagleDrafter(Drafter[HeadRows]):
 
     name = EAGLE
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        head: EagleHead,
-        num_slots: int,
-        device: torch.device,
-        options: EagleOptions,
-    ) -> None:
-        """model: the target, its linear layers packed already."""
+    def __init__(self, model: PreTrainedModel, head: EagleHead, num_slots: int, options: EagleOptions) -> None:
+        """model: the target as its engine runs it, with its linear layers packed already. head: on the model's device
+        and of its dtype. num_slots: of the target's KV cache."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
         embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
@@ -141,7 +110,7 @@ class EagleDrafter(Drafter[HeadRows]):
         head.config._attn_implementation = ATTENTION_NAME
         pack_linears(head)
         self._head = head
-        self._device = device
+        self._device = device = next(head.parameters()).device
         self._scratch_per_tree = options.depth * options.top_k
         scratch = max(_SCRATCH_SLOTS, self._scratch_per_tree)
         self._trees_at_a_time = scratch // self._scratch_per_tree

@@ -12,10 +12,10 @@ from actors.engine.attention import ATTENTION_NAME, PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.exact_attention import ExactPlan, RowContexts
 from actors.engine.kv_cache import KvCache
-from actors.engine.options import Exactness
 from actors.engine.packed_linear import MIN_ROWS, pack_linears
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
+from actors.options import Exactness
 
 # Rows of every forward in bitwise mode: matrix products of one fixed shape give a row the same bits at any place in
 # the tile and in any company. Wide enough for a decoding sequence with its drafts.

@@ -1,11 +1,10 @@
-"""Size and manner of an engine, target or draft."""
+"""Size and manner of an engine, target or draft, as `actors.build` derives them from the options and the memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Exactness = Literal["default", "bitwise"]
+from actors.options import Exactness
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +13,7 @@ class EngineOptions:
     block_size: int = 16
     prefix_cache: bool = True
     exact: Exactness = "default"
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size

@@ -6,8 +6,8 @@ from transformers import PreTrainedModel
 
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
-from actors.engine.options import Exactness
 from actors.errors import ModelError
+from actors.options import Exactness
 
 
 def make_runner(

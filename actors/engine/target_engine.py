@@ -12,11 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs, depths_of
-from actors.eagle.eagle_drafter import EagleDrafter, EagleOptions, HeadRows
-from actors.eagle.eagle_head import EagleHead
 from actors.engine.batch import SequenceRows, is_chain
 from actors.engine.beam_search import Beam, search_beams
 from actors.engine.block_pool import BlockPool
+from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
@@ -56,26 +55,19 @@ class TargetEngine:
     sampling is needed by the others: which draft nodes were accepted follows from the next round's tokens.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        options: EngineOptions,
-        samples: bool = True,
-        head: EagleHead | None = None,
-        head_options: EagleOptions | None = None,
-    ) -> None:
-        """head: on the model's device and of its dtype; it drafts for the items that want it to."""
+    def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
         self.options = options
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = make_runner(model, options.num_blocks * options.block_size, options.exact)
+        self._runner = make_runner(model, options.num_slots, options.exact)
         self._samples = samples
-        self._head: EagleDrafter | None = None
-        self._head_has_failed = False
-        if head is not None:
-            num_slots = options.num_blocks * options.block_size
-            self._head = EagleDrafter(model, head, num_slots, self._runner.device, head_options or EagleOptions())
+        self._eagle_head: HiddenStateDrafter | None = None
+        self._eagle_head_has_failed = False
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
+
+    def attach_eagle_head(self, eagle_head: HiddenStateDrafter) -> None:
+        """Before the first round; it drafts for the items that want it to."""
+        self._eagle_head = eagle_head
 
     @property
     def row_steps(self) -> list[int]:
@@ -84,7 +76,7 @@ class TargetEngine:
 
     @property
     def has_head(self) -> bool:
-        return self._head is not None
+        return self._eagle_head is not None
 
     @property
     def num_sequences(self) -> int:
@@ -146,18 +138,18 @@ class TargetEngine:
 
     def _run_round(self, parts: Sequences[_Part], num_successors: int) -> _Outcome:
         emitting = [part for part in parts if part.emits]
-        if self._head is not None:
-            self._head.computed(np.concatenate([_slots(part.rows) for part in parts]))
+        if self._eagle_head is not None:
+            self._eagle_head.computed(np.concatenate([_slots(part.rows) for part in parts]))
             if any(part.item.head_nodes >= 0 for part in parts):
-                self._head.tap.open()
+                self._eagle_head.tap.open()
         wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
         logits = self._runner.run([part.rows for part in parts], wanted)
         outcomes = self._accept(emitting, logits) if self._samples else {}
         outcome = _Outcome()
         if self._samples and emitting and num_successors:
             outcome.successors = _most_probable(logits, num_successors)
-        if self._head is not None and self._samples:
-            self._draft(self._head, parts, outcomes, outcome)
+        if self._eagle_head is not None and self._samples:
+            self._draft(self._eagle_head, parts, outcomes, outcome)
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
@@ -179,7 +171,7 @@ class TargetEngine:
 
     def _draft(
         self,
-        head: EagleDrafter,
+        head: HiddenStateDrafter,
         parts: Sequences[_Part],
         outcomes: dict[int, tuple[int, np.ndarray]],
         outcome: _Outcome,
@@ -196,8 +188,8 @@ class TargetEngine:
                     outcome.drafted_seq_ids.append(part.rows.sequence.seq_id)
                     outcome.drafts.append(tree)
         except Exception:
-            if not self._head_has_failed:
-                self._head_has_failed = True
+            if not self._eagle_head_has_failed:
+                self._eagle_head_has_failed = True
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
         outcome.head_s = time.perf_counter() - started
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from actors.errors import ModelError
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
+from actors.options import Dtype, Quantization, TargetOptions
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from actors.models.quantization import Quantization
-
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = get_args(Dtype)
 _FALLBACK_MODEL_LEN = 2048  # for models that state no limit (ALiBi)
 
 
@@ -123,17 +122,15 @@ def refuse_encoder(source: ModelSource, what: str) -> None:
         raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
 
 
-def check_encoder_decoder(
-    source: ModelSource, exact: str, tensor_parallel: int, quantization: Quantization, has_head: bool
-) -> None:
-    """Raises ModelError for an encoder-decoder target with anything that only decoder-only ones have."""
-    if exact == "bitwise":
+def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
+    """Raises ModelError for an encoder-decoder target with options that only decoder-only models have."""
+    if options.exact == "bitwise":
         refuse_encoder(source, "exact 'bitwise'")
-    if tensor_parallel > 1:
-        refuse_encoder(source, f"tensor_parallel {tensor_parallel}")
-    if quantization != "none":
-        refuse_encoder(source, f"quantization {quantization!r}")
-    if has_head:
+    if options.tensor_parallel > 1:
+        refuse_encoder(source, f"tensor_parallel {options.tensor_parallel}")
+    if options.quantization != "none":
+        refuse_encoder(source, f"quantization {options.quantization!r}")
+    if options.eagle_head != "none":
         refuse_encoder(source, "an EAGLE head")
 
 
@@ -152,6 +149,7 @@ def load_model(
     source: ModelSource,
     dtype: str = "float32",
     device: str = "cpu",
+    *,
     attn_implementation: str = "sdpa",
     tensor_parallel: int = 1,
     quantization: Quantization = "none",
@@ -166,12 +164,12 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from actors.models.quantization import QUANTIZATIONS, quantize_linears
+    from actors.models.quantization import quantize_linears
 
     if dtype not in DTYPES:
         raise ModelError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
-    if quantization not in QUANTIZATIONS:
-        raise ModelError(f"quantization is {quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+    if quantization not in get_args(Quantization):
+        raise ModelError(f"quantization is {quantization!r}; it must be one of {', '.join(get_args(Quantization))}")
     if quantization != "none" and tensor_parallel > 1:
         raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
@@ -206,6 +204,7 @@ def load_draft_model(
     source: ModelSource,
     dtype: str = "float32",
     device: str = "cpu",
+    *,
     attn_implementation: str = "sdpa",
     quantization: Quantization = "none",
 ) -> DraftModel:
@@ -220,11 +219,12 @@ def load_draft_model(
 
     path = source.vocab_map_path
     if path is None:
-        model = load_model(source, dtype, device, attn_implementation, quantization=quantization)
+        model = load_model(source, dtype, device, attn_implementation=attn_implementation, quantization=quantization)
         return DraftModel(model=model, token_ids=None)
     # Rows are taken from the weights as they were, so quantization comes last.
     device = choose_device(device)
-    model = load_model(source, dtype, device if quantization == "none" else "cpu", attn_implementation)
+    loaded_on = device if quantization == "none" else "cpu"
+    model = load_model(source, dtype, loaded_on, attn_implementation=attn_implementation)
     head = model.get_output_embeddings()
     token_ids = _read_vocab_map(path, head.out_features).to(head.weight.device)
     reduced = torch.nn.Linear(

@@ -15,7 +15,6 @@ that the kernel does not take. Between near-equal tokens, rounding decides as in
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,9 +22,7 @@ from numba import njit
 from torch import Tensor, nn
 
 from actors.errors import ModelError
-
-Quantization = Literal["none", "int8", "int4"]
-QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8", "int4")
+from actors.options import Quantization
 
 _GROUP = 32  # weights that share an int4 scale
 _OUTPUTS = 16  # torch's int4 layout is made of so many at a time

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from actors.eagle.eagle_head import EagleHead
-from actors.eagle.feature_tap import FeatureTap
+from actors.engine.feature_tap import FeatureTap
 from actors.errors import ModelError
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource

@@ -117,21 +117,21 @@ class DraftReplica:
 def draft_pool_application(
     settings: DraftSettings,
     directory_name: str,
-    workers: int,
-    max_workers: int,
     scaling: AutoscalingConfig,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
     """`workers` draft workers, or as many up to `max_workers` as `DraftPolicy` finds worth having."""
-    gpu = settings.device.startswith("cuda")
-    size: dict[str, object] = {"num_replicas": workers}
-    if max_workers > workers:
+    options = settings.options
+    gpu = options.device.startswith("cuda")
+    size: dict[str, object] = {"num_replicas": options.workers}
+    if options.most_workers > options.workers:
         limits = {
             "busy_share": scaling.draft_busy_share,
             "late_share": scaling.draft_late_share,
             "min_gain": scaling.draft_min_gain,
         }
-        size = {"autoscaling_config": serve_autoscaling(workers, max_workers, scaling, DraftPolicy, limits)}
+        replicas = options.workers, options.most_workers
+        size = {"autoscaling_config": serve_autoscaling(replicas, scaling, DraftPolicy, limits)}
     deployment = serve.deployment(DraftReplica).options(
         name="DraftPool",
         **size,

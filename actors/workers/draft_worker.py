@@ -11,13 +11,12 @@ import torch
 
 from actors.build import build_draft_engine
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
-from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
+from actors.options import DraftPoolOptions
 from actors.workers.worker_loop import WorkerLoop
 
 logger = logging.getLogger(__name__)
@@ -26,38 +25,28 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
     source: ModelSource
-    dtype: str
-    device: str
-    threads: int
-    kv_cache_tokens: int | None
-    block_size: int
-    quantization: Quantization = "none"
-    lookahead: LookaheadOptions | None = None  # None: its defaults
-    ahead: int = 0  # outcomes of each draft that the worker drafts for while the target verifies it
-    target: ModelSource | None = None  # for its tokenizer, should the draft model have another; None: it has not
+    options: DraftPoolOptions  # with the device chosen; `ahead` None is 0
+    target: ModelSource | None = None  # for its tokenizer; None: the vocabularies are equal
 
 
 class DraftWorker:
     """Made with the model loaded and the link open; nobody is admitted until `server.allow` is told whom."""
 
     def __init__(self, settings: DraftSettings, incarnation: int, host: str) -> None:
-        torch.set_num_threads(settings.threads)
-        engine = build_draft_engine(
-            settings.source,
-            settings.dtype,
-            settings.device,
-            kv_cache_tokens=settings.kv_cache_tokens,
-            block_size=settings.block_size,
-            quantization=settings.quantization,
-            lookahead=settings.lookahead,
-            target=settings.target,
-            ahead=settings.ahead,
-        )
+        torch.set_num_threads(settings.options.threads)
+        engine = build_draft_engine(settings.source, settings.options, target=settings.target)
         _warm_up(engine)
         pool = engine.pool
         self.server = LinkServer(LinkKeys.generate(), [], host)
-        info = WorkerInfo("draft", incarnation, 0, pool.num_blocks * pool.block_size, pool.block_size, pool.num_blocks)
-        work_ahead = engine.work_ahead if settings.ahead and isinstance(engine, DraftEngine) else None
+        info = WorkerInfo(
+            role="draft",
+            incarnation=incarnation,
+            vocab_size=0,
+            max_model_len=pool.num_blocks * pool.block_size,
+            block_size=pool.block_size,
+            total_blocks=pool.num_blocks,
+        )
+        work_ahead = engine.work_ahead if settings.options.ahead and isinstance(engine, DraftEngine) else None
         self._loop = WorkerLoop(engine, self.server, info, work_ahead=work_ahead)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, name="draft worker", daemon=True)
         self._thread.start()

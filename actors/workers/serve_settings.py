@@ -14,9 +14,10 @@ _SIGNALS_IN_SIGHT = 5  # that a replica records in the time that a decision look
 
 
 def serve_autoscaling(
-    fewest: int, most: int, scaling: AutoscalingConfig, policy: Callable[..., Any], limits: dict[str, float]
+    replicas: tuple[int, int], scaling: AutoscalingConfig, policy: Callable[..., Any], limits: dict[str, float]
 ) -> ServeAutoscaling:
-    """From `fewest` to `most` replicas; Serve makes the policy of its `limits`."""
+    """replicas: fewest and most. Serve constructs the policy with `limits` as its keyword arguments."""
+    fewest, most = replicas
     return ServeAutoscaling(
         min_replicas=fewest,
         initial_replicas=fewest,

@@ -67,6 +67,7 @@ class TargetRank:
             configure_logging(observability, f"target rank {rank}")
         self._worker = TargetWorker(settings, rank, incarnation)
         self._incarnation = incarnation
+        self._model = settings.fingerprint
         self._registration: Registration | None = None
 
     @ray.method
@@ -79,10 +80,16 @@ class TargetRank:
         self._worker.load(meeting)
 
     @ray.method
-    def start(self, directory_name: str, worker_id: str, model: str) -> None:
+    def start(self, directory_name: str, worker_id: str) -> None:
         self._worker.start(get_node_ip_address())
         if self._worker.server is not None:
-            entry = WorkerEntry("target", worker_id, self._worker.server.address, self._incarnation, model=model)
+            entry = WorkerEntry(
+                role="target",
+                worker_id=worker_id,
+                address=self._worker.server.address,
+                incarnation=self._incarnation,
+                model=self._model,
+            )
             self._registration = Registration(directory_name, entry, self._worker.server)
 
     @ray.method
@@ -111,40 +118,38 @@ class TargetGroup:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         settings: TargetSettings,
-        model: str,
         directory_name: str,
         *,
-        start_timeout_s: float,
         batch_limit_s: float,
-        health_timeout_s: float,
         observability: ObservabilityConfig | None = None,
     ) -> None:
         if observability is not None:
             configure_logging(observability, "target")
         self._demand = DemandReader(directory_name, lambda directory: directory.target_demand.remote())
         self._batch_limit_s = batch_limit_s
-        self._health_timeout_s = health_timeout_s
+        self._health_timeout_s = settings.options.health_timeout_s
         self._is_healthy = True
         incarnation = secrets.randbits(62)
         worker_id = f"target-{incarnation:x}"
         group = get_current_placement_group()
-        gpus = 1 if settings.device.startswith("cuda") else 0
+        gpus = 1 if settings.options.device.startswith("cuda") else 0
         remote_rank = ray.remote(TargetRank)
         self._ranks = []
-        for rank in range(settings.tensor_parallel):
+        for rank in range(settings.options.tensor_parallel):
             options: dict[str, object] = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "max_concurrency": 4}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
             self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation, observability))
         try:
-            async with asyncio.timeout(start_timeout_s):
-                meeting = await self._ranks[0].open_meeting.remote() if settings.tensor_parallel > 1 else None
+            async with asyncio.timeout(settings.options.start_timeout_s):
+                meeting = await self._ranks[0].open_meeting.remote() if len(self._ranks) > 1 else None
                 await asyncio.gather(*(rank.load.remote(meeting) for rank in self._ranks))
                 # Rank 0 last: it is in the directory only when the others listen.
-                await asyncio.gather(*(rank.start.remote(directory_name, worker_id, model) for rank in self._ranks[1:]))
-                await self._ranks[0].start.remote(directory_name, worker_id, model)
+                await asyncio.gather(*(rank.start.remote(directory_name, worker_id) for rank in self._ranks[1:]))
+                await self._ranks[0].start.remote(directory_name, worker_id)
         except TimeoutError:
-            raise Unavailable(f"the target group did not start within {start_timeout_s:g} s") from None
+            limit_s = settings.options.start_timeout_s
+            raise Unavailable(f"the target group did not start within {limit_s:g} s") from None
 
     async def health(self) -> list[RankHealth]:
         """Of every rank. Raises Unavailable when one does not answer in time, and Ray's error when one is gone."""
@@ -195,47 +200,36 @@ class TargetGroup:
 
 def target_group_application(
     settings: TargetSettings,
-    model: str,
     directory_name: str,
-    groups: int = 1,
-    max_groups: int = 1,
-    scaling: AutoscalingConfig | None = None,
     *,
-    start_timeout_s: float,
     batch_limit_s: float,
-    health_timeout_s: float,
+    scaling: AutoscalingConfig | None = None,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """`groups` target groups of the model with that fingerprint as a Serve application, or as many up to `max_groups`
-    as `TargetPolicy` finds needed. One is started anew when a batch takes longer than `batch_limit_s`, or a rank does
-    not say within `health_timeout_s` how it is, three times in a row.
+    """The target groups of one model as a Serve application: `groups` of them, or as many up to `max_groups` as
+    `TargetPolicy` finds needed. Serve starts a group anew when a batch takes longer than `batch_limit_s`, or when a
+    rank does not answer within `health_timeout_s`, three times in a row.
 
-    Its placement group has a bundle for the shell and one a rank. When it is removed, Ray kills the ranks, those that
-    hang too.
+    The placement group of each has a bundle for the shell and one for each rank. When it is removed, Ray kills the
+    ranks, including those that hang.
     """
-    size: dict[str, object] = {"num_replicas": groups}
-    if max_groups > groups:
+    options = settings.options
+    size: dict[str, object] = {"num_replicas": options.groups}
+    if options.most_groups > options.groups:
         scaling = scaling or AutoscalingConfig()
         limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
-        size = {"autoscaling_config": serve_autoscaling(groups, max_groups, scaling, TargetPolicy, limits)}
-    bundle = {"GPU": 1.0, "CPU": 1.0} if settings.device.startswith("cuda") else {"CPU": 1.0}
+        replicas = options.groups, options.most_groups
+        size = {"autoscaling_config": serve_autoscaling(replicas, scaling, TargetPolicy, limits)}
+    bundle = {"GPU": 1.0, "CPU": 1.0} if options.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
         name="TargetGroup",
         **size,
         ray_actor_options={"num_cpus": 0.1},
-        placement_group_bundles=[{"CPU": 0.1}, *([bundle] * settings.tensor_parallel)],
+        placement_group_bundles=[{"CPU": 0.1}, *([bundle] * options.tensor_parallel)],
         placement_group_strategy="PACK",
         health_check_period_s=1.0,
-        health_check_timeout_s=health_timeout_s + 5.0,  # of the shell itself
+        health_check_timeout_s=options.health_timeout_s + 5.0,  # of the shell itself
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
         graceful_shutdown_timeout_s=LONGEST_LEAVE_S + _STOP_S + 1.0,
     )
-    return deployment.bind(
-        settings,
-        model,
-        directory_name,
-        start_timeout_s=start_timeout_s,
-        batch_limit_s=batch_limit_s,
-        health_timeout_s=health_timeout_s,
-        observability=observability,
-    )
+    return deployment.bind(settings, directory_name, batch_limit_s=batch_limit_s, observability=observability)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from actors.build import build_target_engine
-from actors.eagle.eagle_drafter import EagleOptions
-from actors.engine.options import Exactness
 from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
@@ -19,8 +17,8 @@ from actors.links.server import LinkServer
 from actors.messages import WorkerInfo
 from actors.models.loader import choose_device, length_limits
 from actors.models.loader import load_config as load_model_config
-from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
+from actors.options import TargetGroupOptions
 from actors.workers.worker_loop import Engine, WorkerLoop
 
 logger = logging.getLogger(__name__)
@@ -31,19 +29,8 @@ class TargetSettings:
     """What a rank needs to know; the same on all ranks."""
 
     source: ModelSource
-    dtype: str
-    device: str
-    tensor_parallel: int
-    threads: int
-    kv_cache_tokens: int | None
-    kv_cache_fraction: float
-    block_size: int
-    prefix_cache: bool
-    exact: Exactness
-    max_model_len: int | None
-    quantization: Quantization = "none"
-    eagle_head: str | None = None  # directory; with tensor_parallel 1
-    eagle_options: EagleOptions | None = None
+    options: TargetGroupOptions  # with the device chosen, and eagle_head "none" where it does not draft
+    fingerprint: str = ""  # of the model
 
 
 class TargetWorker:
@@ -69,27 +56,13 @@ class TargetWorker:
 
     def load(self, meeting: tuple[str, int] | None) -> None:
         """Load the model, with the other ranks if there are any (meeting: as `open_meeting` said), and warm it up."""
-        settings = self._settings
-        torch.set_num_threads(settings.threads)
-        if settings.tensor_parallel > 1:
+        options = self._settings.options
+        torch.set_num_threads(options.threads)
+        if options.tensor_parallel > 1:
             assert meeting is not None, "ranks need a place to meet"
             store = self._meeting or find_meeting(*meeting)
-            join_group(store, self._rank, settings.tensor_parallel, choose_device(settings.device))
-        self._engine = build_target_engine(
-            settings.source,
-            settings.dtype,
-            settings.device,
-            kv_cache_tokens=settings.kv_cache_tokens,
-            kv_cache_fraction=settings.kv_cache_fraction,
-            block_size=settings.block_size,
-            prefix_cache=settings.prefix_cache,
-            exact=settings.exact,
-            tensor_parallel=settings.tensor_parallel,
-            rank=self._rank,
-            quantization=settings.quantization,
-            eagle_head=settings.eagle_head,
-            eagle_options=settings.eagle_options,
-        )
+            join_group(store, self._rank, options.tensor_parallel, choose_device(options.device))
+        self._engine = build_target_engine(self._settings.source, options, rank=self._rank)
         self._step_times = warm_up(self._engine)
 
     def start(self, host: str) -> None:
@@ -101,7 +74,7 @@ class TargetWorker:
             self.server = LinkServer(LinkKeys.generate(), [], host)
             engine: Engine = self._engine  # type: ignore[assignment]
             keep_alive = None
-            if self._settings.tensor_parallel > 1:
+            if self._settings.options.tensor_parallel > 1:
                 self._leading = LeadingRank(self._engine)
                 engine, keep_alive = self._leading, self._leading.keep_alive  # type: ignore[assignment]
             self._loop = WorkerLoop(engine, self.server, self._info(), keep_alive)
@@ -141,17 +114,17 @@ class TargetWorker:
     def _info(self) -> WorkerInfo:
         assert self._engine is not None
         settings, options = self._settings, self._engine.options
-        longest = settings.max_model_len or length_limits(load_model_config(settings.source))[0]
+        longest = settings.options.max_model_len or length_limits(load_model_config(settings.source))[0]
         return WorkerInfo(
-            "target",
-            self._incarnation,
-            self._engine.vocab_size,
-            min(longest, options.num_blocks * options.block_size),
-            options.block_size,
-            options.num_blocks,
-            self._step_times,
-            self._engine.has_head,
-            self._engine.row_steps,
+            role="target",
+            incarnation=self._incarnation,
+            vocab_size=self._engine.vocab_size,
+            max_model_len=min(longest, options.num_slots),
+            block_size=options.block_size,
+            total_blocks=options.num_blocks,
+            step_times=self._step_times,
+            has_head=self._engine.has_head,
+            row_steps=self._engine.row_steps,
         )
 
     def _lead(self) -> None:

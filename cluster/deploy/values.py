@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from actors.logs import ObservabilityConfig
-from cluster.config import Dtype
+from actors.options import Dtype
 from cluster.deploy.ports import what_ray_does_at
 from cluster.deploy.validate.quantity import parse_quantity
 

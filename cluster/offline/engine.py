@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.drafters.registry import (
     DRAFT_MODEL,
@@ -30,7 +29,6 @@ from actors.drafters.registry import (
     expand_drafters,
     needs_draft_model,
 )
-from actors.eagle.eagle_drafter import DEFAULT_DEPTH, DEFAULT_TOP_K, EagleOptions
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
@@ -48,7 +46,14 @@ from actors.messages import (
 )
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
-from actors.models.quantization import Quantization
+from actors.options import (
+    DEFAULT_EAGLE_DEPTH,
+    DEFAULT_EAGLE_TOP_K,
+    DraftOptions,
+    LookaheadOptions,
+    Quantization,
+    TargetOptions,
+)
 from actors.training.drafter_build import resolve_draft_model
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.shared_cache import SharedCache
@@ -151,8 +156,8 @@ class LocalEngine:
         drafter_options: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
         gamma: int = 4,
         branch: int = 2,
-        eagle_depth: int = DEFAULT_DEPTH,
-        eagle_top_k: int = DEFAULT_TOP_K,
+        eagle_depth: int = DEFAULT_EAGLE_DEPTH,
+        eagle_top_k: int = DEFAULT_EAGLE_TOP_K,
         lookahead: LookaheadOptions | None = None,
         batch_size: int = 8,
         dtype: str = "float32",
@@ -216,28 +221,36 @@ class LocalEngine:
             max_rows = max(SpeculationConfig().max_rows, least_max_rows(local.values()) + max_draft_tokens)
         router_config, speculation = _router_options(names, batch_size, max_draft_tokens, max_rows)
         check_required_rows(local.values(), max_rows, "max_rows")
-        self._target = build_target_engine(
-            source,
-            dtype,
-            device,
-            kv_cache_tokens=kv_cache_tokens,
-            exact=exact,
-            quantization=quantization,
-            eagle_head=eagle_head if EAGLE in names else None,
-            eagle_options=EagleOptions(eagle_depth, eagle_top_k),
-        )
-        # It drafts nothing ahead: while the target verifies, this process does nothing else.
+        try:
+            target_options = TargetOptions.model_validate(
+                {
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "device": device,
+                    "kv_cache_tokens": kv_cache_tokens,
+                    "exact": exact,
+                    "eagle_head": str(eagle_head) if EAGLE in names else "none",
+                    "eagle_depth": eagle_depth,
+                    "eagle_top_k": eagle_top_k,
+                }
+            )
+            # It drafts nothing ahead: while the target verifies, this process does nothing else.
+            draft_options = DraftOptions.model_validate(
+                {
+                    "dtype": draft_dtype or dtype,
+                    "quantization": draft_quantization or quantization,
+                    "device": device,
+                    "kv_cache_tokens": kv_cache_tokens,
+                    "ahead": 0,
+                    "lookahead": lookahead or LookaheadOptions(),
+                }
+            )
+        except ValidationError as error:
+            raise first_problem(error) from None
+        self._target = build_target_engine(source, target_options)
         self._draft: DraftEngine | RetokenizedDraftEngine | None = None
         if needs_draft_model(names) and draft_source is not None:
-            self._draft = build_draft_engine(
-                draft_source,
-                draft_dtype or dtype,
-                device,
-                kv_cache_tokens=kv_cache_tokens,
-                quantization=draft_quantization or quantization,
-                lookahead=lookahead,
-                target=source,
-            )
+            self._draft = build_draft_engine(draft_source, draft_options, target=source)
         self.drafter_names = names
         self.acceptance = acceptance
         options = self._target.options

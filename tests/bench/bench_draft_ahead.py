@@ -28,6 +28,7 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.catalog import resolve_model
+from actors.options import DraftOptions
 from cluster.config import paceline_home
 from cluster.offline.engine import LocalEngine
 
@@ -152,7 +153,9 @@ def main() -> None:
     source = resolve_model(args.draft, paceline_home())
     print("ahead   ready  tokens/round  forwards/request  ms if ready  ms if not  forwards ahead")
     for ahead in args.ahead:
-        engine = build_draft_engine(source, args.dtype, args.device, kv_cache_tokens=16_384, ahead=ahead)
+        engine = build_draft_engine(
+            source, DraftOptions(dtype=args.dtype, device=args.device, kv_cache_tokens=16_384, ahead=ahead)
+        )
         assert isinstance(engine, DraftEngine)
         figures = Figures()
         count_forwards(engine, figures)

@@ -22,6 +22,7 @@ from actors.errors import Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
+from actors.options import TargetGroupOptions
 from actors.workers.target_group import RankHealth, TargetGroup
 from actors.workers.target_worker import TargetSettings
 from paceline_testing.drafting import tree_to_verify
@@ -30,6 +31,7 @@ from paceline_testing.free_ports import free_ports
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
 STEPS = 8
+OPTIONS = TargetGroupOptions(device="cpu", kv_cache_tokens=512, block_size=4)
 
 
 def decode(engine, steps: int = STEPS) -> list[list[int]]:
@@ -69,9 +71,7 @@ def run_rank(path: Path, rank: int, ports, answers) -> None:
         meeting = find_meeting("127.0.0.1", ports.get(timeout=60))
     join_group(meeting, rank, 3, "cpu")
     source = ModelSource("tiny", "tiny", path)
-    engine = build_target_engine(
-        source, "float32", "cpu", kv_cache_tokens=512, block_size=4, tensor_parallel=3, rank=rank
-    )
+    engine = build_target_engine(source, OPTIONS.model_copy(update={"tensor_parallel": 3}), rank=rank)
     if rank == 0:
         leading = LeadingRank(engine)
         answers.put(decode(leading))
@@ -89,9 +89,7 @@ def model_dir(tmp_path_factory) -> Path:
 
 
 def test_three_ranks_give_the_tokens_of_one(model_dir):
-    alone = build_target_engine(
-        ModelSource("tiny", "tiny", model_dir), "float32", "cpu", kv_cache_tokens=512, block_size=4
-    )
+    alone = build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS)
     wanted = decode(alone)
     assert any(len(set(output)) > 2 for output in wanted)
 
@@ -138,20 +136,23 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
     model_dir, tmp_path
 ):
     source = ModelSource("tiny", "tiny", model_dir)
-    fields = (source, "float32", "cpu", 3, 1, 512, 0.2, 4, True, "default", None)
+    fields = (
+        source,
+        OPTIONS.model_copy(update={"tensor_parallel": 3, "start_timeout_s": 60.0, "health_timeout_s": 60.0}),
+    )
 
     class Settings(TargetSettings):
-        """The first rank to ask for prefix_cache fails; by then all have met."""
+        """The first rank to ask for the source fails; by then all have met."""
 
         @property
-        def prefix_cache(self):
+        def source(self):
             with contextlib.suppress(FileExistsError):
                 (tmp_path / "failed").touch(exist_ok=False)
                 raise OSError("no more memory on this device")
-            return True
+            return source
 
-        @prefix_cache.setter
-        def prefix_cache(self, value):
+        @source.setter
+        def source(self, value):
             pass
 
         def __reduce__(self):
@@ -161,12 +162,11 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
         def __del__(self):
             """There is nothing to stop."""
 
-    timeouts = {"start_timeout_s": 60.0, "batch_limit_s": 60.0, "health_timeout_s": 60.0}
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         group = Group.__new__(Group)
         with pytest.raises(OSError, match="no more memory on this device"):
-            await group.__init__(Settings(*fields), "directory", "target", **timeouts)
+            await group.__init__(Settings(*fields), "directory", batch_limit_s=60.0)
         assert (tmp_path / "failed").exists()
     finally:
         ray.shutdown()

@@ -31,6 +31,7 @@ from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta
 from actors.models.loader import load_config, read_model_info
 from actors.models.source import ModelSource
 from actors.models.toy import TINY_ENCODER_DECODER_KINDS, make_tiny_model, save_tiny_model
+from actors.options import TargetOptions
 from cluster.offline.engine import LocalEngine
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.other_vocabularies import merging_tokenizer
@@ -212,14 +213,14 @@ def test_beams_are_those_of_transformers(dirs):
 
 def test_what_needs_a_model_without_encoder_is_refused_by_name(dirs, tmp_path):
     source = ModelSource("t5", "t5", dirs["t5"])
-    for options in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int8"}, {"eagle_head": tmp_path}):
+    for options in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int8"}, {"eagle_head": "head"}):
         with pytest.raises(ModelError, match=r"'t5': t5 has an encoder; .* needs a model without"):
-            build_target_engine(source, device="cpu", **options)
+            build_target_engine(source, TargetOptions(device="cpu", **options))
     with pytest.raises(ModelError, match="drafter 'ouroboros' needs a model without"):
         engine(dirs["t5"], ("ouroboros",), dirs["t5"])
     renamed = save_tiny_model(tmp_path / "renamed", "t5", 5, merging_tokenizer(seed=1))
     with pytest.raises(ModelError, match="drafting for a model with another vocabulary needs a model without"):
-        build_draft_engine(ModelSource("renamed", "renamed", renamed), device="cpu", target=source)
+        build_draft_engine(ModelSource("renamed", "renamed", renamed), target=source)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ from actors.links.keys import LinkKeys
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
 from actors.models.toy import make_byte_tokenizer, save_tiny_model
+from actors.options import DraftPoolOptions
 from actors.workers.draft_worker import DraftSettings, DraftWorker
 from paceline_testing.other_vocabularies import save_renumbered_pair
+
+OPTIONS = DraftPoolOptions(device="cpu", kv_cache_tokens=1024)
 
 
 async def drafts_of(settings: DraftSettings, text: str) -> DraftTree:
@@ -36,14 +39,14 @@ async def drafts_of(settings: DraftSettings, text: str) -> DraftTree:
 
 async def test_a_worker_speaks_the_targets_tokens_whatever_its_model_speaks(tmp_path):
     target, draft = (ModelSource(path.name, path.name, path) for path in save_renumbered_pair(tmp_path))
-    wanted = await drafts_of(DraftSettings(target, "float32", "cpu", 1, 1024, 16, target=target), "say oak and elm")
-    realigned = await drafts_of(DraftSettings(draft, "float32", "cpu", 1, 1024, 16, target=target), "say oak and elm")
+    wanted = await drafts_of(DraftSettings(target, OPTIONS, target), "say oak and elm")
+    realigned = await drafts_of(DraftSettings(draft, OPTIONS, target), "say oak and elm")
     assert 0 < len(realigned) <= 4
     shared = min(len(realigned), len(wanted))
     assert realigned.token_ids[:shared].tolist() == wanted.token_ids[:shared].tolist()
     same = save_tiny_model(tmp_path / "same", layers=1, hidden_size=16)
     plain = ModelSource("same", "same", same)
-    assert len(await drafts_of(DraftSettings(plain, "float32", "cpu", 1, 1024, 16), "say oak")) > 0
+    assert len(await drafts_of(DraftSettings(plain, OPTIONS), "say oak")) > 0
 
 
 async def test_a_worker_drafts_ahead_between_requests(tmp_path):
@@ -51,7 +54,8 @@ async def test_a_worker_drafts_ahead_between_requests(tmp_path):
     keys = LinkKeys.generate()
     trees = []
     for ahead in (0, 2):
-        worker = DraftWorker(DraftSettings(source, "float32", "cpu", 1, 1024, 16, ahead=ahead), 1, "127.0.0.1")
+        options = OPTIONS.model_copy(update={"ahead": ahead})
+        worker = DraftWorker(DraftSettings(source, options), 1, "127.0.0.1")
         link = AsyncLink(worker.server.address, keys)
         try:
             worker.server.allow([keys.public])

@@ -18,6 +18,7 @@ from actors.messages import (
 )
 from actors.models.source import ModelSource
 from actors.models.toy import save_tiny_model
+from actors.options import DraftPoolOptions, TargetGroupOptions
 from actors.workers.draft_worker import DraftSettings, DraftWorker
 from actors.workers.target_worker import TargetSettings, TargetWorker
 
@@ -25,12 +26,12 @@ from actors.workers.target_worker import TargetSettings, TargetWorker
 async def test_what_one_worker_drafts_the_other_one_accepts(tmp_path):
     source = ModelSource("bart", "bart", save_tiny_model(tmp_path, "bart", 5, layers=1, max_positions=100))
     keys = LinkKeys.generate()
-    target = TargetWorker(
-        TargetSettings(source, "float32", "cpu", 1, 1, 1024, 0.2, 16, True, "default", None), 0, incarnation=1
-    )
+    target_options = TargetGroupOptions(device="cpu", kv_cache_tokens=1024)
+    target = TargetWorker(TargetSettings(source, target_options), 0, incarnation=1)
     target.load(None)
     target.start("127.0.0.1")
-    draft = DraftWorker(DraftSettings(source, "float32", "cpu", 1, 1024, 16, target=source), 1, "127.0.0.1")
+    draft_options = DraftPoolOptions(device="cpu", kv_cache_tokens=1024)
+    draft = DraftWorker(DraftSettings(source, draft_options, target=source), 1, "127.0.0.1")
     links = []
     try:
         for worker in (target, draft):

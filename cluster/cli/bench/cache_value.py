@@ -152,7 +152,7 @@ class _Maker:
             dtype=plan.dtype,
             device=plan.device,
             max_draft_tokens=plan.max_draft_tokens,
-            kv_cache_tokens=2 * batch_size * (self.longest + plan.max_draft_tokens + 64),
+            kv_cache_tokens=max(256, 2 * batch_size * (self.longest + plan.max_draft_tokens + 64)),
             cache=cache,
             seconds_of_rows=seconds_of_rows,
         )

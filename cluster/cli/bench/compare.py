@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, load_tokenizer, read_model_info
-from actors.models.quantization import Quantization
+from actors.options import Quantization
 from cluster.cli.bench.acceptance import Acceptance, AcceptanceCounter
 from cluster.cli.bench.local import MethodResult, check_room, compare_answers, encode_prompt, interleave, warm_up
 from cluster.cli.bench.machine import describe_machine, describe_versions

@@ -26,9 +26,9 @@ from actors.models.loader import (
     refuse_encoder,
     silence_unmapped_tokens,
 )
-from actors.models.quantization import Quantization
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
+from actors.options import Quantization
 from actors.training.drafter_build import resolve_draft_model
 from cluster.cli.bench.machine import describe_machine, describe_versions
 from cluster.cli.bench.methods import EngineMethod, EngineSettings, GenerateMethod, Method, create_engines, logit_gap

@@ -10,8 +10,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters, needs_draft_model
-from actors.models.quantization import Quantization
 from actors.models.quiet import quiet_transformers
+from actors.options import Quantization
 from cluster.cli.bench.speed import Answer
 from cluster.offline.engine import LocalEngine, OnRound
 
@@ -171,7 +171,7 @@ def _create_engine(settings: EngineSettings, names: tuple[str, ...], gamma: int,
         device=settings.device,
         exact=settings.exact,
         max_draft_tokens=settings.max_draft_tokens,
-        kv_cache_tokens=2 * settings.batch_size * (longest + settings.max_draft_tokens + 64),
+        kv_cache_tokens=max(256, 2 * settings.batch_size * (longest + settings.max_draft_tokens + 64)),
     )
 
 

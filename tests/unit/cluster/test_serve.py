@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.draft_model.ouroboros_drafter import LookaheadOptions
 from actors.drafters.registry import expand_drafters
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
@@ -18,12 +17,9 @@ from cluster.config import (
     ClusterConfig,
     DraftConfig,
     GatewayConfig,
-    LookaheadConfig,
     RouterConfig,
     SpeculationConfig,
-    load_config,
 )
-from cluster.errors import ConfigError
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.offline.corpus import build_corpus
@@ -90,21 +86,6 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
         model.parent,
     )
     assert (unbuilt.draft, unbuilt.builds_drafter, unbuilt.build_progress) == (None, False, None)
-
-
-def test_lookahead_has_the_same_defaults_and_limits_as_the_engine():
-    assert LookaheadOptions(**LookaheadConfig().model_dump()) == LookaheadOptions()
-    for field in dataclasses.fields(LookaheadOptions):
-        if field.name == "keep_phrases":
-            continue
-        for value in (-2, 0, 1, 2, 3, 16, 17, 64, 65, 1 << 20, (1 << 20) + 1):
-            try:
-                LookaheadOptions(**{field.name: value})
-            except ModelError:
-                with pytest.raises(ConfigError, match=f"^configuration: draft.lookahead.*{field.name} is {value}"):
-                    load_config(None, [f"draft.lookahead.{field.name}={value}"])
-            else:
-                load_config(None, [f"draft.lookahead.{field.name}={value}"])
 
 
 def test_a_draft_model_of_another_vocabulary_is_found_out_before_anything_is_started(model, tmp_path):

@@ -15,6 +15,7 @@ from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, 
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText
 from actors.models.toy import make_byte_tokenizer, make_tiny_model
+from actors.options import DraftOptions
 from cluster.router.rejection_chain import is_chain
 from paceline_testing.other_vocabularies import TEXT, merging_tokenizer, save_renumbered_pair
 
@@ -208,9 +209,10 @@ def test_any_order_of_deltas_keeps_both_sides_whole(steps):
 
 def test_the_same_model_behind_other_numbers_guesses_what_the_target_says(tmp_path):
     target, draft = (ModelSource(path.name, path.name, path) for path in save_renumbered_pair(tmp_path))
-    drafting = build_draft_engine(draft, device="cpu", kv_cache_tokens=1024, target=target)
+    options = DraftOptions(device="cpu", kv_cache_tokens=1024)
+    drafting = build_draft_engine(draft, options, target=target)
     assert isinstance(drafting, RetokenizedDraftEngine)
-    plain = build_draft_engine(target, device="cpu", kv_cache_tokens=1024, target=target)
+    plain = build_draft_engine(target, options, target=target)
     assert isinstance(plain, DraftEngine)
     greedy = SamplingParams(seed=0, temperature=0.0)
     for text in ("say oak and elm", "x", "0123 and 4567"):

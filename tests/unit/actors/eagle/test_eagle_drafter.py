@@ -7,18 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from actors.build import build_target_engine
 from actors.draft_tree import DraftTree
-from actors.eagle.eagle_drafter import EagleOptions
+from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import load_eagle_head
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
-from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
-from actors.models.source import ModelSource
-from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
+from actors.options import EagleOptions, TargetOptions
 from paceline_testing.drafting import paths_of
 
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
@@ -45,7 +44,13 @@ def make_engine(
     model = target_model(kind)
     save_eagle_head(path, model.config, head_tensors(name, model))
     head = load_eagle_head(path, model.config)
-    return TargetEngine(model, options or EngineOptions(200, 4), True, head, head_options or EagleOptions())
+    return with_head(model, head, options or EngineOptions(200, 4), head_options or EagleOptions())
+
+
+def with_head(model, head, options: EngineOptions, head_options: EagleOptions) -> TargetEngine:
+    engine = TargetEngine(model, options)
+    engine.attach_eagle_head(EagleDrafter(model, head, options.num_slots, head_options))
+    return engine
 
 
 # The reference: plain torch, one row list, full recomputation for every node.
@@ -214,7 +219,7 @@ def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> Draf
 @pytest.mark.parametrize("name", HEAD_KINDS)
 def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind):
     depth, top_k = 3, 4
-    engine = make_engine(tmp_path, name, kind, head_options=EagleOptions(depth, top_k))
+    engine = make_engine(tmp_path, name, kind, head_options=EagleOptions(depth=depth, top_k=top_k))
     model = target_model(kind)
     reference = Reference(model, head_tensors(name, model))
     text = Text(1, [5, 9, 33, 2, 9, 33, 7])
@@ -230,7 +235,7 @@ def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, n
 @pytest.mark.parametrize("name", HEAD_KINDS)
 def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name):
     depth, top_k = 3, 5
-    engine = make_engine(tmp_path, name, head_options=EagleOptions(depth, top_k))
+    engine = make_engine(tmp_path, name, head_options=EagleOptions(depth=depth, top_k=top_k))
     model = target_model()
     reference = Reference(model, head_tensors(name, model))
     rng = np.random.default_rng(0)
@@ -248,7 +253,7 @@ def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name)
 
 def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch):
     monkeypatch.setattr("actors.eagle.eagle_drafter._SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
-    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(4, 5))
+    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(depth=4, top_k=5))
     texts = [Text(seq, [seq, 2 * seq, 7], nodes=9) for seq in range(1, 6)]
     run(engine, texts, *(text.item() for text in texts))
     model = target_model()
@@ -257,7 +262,7 @@ def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch):
 
 
 def test_a_cached_prefix_keeps_what_the_head_knows_of_it(tmp_path):
-    engine = make_engine(tmp_path, "eagle", head_options=EagleOptions(2, 3))
+    engine = make_engine(tmp_path, "eagle", head_options=EagleOptions(depth=2, top_k=3))
     prompt = [5, 9, 33, 2, 9, 33, 7, 1, 1, 8, 20]
     first, second = Text(1, prompt), Text(2, prompt)
     run(engine, [first], first.item())
@@ -280,11 +285,11 @@ def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_er
             assert (text.tree is not None) == (one is engine and text.nodes > 0)
             assert (result.head_s > 0) == (text.tree is not None)
     assert texts[engine].tokens == texts[plain].tokens
-    assert engine._head._is_known.sum() == 3  # prompt and rounds without the head: nothing
+    assert engine._eagle_head._is_known.sum() == 3  # prompt and rounds without the head: nothing
 
 
 def test_rows_that_the_head_only_saw_are_no_gap(tmp_path):
-    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(2, 3))
+    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(depth=2, top_k=3))
     text = Text(1, [5, 9, 33, 2, 9, 33, 7])
     for nodes in (0, 0, 12):
         text.nodes = nodes
@@ -296,7 +301,7 @@ def test_rows_that_the_head_only_saw_are_no_gap(tmp_path):
 
 def test_a_head_in_bitwise_mode_sees_the_same_features(tmp_path):
     engine = make_engine(
-        tmp_path, "eagle3", options=EngineOptions(200, 4, exact="bitwise"), head_options=EagleOptions(2, 3)
+        tmp_path, "eagle3", options=EngineOptions(200, 4, exact="bitwise"), head_options=EagleOptions(depth=2, top_k=3)
     )
     model = target_model()
     text = Text(1, list(range(40)))  # three tiles of rows
@@ -318,8 +323,8 @@ def test_an_embedding_of_the_heads_own_is_used_and_a_copy_of_the_targets_is_shar
         save_eagle_head(tmp_path / name, model.config, saved)
         head = load_eagle_head(tmp_path / name, model.config)
         target = target_model()
-        engine = TargetEngine(target, EngineOptions(40, 4), True, head)
-        assert (engine._head._embedding is target.get_input_embeddings()) == (name != "own")
+        engine = with_head(target, head, EngineOptions(40, 4), EagleOptions())
+        assert (engine._eagle_head._embedding is target.get_input_embeddings()) == (name != "own")
         text = Text(1, [5, 9, 33, 2])
         run(engine, [text], text.item())
         trees.append(likely_paths(text.tree))
@@ -330,7 +335,7 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
     engine = make_engine(tmp_path, "eagle")
     texts = [Text(1, [5, 9, 33]), Text(2, [5, 9, 33])]
     run(engine, texts, texts[0].item())
-    monkeypatch.setattr(engine._head, "_grow", lambda *_: 1 / 0)
+    monkeypatch.setattr(engine._eagle_head, "_grow", lambda *_: 1 / 0)
     run(engine, texts, texts[0].item(), texts[1].item())
     assert [text.tree for text in texts] == [None, None]
     assert texts[0].tokens[:4] == texts[1].tokens
@@ -340,13 +345,12 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
     assert texts[0].tree is not None
 
 
-@pytest.mark.parametrize(("options", "message"), [({"depth": 0}, "eagle_depth is 0"), ({"top_k": 65}, "from 1 to 64")])
-def test_options_have_limits(options, message):
-    with pytest.raises(ModelError, match=message):
+@pytest.mark.parametrize("options", [{"depth": 0}, {"depth": 33}, {"top_k": 65}])
+def test_options_have_limits(options):
+    with pytest.raises(ValidationError, match=rf"{next(iter(options))}\n.*than or equal to"):
         EagleOptions(**options)
 
 
 def test_a_target_on_several_ranks_takes_no_head(tmp_path):
-    source = ModelSource("target", "target", save_tiny_model(tmp_path, layers=4, hidden_size=32))
-    with pytest.raises(ModelError, match=r"with tensor_parallel 2; a head needs a target on one rank"):
-        build_target_engine(source, device="cpu", tensor_parallel=2, eagle_head=tmp_path / "head")
+    with pytest.raises(ValidationError, match=r"eagle_head is '.*' with tensor_parallel 2; it needs 1"):
+        TargetOptions(tensor_parallel=2, eagle_head=str(tmp_path / "head"))

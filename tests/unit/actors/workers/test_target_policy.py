@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ray.exceptions import ActorUnavailableError
 
-from actors.eagle.eagle_drafter import EagleOptions
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
 from actors.models.toy_target import ToyTarget
+from actors.options import TargetGroupOptions
 from actors.workers.autoscaling_options import AutoscalingConfig
 from actors.workers.demand_reader import DemandReader
 from actors.workers.target_demand import TargetDemand, combined
@@ -86,14 +86,10 @@ def test_serves_policy_goes_by_what_the_groups_have_recorded():
 
 
 def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
-    settings = TargetSettings(
-        source=ModelSource("x", "x", tmp_path), dtype="float32", device="cpu", tensor_parallel=1, threads=1,
-        kv_cache_tokens=None, kv_cache_fraction=0.2, block_size=16, prefix_cache=True, exact="default",
-        max_model_len=None, eagle_options=EagleOptions(1, 1),
-    )  # fmt: skip
+    options = TargetGroupOptions(device="cpu", groups=1, max_groups=2)
+    settings = TargetSettings(ModelSource("x", "x", tmp_path), options)
     scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
-    limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    decided = autoscaler_of(target_group_application(settings, "model", "directory", 1, 2, scaling, **limits))
+    decided = autoscaler_of(target_group_application(settings, "directory", batch_limit_s=1.0, scaling=scaling))
 
     assert decided(1) == 1  # nothing is known yet
     assert [decided(replicas, queue_s=5.0, used_share=1.0) for replicas in (1, 2)] == [2, 2]

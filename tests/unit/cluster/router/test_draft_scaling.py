@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from actors.models.source import ModelSource
+from actors.options import DraftPoolOptions
 from actors.workers.autoscaling_options import AutoscalingConfig
 from actors.workers.draft_demand import DraftDemand, combined
 from actors.workers.draft_policy import DraftPolicy, DraftSignals, DraftTargets, desired_workers
@@ -90,9 +91,9 @@ def test_serves_policy_adds_up_what_replicas_have_recorded():
 
 def test_serves_own_autoscaler_goes_up_and_down_by_what_replicas_report(tmp_path):
     source = ModelSource(spec="x", name="x", path=tmp_path)
-    settings = DraftSettings(source, "float32", "cpu", threads=1, kv_cache_tokens=None, block_size=16)
+    settings = DraftSettings(source, DraftPoolOptions(device="cpu", workers=1, max_workers=3))
     scaling = AutoscalingConfig(look_back_s=2.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
-    decided = autoscaler_of(draft_pool_application(settings, "directory", 1, 3, scaling))
+    decided = autoscaler_of(draft_pool_application(settings, "directory", scaling))
 
     assert decided(1) == 1  # nothing is known yet
     busy = {"busy_share": 0.95, "late_share": 0.0, "gain": 0.2, "loss": 0.2}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.eagle.eagle_drafter import EagleOptions
 from actors.models.source import ModelSource
+from actors.options import TargetGroupOptions
 from actors.workers.target_group import target_group_application
 from actors.workers.target_worker import TargetSettings
 from cluster.config import ClusterConfig
@@ -308,22 +308,8 @@ def test_capacity(demands, num_problems):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
     config = ClusterConfig.model_validate({"target": {"device": device, "tensor_parallel": 3}})
-    settings = TargetSettings(
-        source=ModelSource("x", "x", tmp_path),
-        dtype="float32",
-        device=device,
-        tensor_parallel=3,
-        threads=1,
-        kv_cache_tokens=None,
-        kv_cache_fraction=0.2,
-        block_size=16,
-        prefix_cache=True,
-        exact="default",
-        max_model_len=None,
-        eagle_options=EagleOptions(1, 1),
-    )
-    limits = {"start_timeout_s": 1.0, "batch_limit_s": 1.0, "health_timeout_s": 1.0}
-    application = target_group_application(settings, "model", "directory", **limits)
+    settings = TargetSettings(ModelSource("x", "x", tmp_path), TargetGroupOptions(device=device, tensor_parallel=3))
+    application = target_group_application(settings, "directory", batch_limit_s=1.0)
     replica = application._bound_deployment._replica_config
     (demand,) = [demand for demand in cluster_demands(config) if demand.name == application._bound_deployment.name]
     assert list(demand.bundles) == replica.placement_group_bundles

@@ -1,0 +1,37 @@
+"""What a target engine asks of a drafter that reads its hidden states, such as an EAGLE head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from actors.draft_tree import DraftTree
+from actors.engine.feature_tap import FeatureTap
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Positions of one sequence whose features are new, with the token that comes after each of them."""
+
+    begin: int  # the first of them
+    token_ids: np.ndarray  # int64 [n]: tokens at begin + 1 .. begin + n
+    feature_rows: np.ndarray  # int64 [n]: rows of the target's forward
+    slots: np.ndarray  # int64 [begin + n]: the sequence's slots
+    max_nodes: int  # of the tree behind the last token; 0: none
+
+
+class HiddenStateDrafter(Protocol):
+    """Has keys and values in the same slots as the target, and drafts from features of the rows just computed."""
+
+    tap: FeatureTap  # on the target's model
+
+    def computed(self, slots: np.ndarray) -> None:
+        """The target has overwritten these slots (int64)."""
+        ...
+
+    def propose(self, asked: Sequences[HeadRows]) -> list[DraftTree]:
+        """A tree for each of `asked`, from the features that `tap` kept since it was opened; empty for max_nodes 0."""
+        ...

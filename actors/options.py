@@ -1,0 +1,136 @@
+"""Options of the engines that run models, one record a component, with defaults and limits.
+
+`cluster.config` nests these records. This module imports neither torch nor ray, so the command line can use it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from cache_service.options import Options
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
+Exactness = Literal["default", "bitwise"]
+
+EagleDepth = Annotated[int, Field(ge=1, le=32)]
+EagleTopK = Annotated[int, Field(ge=1, le=64)]
+DEFAULT_EAGLE_DEPTH, DEFAULT_EAGLE_TOP_K = 7, 10  # as in the published code
+
+
+class ModelOptions(Options):
+    """How a model, target or draft, is loaded and how large its KV cache is."""
+
+    dtype: Dtype = "float32"
+    quantization: Quantization = "none"  # bits of the weights of linear layers
+    device: str = "auto"  # auto, cpu, cuda
+    threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads of one rank or draft worker, on CPU
+    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None  # None: a fraction of the device's free memory
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16  # tokens of a KV block
+
+
+class EagleOptions(Options):
+    """How far an EAGLE tree may grow."""
+
+    depth: EagleDepth = DEFAULT_EAGLE_DEPTH  # levels that are expanded
+    top_k: EagleTopK = DEFAULT_EAGLE_TOP_K  # children of a node, and expanded nodes of a level
+
+
+class TargetOptions(ModelOptions):
+    """The target engine, with the EAGLE head that drafts beside it."""
+
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # ranks
+    max_model_len: Annotated[int, Field(ge=16)] | None = None  # None: the context length of the model
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.2  # of free memory, unless kv_cache_tokens is given
+    prefix_cache: bool = True
+    exact: Exactness = "default"
+    eagle_head: str = "none"  # directory of an EAGLE head; needs tensor_parallel 1
+    eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
+    eagle_top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
+
+    @model_validator(mode="after")
+    def _needs_one_rank(self) -> TargetOptions:
+        for name, value in (("quantization", self.quantization), ("eagle_head", self.eagle_head)):
+            if value != "none" and self.tensor_parallel > 1:
+                raise ValueError(f"{name} is {value!r} with tensor_parallel {self.tensor_parallel}; it needs 1")
+        return self
+
+    @property
+    def eagle(self) -> EagleOptions:
+        return EagleOptions(depth=self.eagle_depth, top_k=self.eagle_top_k)
+
+
+class TargetGroupOptions(TargetOptions):
+    """The target groups of a cluster. Each has `tensor_parallel` ranks and a router of its own."""
+
+    groups: Annotated[int, Field(ge=1, le=1024)] = 1  # at least
+    max_groups: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `groups`
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
+
+    @model_validator(mode="after")
+    def _groups_in_range(self) -> TargetGroupOptions:
+        if self.max_groups is not None and self.groups > self.max_groups:
+            raise ValueError(f"groups is {self.groups}, it must be from 1 to max_groups, {self.max_groups}")
+        return self
+
+    @property
+    def most_groups(self) -> int:
+        return self.groups if self.max_groups is None else self.max_groups
+
+
+class LookaheadOptions(Options):
+    """How the draft model drafts for `ouroboros` (Zhao et al. 2024, arXiv:2402.13720)."""
+
+    window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
+    lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens
+    # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
+    guess_set_size: Annotated[int, Field(ge=-1, le=64)] = 5
+    num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3  # phrases that continue a draft, K
+    keep_phrases: bool = True  # from one request of a namespace to the next; False: each begins with an empty pool
+    pool_phrases: Annotated[int, Field(ge=1, le=1 << 20)] = 1 << 16  # in all namespaces, half a kilobyte each
+
+    @model_validator(mode="after")
+    def _some_guesses(self) -> LookaheadOptions:
+        if self.guess_set_size == 0:
+            raise ValueError("guess_set_size is 0; it must be from 1 to 64, or -1")
+        return self
+
+    @property
+    def num_guesses(self) -> int:
+        """Phrases tried in a forward."""
+        return self.window_size if self.guess_set_size == -1 else self.guess_set_size
+
+    @property
+    def phrase_length(self) -> int:
+        return self.lookahead_level - 1
+
+
+class DraftOptions(ModelOptions):
+    """The draft engine."""
+
+    gamma: Annotated[int, Field(ge=1, le=64)] = 4  # depth of a draft in tokens
+    branch: Annotated[int, Field(ge=1, le=8)] = 2  # guesses for each token, 1: a chain; a third hardly gains anything
+    # Likely outcomes of each draft that a worker drafts for while the target verifies it; 0: none. None: 8 on a GPU,
+    # none on CPUs, where the work would slow down a target on the same machine.
+    ahead: Annotated[int, Field(ge=0, le=64)] | None = None
+    lookahead: LookaheadOptions = LookaheadOptions()
+
+
+class DraftPoolOptions(DraftOptions):
+    """The draft workers of a cluster."""
+
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1  # at least
+    max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `workers`
+
+    @model_validator(mode="after")
+    def _workers_in_range(self) -> DraftPoolOptions:
+        if self.max_workers is not None and not 1 <= self.workers <= self.max_workers:
+            raise ValueError(f"workers is {self.workers}, it must be from 1 to max_workers, {self.max_workers}")
+        return self
+
+    @property
+    def most_workers(self) -> int:
+        return self.workers if self.max_workers is None else self.max_workers
