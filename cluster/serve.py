@@ -37,7 +37,7 @@ from cluster.cache.promotion import PromotionSource
 from cluster.config import NO_CACHE, ClusterConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
-from cluster.router.deployment import router_application
+from cluster.router.deployment import RouterSettings, router_application
 from cluster.router.required_rows import check_required_rows
 from cluster.tenants.access import TenantAccess, tenant_access
 
@@ -199,19 +199,18 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
-    router = router_application(
+    settings = RouterSettings(
         config.router,
         config.speculation,
         config.draft,
         config.cache,
-        plan.info,
-        DIRECTORY,
-        *upstream,
-        replicas=config.target.most_groups,
+        model=plan.info,
+        directory_name=DIRECTORY,
         promotion=promotion,
         observability=config.observability,
         build_progress=plan.build_progress,
     )
+    router = router_application(settings, *upstream, replicas=config.target.most_groups)
     model = served_model(plan)
     return gateway_application(
         router, str(plan.target.path), model, config.gateway, access=plan.access, observability=config.observability

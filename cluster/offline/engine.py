@@ -498,9 +498,16 @@ class LocalEngine:
             return
         assert isinstance(outcome.result, VerifyResult)
         head_s = outcome.result.head_s
-        draft_s, verify_s = began["verify"] - began["plan"] + head_s, began["commit"] - began["verify"] - head_s
-        names = self.core.source_names
-        on_round(trace_round(outcome.round, outcome.result, outcome.events, names, draft_s, verify_s))
+        on_round(
+            trace_round(
+                outcome.round,
+                outcome.result,
+                outcome.events,
+                source_names=self.core.source_names,
+                draft_s=began["verify"] - began["plan"] + head_s,
+                verify_s=began["commit"] - began["verify"] - head_s,
+            )
+        )
 
     def _catch_up(self) -> None:
         """Take in what has come while nobody asked for anything."""

@@ -110,7 +110,7 @@ class RouterCore:
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
         self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
         self._blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
-        self._teaching = Teaching(self._drafting, self._scheduler, self.counters, shared, target.vocab_size)
+        self._teaching = Teaching(self._drafting, self._scheduler, self.counters, shared, vocab_size=target.vocab_size)
         self._sink = GuardedSink(
             shared.token_sink, self, self.counters, cache_source=names.index(CACHE) if CACHE in names else None
         )
@@ -223,9 +223,9 @@ class RouterCore:
             self._round_id,
             now,
             entries,
-            self._requests.take_to_free(),
-            RoundSize(sum(entry.rows for entry in entries), len(self._scheduler.running), num_emitting),
-            self._traffic.of(entry.sequence.namespace for entry in entries),
+            finished=self._requests.take_to_free(),
+            size=RoundSize(sum(entry.rows for entry in entries), len(self._scheduler.running), num_emitting),
+            traffic=self._traffic.of(entry.sequence.namespace for entry in entries),
         )
         self._open = round
         self._choice.set_budgets(round)

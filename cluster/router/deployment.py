@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,55 +45,57 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 8192
 _STATUS_CALLS = 32  # may wait beside the requests while no replica is there
 _DRAIN_S = 60.0
-_DEMAND_PERIOD_S = 1.0  # between words to the directory of what workers are worth
-_STATS_PERIOD_S = 0.5  # between words to gateways, by way of Serve's controller, of who is ready
-_DISMISSED_S = 3.0  # without a question from Serve's controller: it asks those that it has told to stop for nothing
+_DEMAND_PERIOD_S = 1.0  # between reports to the directory of the demand for workers
+_STATS_PERIOD_S = 0.5  # between readiness reports to gateways, sent through Serve's controller
+_DISMISSED_S = 3.0  # without a health check by Serve's controller, which means that it has told this router to stop
 _LOOK_AGAIN_S = 0.05
 _EARLY_RETRY_S = 5.0
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """What a router is started with."""
+
+    config: RouterConfig
+    speculation: SpeculationConfig
+    draft: DraftConfig
+    cache: CacheConfig
+    model: ModelInfo
+    directory_name: str
+    promotion: PromotionSource | None = None  # None: phrases of tenants stay in their namespaces
+    observability: ObservabilityConfig | None = None  # None: logging stays as the process has it
+    # File with the progress of the draft model's build, told in the status until a draft worker is there.
+    build_progress: Path | None = None
 
 
 class Router:
     """Owns the sequences of one target group, which the directory gives it, or stands by for one. `upstream` are the
     deployments that Serve must start beside it."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self,
-        config: RouterConfig,
-        speculation: SpeculationConfig,
-        draft: DraftConfig,
-        cache: CacheConfig,
-        model: ModelInfo,
-        directory_name: str,
-        *upstream: Any,
-        promotion: PromotionSource | None = None,
-        observability: ObservabilityConfig | None = None,
-        build_progress: Path | None = None,
-    ) -> None:
-        if observability is not None:
-            configure_logging(observability, "router")
-        self._build_progress = build_progress
-        self._config = config
-        self._speculation = speculation
-        self._draft = draft
-        self._model = model.fingerprint
-        self._directory_name = directory_name
+    async def __init__(self, settings: RouterSettings, *upstream: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        if settings.observability is not None:
+            configure_logging(settings.observability, "router")
+        self._settings = settings
+        self._model = settings.model.fingerprint
         self._router_id = secrets.token_hex(8)
         self._told_demand_at = 0.0
-        self._directory: DirectoryHandle = find_directory(directory_name)
+        self._directory: DirectoryHandle = find_directory(settings.directory_name)
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys)
         self._driver: RouterDriver | None = None
         self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
-        self._cache = open_shared_cache(cache, model.fingerprint, model.vocab_size, promotion)
+        self._cache = open_shared_cache(
+            settings.cache, settings.model.fingerprint, settings.model.vocab_size, settings.promotion
+        )
         # Kernels compile here, before the first request.
         self._drafters: dict[str, CpuDrafter] = create_drafters(
-            expand_drafters(speculation.drafters),
-            corpora=speculation.corpora,
-            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            expand_drafters(settings.speculation.drafters),
+            corpora=settings.speculation.corpora,
+            tokenizer_fingerprint=settings.model.tokenizer_fingerprint,
             index=None if self._cache is None else self._cache.index,
             delta_bytes=0 if self._cache is None else DELTA_BYTES,
-            options=speculation.drafter_options,
+            options=settings.speculation.drafter_options,
         )
         self._soft_sharing = None if self._cache is None else self._cache.share_counts(self._drafters)
         if self._soft_sharing is not None:
@@ -122,7 +125,7 @@ class Router:
     async def _first_rounds(self) -> RouterDriver:
         """Waits for the first target as a router does that has lost its own: when an application is updated, the new
         routers may be there before it. The caller enforces the deadline. Raises Overloaded where too many wait."""
-        most = self._config.max_running + self._config.max_waiting
+        most = self._settings.config.max_running + self._settings.config.max_waiting
         if self._num_early >= most:
             raise Overloaded(f"{most} requests wait for the target group to start; that is the limit", _EARLY_RETRY_S)
         self._num_early += 1
@@ -135,7 +138,7 @@ class Router:
         return self._driver
 
     async def status(self) -> RouterStatus:
-        return router_status(self._driver, self._connections, self._build_progress)
+        return router_status(self._driver, self._connections, self._settings.build_progress)
 
     async def own_metrics(self) -> tuple[str, str]:
         """Who this is, and its metrics in Prometheus text format."""
@@ -144,7 +147,7 @@ class Router:
     def record_routing_stats(self) -> dict[str, bool]:
         """What `ReadyFirst` goes by."""
         self._asked_at = time.monotonic()
-        return {READY: router_status(self._driver, self._connections, self._build_progress).ready}
+        return {READY: router_status(self._driver, self._connections, self._settings.build_progress).ready}
 
     async def check_health(self) -> None:
         self._asked_at = time.monotonic()
@@ -181,7 +184,7 @@ class Router:
                 self._leave_group()
                 entries: list[WorkerEntry] = await self._directory.workers.remote()
         except ray.exceptions.ActorDiedError:
-            self._directory = find_directory(self._directory_name)
+            self._directory = find_directory(self._settings.directory_name)
             raise
         stays = any(entry.worker_id == held and not entry.is_leaving for entry in entries)
         return self._of_model(entries), held if stays else None
@@ -202,7 +205,7 @@ class Router:
             self._told_demand_at = now
             core = self._driver.core
             targets = core.target_demand(now) if self._driver.has_target else None
-            # Whether it arrives is of no matter: the next word comes soon.
+            # Best effort; resent every second.
             self._directory.tell_demand.remote(self._router_id, core.draft_scaling.demand(now), targets)
 
     def _adopt(self) -> None:
@@ -219,39 +222,26 @@ class Router:
             self._driver.set_draft_workers(self._connections.draft_links())
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
+        draft = self._settings.draft
         core = RouterCore(
             info,
-            self._config,
-            self._speculation,
+            self._settings.config,
+            self._settings.speculation,
             self._drafters,
-            draft_shape=DraftShape(self._draft.gamma, self._draft.branch),
+            draft_shape=DraftShape(draft.gamma, draft.branch),
             shared=SharedLearning(
                 token_sink=self._cache,
                 soft_sharing=self._soft_sharing,
                 index=None if self._cache is None else self._cache.index,
             ),
         )
-        driver = RouterDriver(core, self._config.verify_timeout_s, self._draft.deadline_ms / 1e3)
+        driver = RouterDriver(core, self._settings.config.verify_timeout_s, draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)
         return driver
 
 
-def router_application(
-    config: RouterConfig,
-    speculation: SpeculationConfig,
-    draft: DraftConfig,
-    cache: CacheConfig,
-    model: ModelInfo,
-    directory_name: str,
-    *upstream: Any,
-    replicas: int = 1,
-    promotion: PromotionSource | None = None,
-    observability: ObservabilityConfig | None = None,
-    build_progress: Path | None = None,
-) -> serve.Application:
-    """replicas: as many as there may be target groups: those without one stand by, warm. promotion: None: what tenants
-    say stays with them. observability: None: logs are as the process has them. build_progress: file with the
-    progress of the draft model's build, told in the status until a draft worker is there."""
+def router_application(settings: RouterSettings, *upstream: Any, replicas: int = 1) -> serve.Application:
+    """replicas: as many as there may be target groups; routers without a group stand by, warm."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=replicas,
@@ -260,10 +250,9 @@ def router_application(
         ),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         # While no replica is there, no more wait for it than it would take.
-        max_queued_requests=config.max_running + config.max_waiting + _STATUS_CALLS,
+        max_queued_requests=settings.config.max_running + settings.config.max_waiting + _STATUS_CALLS,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    arguments = (config, speculation, draft, cache, model, directory_name, *upstream)
-    return deployment.bind(*arguments, promotion=promotion, observability=observability, build_progress=build_progress)
+    return deployment.bind(settings, *upstream)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.registry import DRAFT_MODEL
-from actors.messages import RequestTimes, RoundTimes, SpeculationStats, TokenChunk, Verdict
+from actors.messages import RoundTimes, SpeculationStats, TokenChunk, Verdict
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
 
@@ -49,7 +49,7 @@ def cut_at_end(
 
 
 def emit_tokens(
-    round: Round, entry: RoundEntry, path: list[int], next_token: int, source_names: SequenceOf[str], now: float
+    round: Round, entry: RoundEntry, path: list[int], next_token: int, *, source_names: SequenceOf[str], now: float
 ) -> TokenChunk:
     """Append a round's tokens to the entry's sequence and make their chunk.
 
@@ -70,8 +70,7 @@ def emit_tokens(
     for source in sources:
         if source is not TARGET:
             stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
-    if progress.times is not None:
-        _note_times(round, entry, progress.times, len(tokens), now)
+    _note_times(round, entry, len(tokens), now)
     tells_stats = finish is not None or sequence.request.wants_stats
     chunk = TokenChunk(
         request_id=sequence.request_id,
@@ -105,9 +104,11 @@ def _sources_of(round: Round, entry: RoundEntry, path: list[int], source_names: 
     return [source_names[source] for source in best[path].tolist()]
 
 
-def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, num_tokens: int, now: float) -> None:
+def _note_times(round: Round, entry: RoundEntry, num_tokens: int, now: float) -> None:
     """Take in the times of a round that emits; the first such round ends the prefill."""
-    progress = entry.sequence.progress
+    progress, times = entry.sequence.progress, entry.sequence.progress.times
+    if times is None:
+        return
     arrived_at = progress.arrived_at
     times.ended_s = now - arrived_at
     if progress.chunk_index == 0:
@@ -118,8 +119,15 @@ def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, num_tokens
     times.draft_s += drafted_at - round.planned_at
     times.verify_s += now - drafted_at
     if len(times.rounds) < entry.sequence.request.timed_rounds:
-        planned_s, drafted_s = round.planned_at - arrived_at, drafted_at - arrived_at
-        times.rounds.append(RoundTimes(planned_s, drafted_s, times.ended_s, num_tokens, entry.num_verified))
+        times.rounds.append(
+            RoundTimes(
+                planned_s=round.planned_at - arrived_at,
+                drafted_s=drafted_at - arrived_at,
+                verified_s=times.ended_s,
+                num_tokens=num_tokens,
+                num_drafted=entry.num_verified,
+            )
+        )
 
 
 def _snapshot(stats: SpeculationStats) -> SpeculationStats:

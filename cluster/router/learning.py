@@ -72,7 +72,15 @@ def rows_of_round(
         parts.setdefault(group, []).append((contexts, rows, np.full(len(rows), entry.seq_id), parents))
     for (namespace, may_share), found in parts.items():
         contexts, rows, sequences, parents = (np.concatenate(column) for column in zip(*found, strict=True))
-        yield VerifiedRows(namespace, contexts, token_ids[rows], probs[rows], sequences, parents, may_share)
+        yield VerifiedRows(
+            namespace,
+            contexts,
+            token_ids[rows],
+            probs[rows],
+            sequences=sequences,
+            parents=parents,
+            may_share=may_share,
+        )
 
 
 def _may_share(entry: RoundEntry, shares_prompts: bool) -> bool:
@@ -103,7 +111,7 @@ def rows_of_prompt(
     successors[:, 0] = token_ids[begin + 1 : end + 1]
     probs[:, 0] = 1.0
     contexts = np.array(windows, np.int32, order="C")
-    return VerifiedRows(namespace, contexts, successors, probs, np.full(count, seq_id), may_share=may_share)
+    return VerifiedRows(namespace, contexts, successors, probs, sequences=np.full(count, seq_id), may_share=may_share)
 
 
 @njit(cache=True, nogil=True)

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from actors.workers.draft_demand import DraftDemand
+from cache_service.counts.soft_exchange import SoftExchangeStats
 from cluster.cache.shared_cache import CacheStats, SharedCache
 from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
@@ -255,11 +256,9 @@ class RouterMetrics:
         yield from self._planner()
         yield from self._links()
         if self._cache is not None:
-            yield from _cache_metrics(self._cache.stats())
+            yield from cache_metrics(self._cache.stats())
         if core.soft_sharing is not None:
-            soft = core.soft_sharing.stats()
-            yield from _gauges(_SOFT_GAUGES, soft)
-            yield from _counters(_SOFT_COUNTERS, soft)
+            yield from soft_metrics(core.soft_sharing.stats())
 
     def _planner(self) -> Iterator[Metric]:
         decisions = CounterMetricFamily(
@@ -332,7 +331,7 @@ def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMet
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=distribution.total)
 
 
-def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
+def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     """The shared cache; what its drafts earn is counted under the source `cache` among the others."""
     yield from _gauges(_CACHE_GAUGES, stats)
     yield from _counters(_CACHE_COUNTERS, stats)
@@ -348,3 +347,9 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
         # Phrases are counted when their batch is written, and not before.
         yield from _gauges(_PROMOTION_GAUGES, stats.promotion)
         yield from _counters(_PROMOTION_COUNTERS, stats.promotion)
+
+
+def soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:
+    """The counts of soft_ngram that routers exchange through the shared cache."""
+    yield from _gauges(_SOFT_GAUGES, stats)
+    yield from _counters(_SOFT_COUNTERS, stats)

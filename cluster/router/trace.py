@@ -36,11 +36,12 @@ def trace_round(
     round: Round,
     result: VerifyResult,
     events: Iterable[RouterEvent],
+    *,
     source_names: SequenceOf[str],
     draft_s: float,
     verify_s: float,
 ) -> RoundTrace:
-    """Of a round that has been committed. source_names: by source index; events: what the commit returned."""
+    """The trace of a committed round. source_names: by source index; events: of the whole round."""
     proposed: Counter[str] = Counter()
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
@@ -62,17 +63,17 @@ def trace_round(
             num_emitted += len(event.token_ids)
             accepted.update(source for source in event.sources if source in source_names)
     return RoundTrace(
-        round.round_id,
-        len(round),
-        result.rows,
-        dict(proposed),
-        dict(verified),
-        dict(accepted),
-        num_emitted,
-        tuple(rejected),
-        tuple(depths),
-        draft_s,
-        verify_s,
+        round_id=round.round_id,
+        num_sequences=len(round),
+        rows=result.rows,
+        proposed=dict(proposed),
+        verified=dict(verified),
+        accepted=dict(accepted),
+        num_emitted=num_emitted,
+        rejected=tuple(rejected),
+        depths=tuple(depths),
+        draft_s=draft_s,
+        verify_s=verify_s,
     )
 
 

@@ -63,17 +63,17 @@ class Verdicts:
                     self._count_setback(sequence, now)
                 continue
             taken.emitted.append(Emitted(index, sequence.num_tokens, path))
-            if self._emit(round, entry, path, verdict.next_token, now):
+            if self._emit(round, entry, path, verdict.next_token, now=now):
                 taken.finished.append(sequence)
         return taken
 
-    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, now: float) -> bool:
+    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, *, now: float) -> bool:
         """Whether the sequence has finished."""
         progress, counters = entry.sequence.progress, self._counters
         if progress.chunk_index == 0 and progress.started_at is not None:
             counters.queue_time.add(progress.started_at - progress.arrived_at)
             counters.prefill_time.add(now - progress.started_at)
-        chunk = emit_tokens(round, entry, path, next_token, self._source_names, now)
+        chunk = emit_tokens(round, entry, path, next_token, source_names=self._source_names, now=now)
         for source in chunk.sources:
             if source is not TARGET:
                 counters.accepted_tokens[source] += 1

@@ -39,7 +39,7 @@ from actors.sampling.verification import verify_rejection
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, texts_of, toy_info
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 61
@@ -149,14 +149,7 @@ def test_two_hundred_pairs_of_random_tables_give_the_text_of_the_target_alone():
         ]
         for request in requests:
             core.add(request, 0.0)
-        text: dict[str, list[int]] = {"0": [], "1": []}
-        while core.has_work:
-            round, events = core.plan_round(0.0)
-            if round is not None:
-                core.draft_locally(round)
-                events += core.commit(round, target.verify(core.assemble(round, {})), 0.0)
-            for event in events:
-                text[event.request_id] += event.token_ids
+        text = texts_of(serve(core, target.verify))
         for request in requests:
             assert text[request.request_id] == target.complete(request)[0]
         accepted += core.counters.accepted_tokens["liar"]

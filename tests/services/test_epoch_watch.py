@@ -25,7 +25,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, toy_info
 
 VOCAB_SIZE = 97
 QUICK = {"look_s": 0.01, "retry_s": 0.01}
@@ -198,15 +198,8 @@ class Router:
         request = GenerationRequest(
             request_id="r", prompt_token_ids=prompt, sampling=sampling, max_new_tokens=40, namespace=namespace, **fields
         )
-        self.core.add(request, self.now)
-        while self.core.has_work:
-            self.core.exchange(time.monotonic())
-            round, _ = self.core.plan_round(self.now)
-            if round is not None:
-                self.core.draft_locally(round)
-                result = self.target.verify(self.core.assemble(round, {}))
-                self.now += result.elapsed_s
-                self.core.commit(round, result, self.now)
+        self.core.add(request, 0.0)
+        serve(self.core, self.target.verify, between=lambda: self.core.exchange(time.monotonic()))
 
     def knows(self, namespace):
         """Which drafters have anything of a namespace."""

@@ -30,7 +30,7 @@ from cluster.cache.shared_cache import SharedCache, open_shared_cache
 from cluster.cli import main as cli
 from cluster.config import CacheConfig, ClusterConfig, PromotionConfig, load_config
 from cluster.errors import ConfigError
-from cluster.router.metrics import _cache_metrics
+from cluster.router.metrics import cache_metrics
 from cluster.serve import plan_cluster
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.registry import Registry, StoredTenant
@@ -287,7 +287,7 @@ def test_statistics_and_metrics_tell_of_the_pool(cluster, run):
     assert (stats["generations"], stats["segments"], stats["log_entries"], stats["unread"]) == (1, 1, 0, 0)
     assert run("cache", "verify", "--namespace", PUBLIC)[0] == 0
     assert until(lambda: cluster.cache.stats().promotion.counters.batches > 0)
-    values = {sample.name: sample for metric in _cache_metrics(cluster.cache.stats()) for sample in metric.samples}
+    values = {sample.name: sample for metric in cache_metrics(cluster.cache.stats()) for sample in metric.samples}
     told = {name: sample.value for name, sample in values.items() if name.startswith("paceline_cache_promotion_")}
     assert told["paceline_cache_promotion_kept_phrases_total"] == len(cluster.public())
     assert told["paceline_cache_promotion_offered_phrases_total"] >= K * len(cluster.public())

@@ -20,7 +20,7 @@ from cache_service.log.publisher import PublisherSettings
 from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings, open_shared_cache, settings_of
 from cluster.config import CacheConfig
-from cluster.router.metrics import _cache_metrics
+from cluster.router.metrics import cache_metrics
 from paceline_testing.cache_stores import Documents, Namespace, catch_up, until
 
 FINGERPRINT = "weights-tokenizer"
@@ -205,7 +205,7 @@ def test_no_name_and_no_server_are_no_fault_of_the_caller():
 def metrics_text(cache):
     class Collector:
         def collect(self) -> list[Metric]:
-            return list(_cache_metrics(cache.stats()))
+            return list(cache_metrics(cache.stats()))
 
     registry = CollectorRegistry()
     registry.register(Collector())

@@ -23,10 +23,10 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings, setting
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
-from cluster.router.metrics import _soft_metrics
+from cluster.router.metrics import soft_metrics
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, texts_of, toy_info
 
 NOWHERE = ConnectionSettings("redis://127.0.0.1:1")
 VOCAB_SIZE = 97
@@ -54,17 +54,9 @@ class Router:
 
     def answer(self, namespace="a", **fields):
         """The tokens of a request, and how many of them were drafted."""
-        self.core.add(request(namespace, **fields), self.now)
-        tokens, before = [], self.core.counters.accepted_tokens["soft_ngram"]
-        while self.core.has_work:
-            round, events = self.core.plan_round(self.now)
-            if round is not None:
-                self.core.draft_locally(round)
-                result = self.target.verify(self.core.assemble(round, {}))
-                self.now += result.elapsed_s
-                events += self.core.commit(round, result, self.now)
-            for event in events:
-                tokens += event.token_ids
+        self.core.add(request(namespace, **fields), 0.0)
+        before = self.core.counters.accepted_tokens["soft_ngram"]
+        (tokens,) = texts_of(serve(self.core, self.target.verify)).values()
         assert self.core.counters.drafter_errors == {}
         return tokens, self.core.counters.accepted_tokens["soft_ngram"] - before
 
@@ -209,7 +201,7 @@ def test_metrics_tell_what_was_exchanged_without_saying_whose_it_is(server):
 
         class Collector:
             def collect(self) -> list[Metric]:
-                return list(_soft_metrics(one.sharing.stats()))
+                return list(soft_metrics(one.sharing.stats()))
 
         registry = CollectorRegistry()
         registry.register(Collector())

@@ -18,7 +18,7 @@ from cluster.cache.shared_cache import SharedCache, settings_of
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, texts_of, toy_info
 
 VOCAB_SIZE = 5_000
 NEW_TOKENS = 64
@@ -53,19 +53,11 @@ class Router:
             max_new_tokens=NEW_TOKENS,
             cache=cache,
         )
-        self.core.add(request, time.monotonic())
-        answer: list[int] = []
-        while True:
-            round, events = self.core.plan_round(time.monotonic())
-            if round is not None:
-                self.core.draft_locally(round)
-                answered = self._target.verify(self.core.assemble(round, {}))
-                events += self.core.commit(round, answered, time.monotonic())
-            for event in events:
-                answer += event.token_ids
-                if event.finish_reason is not None:
-                    assert answer == self._target.complete(request)[0]
-                    return answer, event.stats.rounds, event.stats.accepted_tokens.get("cache", 0)
+        self.core.add(request, 0.0)
+        events = serve(self.core, self._target.verify)
+        answer = texts_of(events)[request.request_id]
+        assert answer == self._target.complete(request)[0]
+        return answer, events[-1].stats.rounds, events[-1].stats.accepted_tokens.get("cache", 0)
 
 
 @contextmanager

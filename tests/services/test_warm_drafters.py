@@ -23,7 +23,7 @@ from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, texts_of, toy_info
 
 VOCAB_SIZE = 997
 PROMPTS = [np.random.default_rng(row).integers(0, 8, 12).astype(np.int32) for row in range(2)]
@@ -75,16 +75,8 @@ class Router:
             ),
             self.now,
         )
-        tokens = []
-        while self.core.has_work:
-            self.core.exchange(self.now)
-            round, events = self.core.plan_round(self.now)
-            if round is not None:
-                self.core.draft_locally(round)
-                result = self.target.verify(self.core.assemble(round, {}))
-                self.now += result.elapsed_s
-                events += self.core.commit(round, result, self.now)
-            tokens += [token for event in events for token in event.token_ids]
+        events = serve(self.core, self.target.verify, between=lambda: self.core.exchange(0.0))
+        (tokens,) = texts_of(events).values()
         assert self.core.counters.drafter_errors == {}
         return tokens, sum(self.core.counters.accepted_tokens.values()) - before
 

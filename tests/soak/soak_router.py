@@ -32,6 +32,7 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
+from cluster.router.run_round import run_local_round
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import toy_info
 
@@ -198,13 +199,7 @@ class SoakRouter:
         while self.core.num_running + self.core.num_waiting < BATCH:
             self._ask()
         self.core.exchange(time.monotonic())
-        round, events = self.core.plan_round(time.monotonic())
-        self._take(events)
-        if round is None:
-            return
-        self.core.draft_locally(round)
-        answer = self._target.verify(self.core.assemble(round, {}))
-        self._take(self.core.commit(round, answer, time.monotonic()))
+        self._take(run_local_round(self.core, self._target.verify).events)
 
     def _take(self, events: list[TokenChunk | RequestFailed]) -> None:
         for event in events:

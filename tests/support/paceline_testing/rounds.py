@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from actors.messages import DraftBatch, DraftResult, Failure, VerifyBatch, VerifyResult, WorkerInfo
+from actors.messages import DraftBatch, DraftResult, Failure, TokenChunk, VerifyBatch, VerifyResult, WorkerInfo
 from cluster.router.core import RouterCore
 from cluster.router.round import RouterEvent
 from cluster.router.run_round import RoundHooks, RoundOutcome, run_local_round
@@ -30,7 +30,7 @@ def toy_round(
     def verify_timed(batch: VerifyBatch) -> VerifyResult | Failure | None:
         nonlocal clock
         result = verify(batch)
-        clock += result.elapsed_s if isinstance(result, VerifyResult) else 0.0
+        clock += result.elapsed_s + result.head_s if isinstance(result, VerifyResult) else 0.0
         return result
 
     return run_local_round(core, verify_timed, draft, RoundHooks(now=lambda: clock))
@@ -40,12 +40,23 @@ def serve(
     core: RouterCore,
     verify: Callable[[VerifyBatch], VerifyResult | Failure | None],
     draft: Callable[[str, DraftBatch], DraftResult | None] = no_drafts,
+    between: Callable[[], object] = int,
     most_rounds: int = 2000,
 ) -> list[RouterEvent]:
-    """All events until the router is idle; a round every 0.05 s."""
+    """All events until the router is idle; a round every 0.05 s, and `between` before each."""
     events: list[RouterEvent] = []
     for index in range(most_rounds):
         if not core.has_work:
             return events
+        between()
         events += toy_round(core, verify, index * 0.05, draft).events
     raise AssertionError("the router does not come to an end")
+
+
+def texts_of(events: Iterable[RouterEvent]) -> dict[str, list[int]]:
+    """The tokens of each request; none of them may have failed."""
+    texts: dict[str, list[int]] = {}
+    for event in events:
+        assert isinstance(event, TokenChunk), event
+        texts.setdefault(event.request_id, []).extend(event.token_ids)
+    return texts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ from paceline_testing.panels import (
     names_of,
     panels_of,
 )
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, toy_info
 
 VOCAB_SIZE = 97
 PROMTOOL = shutil.which("promtool")
@@ -113,12 +112,8 @@ def answer(core):
         sampling=SamplingParams(seed=1, temperature=0.0),
         max_new_tokens=60,
     )
-    core.add(request, time.monotonic())
-    while core.has_work:
-        round, _ = core.plan_round(time.monotonic())
-        if round is not None:
-            core.draft_locally(round)
-            core.commit(round, target.verify(core.assemble(round, {})), time.monotonic())
+    core.add(request, 0.0)
+    serve(core, target.verify)
     return request
 
 

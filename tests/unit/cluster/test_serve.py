@@ -23,7 +23,7 @@ from cluster.config import (
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.offline.corpus import build_corpus
-from cluster.router.deployment import router_application
+from cluster.router.deployment import RouterSettings, router_application
 from cluster.serve import plan_cluster, served_model
 from paceline_testing.other_vocabularies import merging_tokenizer
 
@@ -112,7 +112,8 @@ def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters
 def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond(model):
     config = RouterConfig(max_running=2, max_waiting=3)
     info = read_model_info(ModelSource("tiny", "tiny", model))
-    router = router_application(config, SpeculationConfig(), DraftConfig(), CacheConfig(), info, "directory")
+    settings = RouterSettings(config, SpeculationConfig(), DraftConfig(), CacheConfig(), model=info, directory_name="d")
+    router = router_application(settings)
     gateway = gateway_application(router, "tokenizer", ServedModel("tiny", 64, 97, ()), GatewayConfig())
     assert 5 <= router._bound_deployment.max_queued_requests <= 64
     assert 64 <= gateway._bound_deployment.max_queued_requests <= 4096

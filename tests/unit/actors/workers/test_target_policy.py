@@ -23,7 +23,7 @@ from actors.workers.target_policy import TargetLimits, TargetPolicy, TargetSigna
 from actors.workers.target_worker import TargetSettings
 from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import toy_info, toy_round
 from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
 
 SHARES = st.floats(0.0, 1.0)
@@ -108,16 +108,12 @@ def test_what_a_router_says_is_how_long_its_oldest_waits_and_how_full_its_group_
             max_new_tokens=40,
         )
         core.add(request, float(number))
-    round, _ = core.plan_round(4.0)
-    core.draft_locally(round)
-    core.commit(round, target.verify(core.assemble(round, {})), 4.0)
+    toy_round(core, target.verify, 4.0)
     assert core.target_demand(10.0) == TargetDemand(8.0, 1.0)  # the third one came at 2
     for number in range(4):
         core.cancel(f"r{number}")
     while core.has_work:
-        round, _ = core.plan_round(11.0)
-        if round is not None:
-            core.commit(round, target.verify(core.assemble(round, {})), 11.0)
+        toy_round(core, target.verify, 11.0)
     assert core.target_demand(12.0) == TargetDemand()
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
 
 import httpx
 import numpy as np
@@ -28,8 +29,9 @@ from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tracing import Tracing, open_tracing
 from cluster.router.core import RouterCore
+from cluster.router.run_round import RoundHooks, run_local_round
 from paceline_testing.echo_router import EchoRouter
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import toy_info, toy_round
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -52,17 +54,11 @@ class CoreRouter:
         core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
         target = ToyTarget(eos_token_id=3, seed=4)
         prompt = np.array(request.prompt_token_ids) % 90 + 5
-        now = 100.0
-        core.add(_with_prompt(request, prompt.astype(np.int32)), now)
+        core.add(_with_prompt(request, prompt.astype(np.int32)), 100.0)
+        ticks = count(1)
+        hooks = RoundHooks(now=lambda: 100.0 + 0.01 * next(ticks))  # a round is planned, assembled and committed
         while core.has_work:
-            round, events = core.plan_round(now + 0.01)
-            if round is not None:
-                core.draft_locally(round)
-                batch = core.assemble(round, {})
-                round.assembled_at = now + 0.02
-                events += core.commit(round, target.verify(batch), now + 0.03)
-            now += 0.03
-            for chunk in events:
+            for chunk in run_local_round(core, target.verify, hooks=hooks).events:
                 yield chunk
 
 
@@ -254,7 +250,7 @@ async def test_a_lost_router_is_an_event_of_the_call(exporter):
 
 def test_only_the_first_rounds_are_told_one_by_one():
     core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
-    target = ToyTarget(eos_token_id=3, seed=4)
+    target = ToyTarget(eos_token_id=3, seed=4, seconds=lambda rows: 0.5)
     for name, timed in (("a", 3), ("b", 0), ("c", -1)):
         request = GenerationRequest(
             request_id=name,
@@ -266,10 +262,7 @@ def test_only_the_first_rounds_are_told_one_by_one():
         core.add(request, 1.0)
     now, times = 1.0, {}
     while core.has_work:
-        round, events = core.plan_round(now)
-        if round is not None:
-            core.draft_locally(round)
-            events += core.commit(round, target.verify(core.assemble(round, {})), now + 0.5)
+        events = toy_round(core, target.verify, now).events
         now += 1.0
         times |= {chunk.request_id: chunk.times for chunk in events if chunk.finish_reason}
         assert all(chunk.times is None for chunk in events if not chunk.finish_reason)

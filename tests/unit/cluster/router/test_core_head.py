@@ -12,7 +12,7 @@ from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import toy_info, toy_round
 
 VOCAB_SIZE = 50
 
@@ -76,12 +76,7 @@ def serve(core: RouterCore, target: TargetWithHead, on_round=lambda number: None
     for number in range(300):
         if not core.has_work:
             return texts
-        round, events = core.plan_round(number * 0.05)
-        if round is not None:
-            core.draft_locally(round)
-            result = target.verify(core.assemble(round, {}))
-            events += core.commit(round, result, number * 0.05 + result.elapsed_s + result.head_s)
-        for event in events:
+        for event in toy_round(core, target.verify, number * 0.05).events:
             assert isinstance(event, TokenChunk)
             texts.setdefault(event.request_id, []).extend(event.token_ids)
         on_round(number)
@@ -151,9 +146,7 @@ def test_what_it_sends_wrong_costs_its_drafts_and_nothing_else(spoil):
 def test_a_tree_grown_behind_other_tokens_is_dropped_and_one_whose_round_was_lost_is_used_again():
     core, target = make_core(), TargetWithHead()
     core.add(request(), 0.0)
-    round, _ = core.plan_round(0.0)
-    core.draft_locally(round)
-    core.commit(round, target.verify(core.assemble(round, {})), 0.01)
+    toy_round(core, target.verify)
     for _ in range(2):  # the first of them is abandoned
         round, _ = core.plan_round(0.1)
         core.draft_locally(round)

@@ -13,7 +13,8 @@ from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve as toy_serve
+from paceline_testing.rounds import texts_of, toy_info, toy_round
 
 VOCAB = 89
 WINDOW = 19  # rows of the default window
@@ -38,20 +39,13 @@ def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields) -> G
 
 def serve(core: RouterCore, target: ToyTarget) -> tuple[dict[str, list[int]], list[VerifyBatch]]:
     """Tokens of every request, and what was sent to the target."""
-    text: dict[str, list[int]] = {}
-    batches = []
+    events, batches = [], []
     for index in range(2000):
-        round, events = core.plan_round(index * 0.1)
-        if round is not None:
-            core.draft_locally(round)
-            batches.append(core.assemble(round, {}))
-            result = target.verify(batches[-1])
-            events += core.commit(round, result, index * 0.1 + result.elapsed_s)
-        for event in events:
-            assert isinstance(event, TokenChunk)
-            text.setdefault(event.request_id, []).extend(event.token_ids)
         if not core.has_work:
-            return text, [batch for batch in batches if batch.items]
+            return texts_of(events), [batch for batch in batches if batch.items]
+        outcome = toy_round(core, target.verify, index * 0.1)
+        events += outcome.events
+        batches += [] if outcome.batch is None else [outcome.batch]
     raise AssertionError("the router does not come to an end")
 
 
@@ -178,13 +172,7 @@ def test_pitfall_15_what_was_accepted_is_counted_once_and_by_its_source():
     target = Wheel(VOCAB, seconds=flat)
     core = core_with(LookaheadDrafter())
     core.add(request(), 0.0)
-    chunks = []
-    for index in range(200):
-        round, events = core.plan_round(index * 0.1)
-        if round is not None:
-            core.draft_locally(round)
-            events += core.commit(round, target.verify(core.assemble(round, {})), index * 0.1 + 0.01)
-        chunks += [event for event in events if isinstance(event, TokenChunk)]
+    chunks = [event for event in toy_serve(core, target.verify) if isinstance(event, TokenChunk)]
     sources = [source for chunk in chunks for source in chunk.sources]
     assert sources.count("lookahead") == core.counters.accepted_tokens["lookahead"] > 10
     assert sources.count("target") + sources.count("lookahead") == 80
@@ -197,13 +185,18 @@ def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected()
         target = Wheel(VOCAB, seconds=flat)
         core = core_with(LookaheadDrafter())
         core.add(request(prompt=prompt), 0.0)
-        round, _ = core.plan_round(0.0)
-        assert round is not None
-        core.draft_locally(round)
-        result = target.verify(core.assemble(round, {}))
-        assert round.chosen is not None
-        chosen = round.chosen.trees
-        trace = trace_round(round, result, core.commit(round, result, 0.1), core.source_names, 0.0, 0.1)
+        outcome = toy_round(core, target.verify)
+        assert outcome.round is not None
+        assert outcome.round.chosen is not None
+        chosen = outcome.round.chosen.trees
+        trace = trace_round(
+            outcome.round,
+            outcome.result,
+            outcome.events,
+            source_names=core.source_names,
+            draft_s=0.0,
+            verify_s=0.1,
+        )
         assert trace.verified == {"lookahead": len(chosen)}
         assert np.count_nonzero(chosen.nodes["sources"]) == num_guesses < chosen.nodes["is_required"].sum()
         assert len(trace.rejected) == num_guesses

@@ -16,7 +16,7 @@ from cache_service.formats.documents import DOCUMENT_ID_BYTES
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import serve, texts_of, toy_info, toy_round
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -135,20 +135,8 @@ def make_core(sink, drafters=None, **config):
     )
 
 
-def serve(core, target, most_rounds=500):
-    texts, now = {}, 0.0
-    for _ in range(most_rounds):
-        if not core.has_work:
-            return texts
-        round, events = core.plan_round(now)
-        if round is not None:
-            core.draft_locally(round)
-            result = target.verify(core.assemble(round, {}))
-            now += result.elapsed_s
-            events += core.commit(round, result, now)
-        for event in events:
-            texts.setdefault(event.request_id, []).extend(event.token_ids)
-    raise AssertionError("the router does not come to an end")
+def run(core, target):
+    return texts_of(serve(core, target.verify))
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -159,7 +147,7 @@ def test_every_committed_token_is_told_once_where_it_stands(drafts):
     requests = [request(f"r{n}", prompt=range(1, 4 + n), namespace=f"tenant{n % 2}") for n in range(6)]
     for one in requests:
         core.add(one, 0.0)
-    texts = serve(core, target)
+    texts = run(core, target)
     assert core.counters.preempted > 0
     wanted = [(one.namespace, [*one.prompt_token_ids.tolist(), *texts[one.request_id]]) for one in requests]
     assert sink.documents == sorted(wanted)
@@ -172,7 +160,7 @@ def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
     sink = Sink()
     core = make_core(sink)
     core.add(request(cache=cache, namespace="a", readable=("b", "c")), 0.0)
-    serve(core, ToyTarget(VOCAB_SIZE))
+    run(core, ToyTarget(VOCAB_SIZE))
     assert sink.documents == []
     assert sink.followed == ([("a", "b", "c")] if cache == "read" else [])
 
@@ -183,7 +171,7 @@ def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache
     sink = Sink()
     core = make_core(sink)
     core.add(request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes), 0.0)
-    serve(core, ToyTarget(VOCAB_SIZE))
+    run(core, ToyTarget(VOCAB_SIZE))
     assert sink.budgets == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
 
 
@@ -193,7 +181,7 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     sink = Sink()
     core = make_core(sink, {"cache": Right(target)})
     core.add(request(cache=cache, namespace="a"), 0.0)
-    (text,) = serve(core, target).values()
+    (text,) = run(core, target).values()
     if cache == "off":
         assert sink.finishes == []
         return
@@ -211,20 +199,18 @@ def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_
     sink, target = Sink(), ToyTarget(VOCAB_SIZE)
     core = make_core(sink)
     core.add(request("whole", promotes="org"), 0.0)
-    text = serve(core, target)["whole"]
+    text = run(core, target)["whole"]
     assert sink.answers == [("org", text)]
     resumed = {"prompt": (1, 2, 3, *text[:10]), "num_output_in_prompt": 10, "max_new_tokens": 20}
     core.add(request("resumed", promotes="org", **resumed), 0.0)
-    serve(core, target)
+    run(core, target)
     assert sink.answers == 2 * [("org", text)]
     for name, fields in {"own": {}, "read": {"promotes": "org", "cache": "read"}}.items():
         core.add(request(name, **fields), 0.0)
     core.add(request("cancelled", promotes="org"), 0.0)
-    round, _ = core.plan_round(0.0)
-    core.draft_locally(round)
-    core.commit(round, target.verify(core.assemble(round, {})), 0.0)
+    toy_round(core, target.verify)
     core.cancel("cancelled")
-    serve(core, target)
+    run(core, target)
     assert len(sink.answers) == 2
     assert core.counters.sink_faults == 0
 
@@ -237,7 +223,7 @@ def test_an_answer_that_stops_at_once_has_nothing_to_tell():
     sink = Sink()
     core = make_core(sink)
     core.add(request(), 0.0)
-    assert serve(core, AtOnce(VOCAB_SIZE)) == {"r": []}
+    assert run(core, AtOnce(VOCAB_SIZE)) == {"r": []}
     assert (sink.prompts, sink.pieces) == ({}, {})
 
 
@@ -245,9 +231,9 @@ def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood():
     sink, target = Sink(), ToyTarget(VOCAB_SIZE)
     core = make_core(sink)
     core.add(request("whole"), 0.0)
-    text = serve(core, target)["whole"]
+    text = run(core, target)["whole"]
     core.add(request("rest", prompt=(1, 2, 3, *text[:10]), num_output_in_prompt=10, max_new_tokens=20), 0.0)
-    serve(core, target)
+    run(core, target)
     one, other = sink.documents
     assert one == other
 
@@ -258,7 +244,7 @@ def test_requests_of_one_name_are_other_documents_and_so_are_those_of_another_ro
         core = make_core(sink)
         for _ in range(2):
             core.add(request("same"), 0.0)
-            serve(core, target)
+            run(core, target)
     assert len(sink.pieces) == 4
 
 
@@ -267,7 +253,7 @@ def test_drafters_are_told_what_a_sequence_may_read():
     core = make_core(None, {"contexts": drafter})
     core.add(request("a", namespace="own", readable=("group", "public")), 0.0)
     core.add(request("b", namespace="own", cache="off"), 0.0)
-    serve(core, ToyTarget(VOCAB_SIZE))
+    run(core, ToyTarget(VOCAB_SIZE))
     scopes = {(context.namespace, context.readable, context.reads_cache) for context in drafter.seen}
     assert scopes == {("own", ("group", "public"), True), ("own", (), False)}
 
@@ -282,7 +268,7 @@ def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_t
     core.exchange(0.0)
     assert sink.watched == ["a", "a", "b", "a"]
     core.exchange(0.0)
-    serve(core, ToyTarget(VOCAB_SIZE))
+    run(core, ToyTarget(VOCAB_SIZE))
     sink.gone = ["a"]
     core.exchange(0.0)
     assert sink.watched == ["a", "a", "b", "a"]
@@ -294,7 +280,7 @@ def test_a_sink_that_fails_costs_no_round_and_is_reported_once(caplog):
     core = make_core(Broken())
     with caplog.at_level(logging.WARNING):
         core.add(request(), 0.0)
-        assert serve(core, target)["r"] == target.complete(request())[0]
+        assert run(core, target)["r"] == target.complete(request())[0]
     assert core.counters.sink_faults == 33  # follow, watch, a call a round, and the end
     core.exchange(0.0)
     assert core.counters.sink_faults == 34

@@ -31,7 +31,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.learning import rows_of_prompt, successors_of
 from paceline_testing.drafting import tree_to_verify
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import toy_info, toy_round
 
 VOCAB = 50
 
@@ -89,16 +89,16 @@ def test_the_rows_of_a_prompt_are_the_same_in_parts():
 
 
 def round_of(core: RouterCore, next_token: int, path: list[int], make) -> None:
-    round, _ = core.plan_round(0.0)
-    core.draft_locally(round)
-    batch = core.assemble(round, {})
-    assert batch.num_successors == 3
-    num_nodes = len(batch.items[0].tree)
-    verdicts = [
-        Verdict(item.delta.seq_id, 0, item.max_rows, next_token, np.array(path, np.int32), 0, len(item.tree))
-        for item in batch.items
-    ]
-    core.commit(round, VerifyResult(batch.round_id, verdicts, successors=make(len(batch.items), num_nodes)), 0.1)
+    def verify(batch):
+        assert batch.num_successors == 3
+        verdicts = [
+            Verdict(item.delta.seq_id, 0, item.max_rows, next_token, np.array(path, np.int32), 0, len(item.tree))
+            for item in batch.items
+        ]
+        successors = make(len(batch.items), len(batch.items[0].tree))
+        return VerifyResult(batch.round_id, verdicts, successors=successors)
+
+    toy_round(core, verify)
 
 
 def numbered(sequences: int, nodes: int) -> Successors:
