@@ -67,26 +67,28 @@ class DraftTree(msgspec.Struct, frozen=True, array_like=True):
 
     def is_valid(self, vocab_size: int) -> bool:
         """Whether the tree keeps the invariants of the class, and its arrays have the shapes and dtypes named there."""
-        count = len(self.token_ids)
+        token_ids, parents, confidence, required = self.token_ids, self.parents, self.confidence, self.required
+        count = len(token_ids)
+        if len(parents) != count or len(confidence) != count:
+            return False
         if count == 0:
-            return len(self.parents) == 0 and len(self.confidence) == 0
-        if len(self.parents) != count or len(self.confidence) != count:
+            return True
+        if token_ids.dtype.kind != "i" or parents.dtype.kind != "i":
             return False
-        if self.token_ids.dtype.kind != "i" or self.parents.dtype.kind != "i":
+        if token_ids.min() < 0 or token_ids.max() >= vocab_size or parents.min() < -1:
             return False
-        if self.token_ids.min() < 0 or self.token_ids.max() >= vocab_size or self.parents.min() < -1:
+        if (parents >= np.arange(count)).any():
             return False
-        if (self.parents >= np.arange(count)).any():
+        if not (confidence.min() >= 0.0 and confidence.max() <= 1.0):  # also refuses NaN
             return False
-        if not ((self.confidence >= 0.0) & (self.confidence <= 1.0)).all():  # also refuses NaN
-            return False
-        if self.required is not None:
-            if self.required.shape != (count,) or self.required.dtype != np.bool_:
+        if required is not None:
+            if required.shape != (count,) or required.dtype != np.bool_:
                 return False
-            if (self.required & (self.parents >= 0) & ~self.required[self.parents]).any():
+            if (required & (parents >= 0) & ~required[parents]).any():
                 return False
-        edges = self.parents.astype(np.int64) * vocab_size + self.token_ids
-        return bool(len(np.unique(edges)) == count)
+        edges = parents.astype(np.int64) * vocab_size + token_ids
+        edges.sort()
+        return not (edges[1:] == edges[:-1]).any()
 
 
 _EMPTY = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
