@@ -28,7 +28,7 @@ _FLOOR = 0.02
 
 @dataclass(slots=True)
 class _Place:
-    """Where an answer is in its prediction."""
+    """Position of an answer in its prediction."""
 
     predicted: np.ndarray  # int32 [n], a copy of its own
     bigrams: np.ndarray  # uint64 [n - 1], of `_bigrams_of`
@@ -93,7 +93,7 @@ create_drafter = PredictionDrafter
 
 
 def _bigrams_of(predicted: np.ndarray) -> np.ndarray:
-    """Where each two tokens stand: hash and index of the second one in one number, ascending, uint64 [n - 1]."""
+    """Positions of all bigrams, uint64 [n - 1], ascending: hash and index of the second token in one number."""
     return np.sort(_keys_of(predicted))
 
 
@@ -113,7 +113,7 @@ def _keys_of(predicted):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _run(output, position, predicted, end):  # type: ignore[no-untyped-def]
-    """How many tokens up to output[position] and predicted[end] are the same, at most _LONGEST_MATCH."""
+    """Number of equal tokens up to output[position] and predicted[end], at most _LONGEST_MATCH."""
     run = 0
     while run < _LONGEST_MATCH and run <= end and run <= position:
         if predicted[end - run] != output[position - run]:
@@ -183,7 +183,7 @@ def _follow(output, seen, predicted, bigrams, place, length):  # type: ignore[no
 
 @njit(cache=True, nogil=True)
 def _draft(predicted, place, length, max_nodes, acceptance, floor):  # type: ignore[no-untyped-def]
-    """What follows the place; off the path also what follows a token later, as if one had been replaced."""
+    """The chain that follows the place; after a mismatch also the chain one token later, as if one was replaced."""
     token_ids = np.empty(max_nodes, np.int32)
     parents = np.empty(max_nodes, np.int32)
     confidence = np.empty(max_nodes, np.float32)

@@ -1,4 +1,4 @@
-"""Token recycling: the tokens that the target last thought likely after a token are drafted when it comes again.
+"""Token recycling: the target's last predictions after a token are drafted when the token comes again.
 
 After Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
 (2024), which fills one fixed tree of ranks. Here the chance of each rank is measured while serving, so that trees can
@@ -43,7 +43,7 @@ _STATIC_LEVELS = {"static-80": (8, 21, 25, 15, 8, 3), "static-60": (7, 20, 21, 8
 
 
 class _Namespace:
-    """Successors of each token, most probable first, and how often the target's choice was at each rank."""
+    """Successors of each token, most probable first, and how often the target chose each rank."""
 
     __slots__ = ("hits", "successors")
 
@@ -94,7 +94,7 @@ class TokenRecyclingDrafter(CpuDrafter):
         return [self._propose_one(context) for context in contexts]
 
     def drop_namespace(self, namespace: str) -> None:
-        """Forget a namespace's map, and the chances of its ranks."""
+        """Drop a namespace's map and the chances of its ranks."""
         self._namespaces.pop(namespace, None)
 
     def memory_bytes(self) -> int:
@@ -173,7 +173,7 @@ def _static_tree(spec: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32
 
 
 def _likely_paths(levels: Sequence[int]) -> list[tuple[int, ...]]:
-    """The paths of ranks with the greatest product of prior chances, so many of each length."""
+    """The paths of ranks with the greatest products of prior chances, a given number of each length."""
     paths: list[tuple[int, ...]] = []
     above: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for count in levels:

@@ -1,4 +1,4 @@
-"""Phrases by the token that they follow: what lookahead drafting has found and tries again.
+"""Phrases by the token that they follow, found by lookahead decoding and tried again.
 
 The pool of lookahead decoding (Fu et al. 2024, arXiv:2402.02057), with a bound on the whole of it.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 Phrase = tuple[int, ...]
 
-# Tokens that a text is learnt from at a time: a prompt longer than this costs the round no more time.
+# Tokens of a text that are taken in at a time, which bounds the time that a long prompt takes.
 _MAX_LEARNT = 1024
 
 
@@ -56,13 +56,13 @@ class PhrasePool:
         self._ages[scope, token, phrase] = None
 
     def insert_runs(self, scope: Hashable, tokens: Sequence[int]) -> None:
-        """Every token that `length` others follow, with those."""
+        """Insert the `length` tokens after each token that has as many after it."""
         for end in range(self.length + 1, len(tokens) + 1):
             begin = end - self.length
             self.insert(scope, tokens[begin - 1], tuple(tokens[begin:end]))
 
     def insert_text(self, scope: Hashable, text: np.ndarray, num_new: int) -> None:
-        """Take in the runs that end in the last `num_new` tokens of a text, int32 [n]; of very many, in the last."""
+        """Insert the runs that end in the last `num_new` tokens of a text, int32 [n], or in the last 1024 of them."""
         self.insert_runs(scope, text[-(min(num_new, _MAX_LEARNT) + self.length) :].tolist())
 
     def drop_scope(self, scope: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""The window of lookahead decoding: guesses far ahead that a model improves beside the token it is asked for.
+"""The window of lookahead decoding: guesses far ahead, which each forward improves.
 
 Fu et al. 2024, arXiv:2402.02057, in the form that Ouroboros (Zhao et al. 2024, arXiv:2402.13720) runs on a draft model.
 """
@@ -15,18 +15,18 @@ class LookaheadWindow:
     """One sequence's window: `width` columns, and `level` - 1 rows once it is full.
 
     Row 0 is a chain behind the last token. Column 0 hangs below the last token, column i below token i - 1 of row 0,
-    each a chain of its tokens in the further rows. So the window is a tree, and what the model says behind the end of
-    each column is the next row. A row starts at the position behind that of the row above.
+    each a chain of its tokens in the further rows. So the window is a tree, and the model's predictions at the ends of
+    the columns are the next row. A row starts one position after the row above.
 
-    It begins as a row of tokens drawn from the text; `level` - 2 forwards fill the others. A full column with what
-    comes behind it is a phrase of `level` - 1 tokens that the model has said of its own. Only that of column 0 may not
-    belong to its key: the column began below a guess at what is now the last token.
+    It begins as a row of tokens drawn from the text; `level` - 2 forwards fill the other rows. A full column with the
+    prediction at its end is a phrase of `level` - 1 tokens. Only the phrase of column 0 may not belong to its key: that
+    column began below a guess at what is now the last token.
     """
 
     def __init__(self, width: int, level: int, text: np.ndarray, seed: int) -> None:
         """width: at least 1; level: at least 2; text: int32 [n], n >= 1, that row 0 is drawn from by `seed`."""
         self._level = level
-        # A column goes with every forward until the window is full.
+        # Every forward takes a column away until the window is full.
         drawn = np.random.default_rng(seed).choice(text, width + level - 3)
         self._base: list[int] = drawn.tolist()
         self._rows: list[list[int]] = []  # those below row 0, each of `num_columns` tokens
@@ -51,19 +51,19 @@ class LookaheadWindow:
         return len(self._rows) == self._level - 2
 
     def add_to(self, trie: TokenTrie, root: int) -> list[int]:
-        """Hang the window below a node, that of the last token; returns the nodes at which its columns end."""
+        """Add the window below the node of the last token; returns the nodes at which its columns end."""
         heads = [root, *trie.add(root, self._base)]
         columns = zip(*self._rows, strict=True) if self._rows else [()] * len(heads)
         return [trie.add(head, column)[-1] if column else head for head, column in zip(heads, columns, strict=True)]
 
     def advance(self, last_token: int, behind: list[int]) -> list[tuple[int, Phrase]]:
-        """Take in the model's likeliest token behind each column; returns phrases with the tokens that they follow.
+        """Take in the model's likeliest token at the end of each column; returns phrases with the tokens they follow.
 
-        last_token: that of the node which the window hung below.
+        last_token: the token of the node that the window was added below.
         """
         rows = [*self._rows, behind]
         if not self.is_full:
-            # The text has grown: what was said of its new last position is not ahead any more.
+            # The text has grown: the prediction for its new last position is no longer ahead.
             self._base, self._rows = self._base[1:], [row[1:] for row in rows]
             return []
         keys = [last_token, *self._base]
