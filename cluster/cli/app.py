@@ -25,13 +25,9 @@ COMMANDS = {
     "serve": Entry("cluster.cli.serve:serve", "Serve a model over HTTP and gRPC until Ctrl-C."),
     "generate": Entry("cluster.cli.generate:generate", "Generate text for a prompt or a file of prompts."),
     "chat": Entry("cluster.cli.chat.app:chat", "Talk with a model; every token has the colour of who proposed it."),
-    "compare": Entry(
-        "cluster.cli.bench.compare_command:compare",
-        "Compare sets of drafters with each other and with decoding without drafts, interleaved on the same prompts.",
-    ),
     "size": Entry(
         "cluster.cli.size:size",
-        "Whether a target fits on GPUs, how fast it is with and without drafts, and how many draft workers pay.",
+        "Whether a target fits, how fast it is with and without drafts, and how many draft workers pay.",
     ),
     "validate": Entry(
         "cluster.cli.validate:validate",

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from cluster.cli.bench.compare_plot import method_colour, tidy
+from cluster.cli.bench.plot import method_colour, tidy
 
 _WINDOWS = 5  # that do not overlap; so many answers are averaged that a curve has room for these
 _LABEL_GAP = 0.055  # of the height, between the labels of two curves

@@ -1,4 +1,4 @@
-"""What became of the drafts of many rounds: by how deep they were, and by who proposed them. No model in here."""
+"""Acceptance of the drafts of many rounds, by depth and by drafter."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cluster.router.trace import RoundTrace
 
 @dataclass(frozen=True, slots=True)
 class PositionAcceptance:
-    """One draft depth. A round of several sequences counts once for each of them."""
+    """One draft depth. A round counts once for each of its sequences."""
 
     position: int  # 1: right after the committed tokens
-    rounds: int  # that verified a node so deep
-    reached: int  # of these: those whose accepted path is at least as long
+    rounds: int  # that verified a node at this depth
+    reached: int  # of these, those with an accepted path at least as long
     share: float  # reached / rounds
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAcceptance:
-    """The draft nodes of one drafter; as in `RoundTrace`, accepted ones after a stop token do not count."""
+    """Draft nodes of one drafter; accepted ones after a stop token do not count, as in `RoundTrace`."""
 
     proposed: int
     verified: int
@@ -30,16 +30,14 @@ class SourceAcceptance:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    by_position: tuple[PositionAcceptance, ...]  # 1, 2, ... as deep as drafts were verified
+    by_position: tuple[PositionAcceptance, ...]  # from 1 to the greatest verified depth
     by_source: dict[str, SourceAcceptance]
 
 
 class AcceptanceCounter:
-    """Adds up rounds as they come."""
-
     def __init__(self) -> None:
-        self._deepest: Counter[int] = Counter()  # sequences of rounds, by the depth of their deepest node
-        self._accepted_depth: Counter[int] = Counter()  # the same, by the length of their accepted path
+        self._deepest: Counter[int] = Counter()  # sequences by the depth of their deepest node
+        self._accepted_depth: Counter[int] = Counter()  # sequences by the length of their accepted path
         self._proposed: Counter[str] = Counter()
         self._verified: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()

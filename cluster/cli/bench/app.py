@@ -1,22 +1,27 @@
-"""`paceline bench`: how fast, measured beside the alternatives."""
+"""`paceline bench`: speed, measured beside the alternatives."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from actors.drafters.registry import RETRIEVAL, expand_drafters
 from actors.errors import InvalidRequest
 from actors.models.loader import DTYPES
 from cluster.cli.api_key import ApiKeyOption
+from cluster.cli.bench.prompts import read_bench_prompts
 from cluster.cli.engine import (
+    MAX_GAMMA,
     BranchOption,
+    CorpusOption,
     DeviceOption,
     DraftModelOption,
     EagleHeadOption,
@@ -25,13 +30,11 @@ from cluster.cli.engine import (
     ModelOption,
     Quantization,
     QuantizationOption,
+    ThreadsOption,
     split_names,
 )
 from cluster.cli.progress import progress_bars
 from cluster.cli.row_times import parse_row_times
-
-if TYPE_CHECKING:
-    from cluster.cli.bench.prompts import BenchPrompt
 
 PromptsOption = Annotated[
     Path | None,
@@ -43,8 +46,16 @@ PromptsOption = Annotated[
 SpecBenchOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Directory with the question.jsonl of Spec-Bench.")
 ]
+DraftersOption = Annotated[
+    list[str],
+    typer.Option("--drafters", "--drafter", help="Names, comma-separated, as in `paceline generate`; may be repeated."),
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Save everything that was measured.")]
+MaxDraftTokensOption = Annotated[int, typer.Option(min=0, max=256)]
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed: of the engine in one process, or of a running server.")
+
+_PLOT_SUFFIXES = (".png", ".svg")
 
 
 class Speculation(StrEnum):
@@ -57,6 +68,12 @@ class Speculation(StrEnum):
 def local(
     prompts: PromptsOption = None,
     spec_bench: SpecBenchOption = None,
+    compare: bool = typer.Option(
+        False,
+        "--compare",
+        "--no-baselines",
+        help="Measure against decoding without drafts instead of `transformers`, and show acceptance by position.",
+    ),
     rows_per_task: int = typer.Option(None, min=1, help="Rows of each task, evenly spaced; by default all."),
     learn_rows: int = typer.Option(
         0, min=0, help="Other rows of each task that engines with drafters answer beforehand: a warm start."
@@ -64,61 +81,74 @@ def local(
     max_new_tokens: int = typer.Option(128, min=1),
     dtype: str = typer.Option("float32", help=f"Comma-separated: {', '.join(DTYPES)}."),
     batch_size: str = typer.Option("1", help="Comma-separated, such as 1,8."),
-    drafters: list[str] = typer.Option(
-        ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
-    ),
+    drafters: DraftersOption = ["auto"],  # noqa: B006 (typer makes a new list of it)
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "auto",
     eagle_head: EagleHeadOption = "none",
+    corpus: CorpusOption = [],  # noqa: B006
+    gamma: str = typer.Option("4", help="Tokens ahead that the draft model guesses; comma-separated, such as 2,4,8."),
     branch: BranchOption = 2,
-    max_draft_tokens: int = typer.Option(16, min=0, max=256),
+    max_draft_tokens: MaxDraftTokensOption = 16,
+    temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="With --compare; 0: the likeliest token."),
+    seed: int = typer.Option(0, min=0, help="Prompt i is sampled with seed + i."),
     quantization: QuantizationOption = Quantization.none,
     device: DeviceOption = "auto",
     exact: ExactOption = Exact.default,
-    threads: int = typer.Option(None, min=1, help="Torch threads, for every method; by default torch's own choice."),
-    baselines: bool = typer.Option(True, help="Measure `transformers` too; else against the engine without drafts."),
-    json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
+    plot: Path = typer.Option(None, help="With --compare: draw speed and acceptance, a .png or .svg file."),
 ) -> None:
-    """Decoding speed in one process against `transformers` generate, interleaved on the same prompts, greedy."""
+    """Decoding speed in one process against `transformers` generate or, with --compare, against no drafts, interleaved
+    on the same prompts."""
     rows = read_bench_prompts(prompts, spec_bench)
-    dtypes = split_names(dtype)
-    for name in dtypes:
-        if name not in DTYPES:
-            raise InvalidRequest("--dtype", name, f"it must be one of {', '.join(DTYPES)}")
-    sizes = split_names(batch_size)
-    if not all(size.isdecimal() and int(size) >= 1 for size in sizes):
-        raise InvalidRequest("--batch-size", batch_size, "it must hold integers of at least 1, comma-separated")
+    sets = _drafter_sets(drafters)
+    _check_corpora(corpus, sets)
+    dtypes = tuple(_checked_dtype(name) for name in split_names(dtype))
+    batch_sizes, gammas = _integers("--batch-size", batch_size, 1024), _integers("--gamma", gamma, MAX_GAMMA)
     check_writable("--json", json_file)
-    import torch
-
+    if plot is not None:
+        _check_plot(plot, num_cells=len(dtypes) * len(batch_sizes))
+    for option, value in {"--temperature": temperature or None, "--plot": plot}.items():
+        if value is not None and not compare:
+            raise InvalidRequest(option, str(value), "give --compare, too")
     from cluster.cli.bench.local import LocalPlan, run_local
     from cluster.cli.bench.local_report import print_cell, print_heading
+    from cluster.cli.bench.methods import EngineSettings
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    _set_threads(threads)
     plan = LocalPlan(
         prompts=tuple(rows),
-        model=model,
-        draft_model=draft_model,
-        eagle_head=eagle_head,
-        drafters=tuple(split_names(names) for names in drafters),
+        engine=EngineSettings(
+            model=model,
+            draft_model=draft_model,
+            eagle_head=eagle_head,
+            corpora=tuple(map(str, corpus)),
+            branch=branch,
+            max_draft_tokens=max_draft_tokens,
+            quantization=quantization.value,
+            device=device,
+            exact=exact.value,
+            temperature=temperature,
+        ),
+        drafters=sets,
+        gammas=gammas,
         rows_per_task=rows_per_task,
         learn_rows_per_task=learn_rows,
         max_new_tokens=max_new_tokens,
         dtypes=dtypes,
-        batch_sizes=tuple(int(size) for size in sizes),
-        quantization=quantization.value,
-        device=device,
-        exact=exact.value,
-        branch=branch,
-        max_draft_tokens=max_draft_tokens,
-        baselines=baselines,
+        batch_sizes=batch_sizes,
+        compare=compare,
+        seed=seed,
     )
     print_heading(plan, sys.stdout)
     with progress_bars() as progress:
         report = run_local(plan, progress, lambda cell: print_cell(cell, sys.stdout))
     if json_file is not None:
         save_json(json_file, report.as_json())
+    if plot is not None:
+        from cluster.cli.bench.plot import draw_comparison
+
+        draw_comparison(report.cells[0], report.config["model_name"], plot)
 
 
 @app.command()
@@ -136,9 +166,7 @@ def serve(
     temperature: float = typer.Option(0.0, min=0.0, max=2.0),
     seed: int = typer.Option(0, help="Of arrivals; request i is sampled with seed + i."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Every answer has --max-tokens tokens."),
-    goodput: list[str] = typer.Option(
-        [], help="Objective as metric:milliseconds, metric one of ttft, tpot, e2el; give it again for more."
-    ),
+    goodput: list[str] = typer.Option([], help="Objective as ttft|tpot|e2el:milliseconds; may be repeated."),
     num_warmups: int = typer.Option(1, min=0),
     model: str = typer.Option(None, help="By default the first that the server lists."),
     timeout: float = typer.Option(600.0, min=1.0, help="Seconds without a byte after which a request has failed."),
@@ -152,10 +180,10 @@ def serve(
     if not request_rate > 0:
         raise InvalidRequest("--request-rate", request_rate, "it must be above 0, or inf")
     rows = read_bench_prompts(prompts, spec_bench)
-    objectives = dict(_objective(one) for one in goodput)
+    objectives = dict(map(_objective, goodput))
     check_writable("--save-result", save_result)
     from cluster.cli.bench.serve import ServePlan, run_serve
-    from cluster.cli.bench.serve_metrics import format_summary
+    from cluster.cli.bench.serve_metrics import format_report
 
     plan = ServePlan(
         prompts=tuple(rows),
@@ -177,18 +205,7 @@ def serve(
     )
     with progress_bars() as progress:
         report = run_serve(plan, progress)
-    for mode, summary in report.summaries.items():
-        title = "Serving Benchmark Result"
-        if len(report.summaries) > 1:
-            title += f", speculation {mode}"
-        typer.echo(format_summary(summary, title, max_concurrency, request_rate), nl=False)
-    for name, ratio in (
-        ("Output token throughput, speculation on / off:", report.ratio),
-        ("The same, median over pairs of blocks:", report.median_block_ratio),
-        ("Mean TPOT, speculation off / on:", report.tpot_ratio),
-    ):
-        if len(report.summaries) > 1:
-            typer.echo(f"{name:<50} {'-' if ratio is None else format(ratio, '.2f')}")
+    typer.echo(format_report(report.summaries, report.ratios, max_concurrency, request_rate), nl=False)
     if report.num_repeated:
         typer.echo(f"{report.num_repeated} requests repeat a prompt; caches make them faster", err=True)
     if save_result is not None:
@@ -207,55 +224,47 @@ def cache(
     rows_before: int = typer.Option(4, min=1, help="Other rows of each task that have been answered before."),
     max_new_tokens: int = typer.Option(96, min=1),
     dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
-    drafters: list[str] = typer.Option(
-        ["auto"], help="Names, comma-separated, as in `paceline generate`; give it again to compare sets."
-    ),
+    drafters: DraftersOption = ["auto"],  # noqa: B006
     model: ModelOption = "smollm2",
     draft_model: DraftModelOption = "none",
-    max_draft_tokens: int = typer.Option(16, min=0, max=256),
+    max_draft_tokens: MaxDraftTokensOption = 16,
     device: DeviceOption = "auto",
     replica: bool = typer.Option(
-        False, "--replica", help="Ask an engine, too, that has answered those before itself: a warm replica."
+        False, "--replica", help="Also ask an engine that has answered before itself: a warm replica."
     ),
     row_times: str = typer.Option(
-        "", metavar="ROWS:MS,...", help="What forwards take, such as 1:36,8:42,16:61; by default as measured here."
+        "", metavar="ROWS:MS,...", help="Forward times, such as 1:36,8:42,16:61; by default as measured here."
     ),
-    threads: int = typer.Option(None, min=1, help="Torch threads; by default torch's own choice."),
-    json_file: Path = typer.Option(None, "--json", help="Save everything that was measured."),
+    threads: ThreadsOption = None,
+    json_file: JsonOption = None,
 ) -> None:
     """What the shared cache is worth on this machine: warm by cold, on requests of several kinds.
 
-    Requests that have nothing to do with each other are taken from --prompts or --spec-bench, and left out without.
+    Unrelated requests are taken from --prompts or --spec-bench, and left out without.
     """
     has_prompts = prompts is not None or spec_bench is not None
     bench_prompts = read_bench_prompts(prompts, spec_bench) if has_prompts else []
-    if dtype not in DTYPES:
-        raise InvalidRequest("--dtype", dtype, f"it must be one of {', '.join(DTYPES)}")
     check_writable("--json", json_file)
-    import torch
-
-    from cluster.cli.bench.cache import run_cache
-    from cluster.cli.bench.cache_plan import CachePlan
+    row_seconds = parse_row_times(row_times)
+    dtype, sets = _checked_dtype(dtype), _drafter_sets(drafters)
+    from cluster.cli.bench.cache import CachePlan, ScenarioResult, run_cache
     from cluster.cli.bench.cache_report import print_cache_heading, print_row_times, print_scenario
-    from cluster.cli.bench.cache_value import ScenarioResult
+    from cluster.cli.bench.methods import EngineSettings
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    _set_threads(threads)
     plan = CachePlan(
         prompts=tuple(bench_prompts),
-        model=model,
-        draft_model=draft_model,
-        drafters=tuple(split_names(names) for names in drafters),
-        kinds=tuple(split_names(kinds)),
+        engine=EngineSettings(
+            model=model, draft_model=draft_model, max_draft_tokens=max_draft_tokens, dtype=dtype, device=device
+        ),
+        drafters=sets,
+        kinds=split_names(kinds),
         rows=rows,
         rows_per_task=rows_per_task,
         rows_before_per_task=rows_before,
         max_new_tokens=max_new_tokens,
-        max_draft_tokens=max_draft_tokens,
-        dtype=dtype,
-        device=device,
         replica=replica,
-        row_seconds=parse_row_times(row_times),
+        row_seconds=row_seconds,
     )
     print_cache_heading(plan, sys.stdout)
     shown: list[tuple[str, ...]] = []
@@ -271,15 +280,54 @@ def cache(
         save_json(json_file, report.as_json())
 
 
-def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[BenchPrompt]:
-    """Of --prompts or --spec-bench. Raises InvalidRequest unless exactly one is given and can be read."""
-    from cluster.cli.bench.prompts import read_prompts, read_spec_bench
+def _set_threads(threads: int | None) -> None:
+    import torch
 
-    if file is not None and spec_bench is None:
-        return read_prompts(file)
-    if spec_bench is not None and file is None:
-        return read_spec_bench(spec_bench)
-    raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
+    """Distinct sets, in order. Raises InvalidRequest."""
+    sets = [split_names(text) for text in texts]
+    for names, text in zip(sets, texts, strict=True):
+        if not names:
+            raise InvalidRequest("--drafters", text, "it must hold at least one name")
+        expand_drafters(names, field="--drafters")
+    return tuple(dict.fromkeys(sets))
+
+
+def _checked_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise InvalidRequest("--dtype", name, f"it must be one of {', '.join(DTYPES)}")
+    return name
+
+
+def _integers(option: str, text: str, most: int) -> tuple[int, ...]:
+    """Distinct integers from 1 to `most`, comma-separated, in order. Raises InvalidRequest."""
+    parts = split_names(text)
+    # int() refuses thousands of digits.
+    if not parts or not all(part.isdecimal() and len(part) <= 9 and 1 <= int(part) <= most for part in parts):
+        raise InvalidRequest(option, text, f"it must hold integers from 1 to {most}, comma-separated")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> None:
+    for directory in corpora:
+        if not directory.is_dir():
+            raise InvalidRequest("--corpus", str(directory), "there is no such directory")
+        if not any(RETRIEVAL in expand_drafters(names) for names in sets):
+            raise InvalidRequest("--corpus", str(directory), f"--drafters must include {RETRIEVAL} to use it")
+
+
+def _check_plot(plot: Path, num_cells: int) -> None:
+    if plot.suffix.lower() not in _PLOT_SUFFIXES:
+        raise InvalidRequest("--plot", str(plot), f"its name must end in {' or '.join(_PLOT_SUFFIXES)}")
+    if num_cells > 1:
+        raise InvalidRequest("--plot", str(plot), "one picture shows one --dtype and one --batch-size")
+    check_writable("--plot", plot)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidRequest("--plot", str(plot), "it needs matplotlib; install Paceline with the extra [plot]")
 
 
 def _objective(text: str) -> tuple[str, float]:
@@ -297,7 +345,7 @@ def _objective(text: str) -> tuple[str, float]:
 
 
 def check_writable(option: str, file: Path | None) -> None:
-    """Before an hour is spent on what cannot be saved. Raises InvalidRequest."""
+    """Check before an hour of measuring. Raises InvalidRequest."""
     if file is None:
         return
     try:
@@ -313,6 +361,6 @@ def check_writable(option: str, file: Path | None) -> None:
 
 
 def save_json(file: Path, data: dict[str, Any]) -> None:
-    """With the date."""
+    """Write `data` with the date."""
     date = datetime.now().strftime("%Y%m%d-%H%M%S")
     file.write_text(json.dumps({"date": date, **data}, indent=1) + "\n", encoding="utf-8")

@@ -1,13 +1,22 @@
-"""Requests that a shared cache should help with, made up for `paceline bench cache`."""
+"""The kinds of requests of `paceline bench cache`, made up: what a shared cache should help with, and what may harm."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from actors.errors import InvalidRequest
 from cluster.cli.bench.prompts import BenchPrompt
 
-REPEATED, TEMPLATED, EDITS = "repeated", "templated", "edits"
+REPEATED, TEMPLATED, EDITS, UNRELATED = "repeated", "templated", "edits", "unrelated"
+OTHER_TOPIC, STALE, RANDOM, HOSTILE = "other-topic", "stale", "random", "hostile"
+KINDS = (REPEATED, TEMPLATED, EDITS, UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE)
+
+# The cache holds answers to `Scenario.before`; or, under the prompts of `Scenario.asked`, their answers with every
+# fourth token changed, noise, or other tokens behind every few tokens of their answers.
+Content = Literal["answers", "stale", "random", "hostile"]
 
 _SUBJECTS = ("rainbows", "volcanoes", "bridges", "magnets", "tides", "glaciers", "bees", "clocks", "salt", "deserts")
 _QUESTIONS = ("Explain in a few sentences how {} come about.", "Write a short note for children about {}.")
@@ -23,44 +32,65 @@ _FIELDS = ("width", "height", "weight", "price", "speed", "volume", "amount", "l
 
 
 @dataclass(frozen=True, slots=True)
-class RelatedPrompts:
-    """What others have asked before, and what is asked then."""
+class Scenario:
+    """One kind of requests."""
 
-    name: str
-    before: tuple[BenchPrompt, ...]
+    name: str  # also its namespace
+    content: Content
+    before: tuple[BenchPrompt, ...]  # answered earlier
     asked: tuple[BenchPrompt, ...]
 
 
-def repeated_prompts(count: int) -> RelatedPrompts:
+def make_scenarios(
+    kinds: Sequence[str], count: int, asked: Sequence[BenchPrompt] = (), before: Sequence[BenchPrompt] = ()
+) -> list[Scenario]:
+    """Scenarios of `kinds`, all if there are none, with `count` requests each, in the order of `KINDS`. asked, before:
+    requests of kind `unrelated`. Raises InvalidRequest for an unknown kind, or `unrelated` without requests."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InvalidRequest("kinds", kind, f"it must be one of {', '.join(KINDS)}")
+        if kind == UNRELATED and not asked:
+            raise InvalidRequest("kinds", kind, "it needs a file of prompts")
+    edits = edit_prompts(count)
+    scenarios = [repeated_prompts(count), templated_prompts(count), edits]
+    if asked:
+        scenarios.append(Scenario(UNRELATED, "answers", tuple(before), tuple(asked)))
+    scenarios.append(Scenario(OTHER_TOPIC, "answers", edits.before, story_prompts(OTHER_TOPIC, count, 3)))
+    scenarios.append(Scenario(STALE, "stale", (), story_prompts(STALE, count, 1)))
+    scenarios.append(Scenario(RANDOM, "random", (), story_prompts(RANDOM, count, 2)))
+    scenarios.append(Scenario(HOSTILE, "hostile", (), story_prompts(HOSTILE, count, 4)))
+    return [scenario for scenario in scenarios if scenario.name in (kinds or KINDS)]
+
+
+def repeated_prompts(count: int) -> Scenario:
     """The same requests, word by word."""
     texts = [
         _QUESTIONS[row // len(_SUBJECTS) % len(_QUESTIONS)].format(_SUBJECTS[row % len(_SUBJECTS)])
         + (f" Edition {row}." if row >= len(_QUESTIONS) * len(_SUBJECTS) else "")
         for row in range(count)
     ]
-    return RelatedPrompts(REPEATED, _said(REPEATED, "before", texts), _said(REPEATED, "asked", texts))
+    return _scenario(REPEATED, texts, texts)
 
 
-def templated_prompts(count: int, before: int = 3, seed: int = 0) -> RelatedPrompts:
+def templated_prompts(count: int, before: int = 3, seed: int = 0) -> Scenario:
     """A request of each template with names and numbers in it, after `before` others of the same template."""
     random_ = random.Random(seed)
     known: list[str] = []
     asked: list[str] = []
     for row in range(count):
         template = _TEMPLATES[row % len(_TEMPLATES)]
-        names = random_.sample(_NAMES, before + 1)
-        things = random_.sample(_THINGS, before + 1)
+        names, things = random_.sample(_NAMES, before + 1), random_.sample(_THINGS, before + 1)
         texts = [
             template.format(name=name, thing=thing, number=random_.randint(1000, 9999), days=random_.randint(2, 30))
             for name, thing in zip(names, things, strict=True)
         ]
         known += texts[:-1]
         asked.append(texts[-1])
-    return RelatedPrompts(TEMPLATED, _said(TEMPLATED, "before", known), _said(TEMPLATED, "asked", asked))
+    return _scenario(TEMPLATED, known, asked)
 
 
-def edit_prompts(count: int, seed: int = 0) -> RelatedPrompts:
-    """An edit of a program that is given in the prompt, after another edit of the same program."""
+def edit_prompts(count: int, seed: int = 0) -> Scenario:
+    """An edit of a program in the prompt, after another edit of the same program."""
     random_ = random.Random(seed)
     known: list[str] = []
     asked: list[str] = []
@@ -72,7 +102,7 @@ def edit_prompts(count: int, seed: int = 0) -> RelatedPrompts:
                 f"Here is a Python program:\n\n```python\n{program}```\n\n"
                 f"Rename `{field}` to `{field}_{suffix}` everywhere. Write the whole program again, nothing else."
             )
-    return RelatedPrompts(EDITS, _said(EDITS, "before", known), _said(EDITS, "asked", asked))
+    return _scenario(EDITS, known, asked)
 
 
 def story_prompts(task: str, count: int, seed: int) -> tuple[BenchPrompt, ...]:
@@ -93,6 +123,10 @@ def _program(name: str, fields: list[str]) -> str:
     for field in fields[:2]:
         lines += ["", f"    def double_{field}(self):", f"        return 2 * self.{field}"]
     return "\n".join(lines) + "\n"
+
+
+def _scenario(name: str, before: list[str], asked: list[str]) -> Scenario:
+    return Scenario(name, "answers", _said(name, "before", before), _said(name, "asked", asked))
 
 
 def _said(task: str, when: str, texts: list[str]) -> tuple[BenchPrompt, ...]:

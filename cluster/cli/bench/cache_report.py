@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from actors.drafters.registry import CACHE, SOFT_NGRAM
-from cluster.cli.bench.cache import CacheReport
-from cluster.cli.bench.cache_plan import CachePlan
-from cluster.cli.bench.cache_value import ScenarioResult
+from cluster.cli.bench.cache import CachePlan, CacheReport, ScenarioResult
 from cluster.cli.bench.local_report import show_ratio
-from cluster.cli.bench.machine import describe_machine, describe_versions
+from cluster.cli.bench.machine import print_machine
 
 _MAX_SHOWN_DIFFERENCES = 5
 _COLUMNS = (
@@ -20,14 +18,13 @@ _COLUMNS = (
 
 
 def print_cache_heading(plan: CachePlan, out: TextIO) -> None:
-    """Where it runs, with what, and what is compared."""
-    machine, versions = describe_machine(), describe_versions()
-    print("machine   " + ", ".join(f"{key} {value}" for key, value in machine.items()), file=out)
-    print("versions  " + ", ".join(f"{key} {value}" for key, value in versions.items()), file=out)
+    """Machine, versions and settings."""
+    print_machine(out)
+    engine = plan.engine
     print(
-        f"config    model {plan.model}, draft model {plan.draft_model}, "
-        f"{plan.dtype}, batch 1, greedy, {plan.max_new_tokens} new tokens at most, "
-        f"{plan.max_draft_tokens} draft tokens at most",
+        f"config    model {engine.model}, draft model {engine.draft_model}, "
+        f"{engine.dtype}, batch 1, greedy, {plan.max_new_tokens} new tokens at most, "
+        f"{engine.max_draft_tokens} draft tokens at most",
         file=out,
     )
     print(
@@ -39,7 +36,7 @@ def print_cache_heading(plan: CachePlan, out: TextIO) -> None:
 
 
 def print_scenario(result: ScenarioResult, is_first: bool, out: TextIO) -> None:
-    """What the cache is worth for one kind of requests; x is warm by cold. is_first: of its set of drafters."""
+    """A row of the table; x is warm by cold. is_first: the first of its set of drafters, so the header comes before."""
     if is_first:
         print(f"worth with drafters {','.join(result.drafters)}", file=out)
         print(_line([name for name, _ in _COLUMNS]), file=out)

@@ -1,8 +1,7 @@
-"""`paceline bench local`: decoding speed in one process, against `transformers` on the same prompts.
+"""`paceline bench local`: decoding speed in one process, against `transformers` or against the engine without drafts.
 
 All methods answer a block of prompts before the next block begins, and take turns at going first, so that noise of the
-machine falls on all of them. Times are wall times from prompt token ids to answer, prefill included. Of prompts with
-several turns the first is answered.
+machine falls on all of them. Times are wall times from prompt token ids to answers, prefill included.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -30,6 +29,7 @@ from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
 from actors.options import Quantization
 from actors.training.drafter_build import resolve_draft_model
+from cluster.cli.bench.acceptance import Acceptance, AcceptanceCounter
 from cluster.cli.bench.machine import describe_machine, describe_versions
 from cluster.cli.bench.methods import EngineMethod, EngineSettings, GenerateMethod, Method, create_engines, logit_gap
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks, pick_rows, tasks_of
@@ -44,13 +44,6 @@ from cluster.cli.bench.speed import (
 )
 from cluster.config import paceline_home
 
-GENERATE = "generate"
-PROMPT_LOOKUP = "generate + prompt lookup"
-ASSISTED = "generate + assistant model"
-NO_DRAFTS = "paceline: none"
-
-M = TypeVar("M", bound=Method)
-
 _PROMPT_LOOKUP_TOKENS = 10
 _WARM_UP_TOKENS = 32
 _WARM_UP_TEXTS = ("Count from one to twenty.", "Say it ten times: one two three. One two three. One two three. One")
@@ -61,30 +54,28 @@ class LocalPlan:
     """What to measure."""
 
     prompts: tuple[BenchPrompt, ...]
-    model: str = "smollm2"
-    draft_model: str = "auto"
-    eagle_head: str = "none"
+    engine: EngineSettings = field(default_factory=EngineSettings)  # dtype and batch size are those of each cell
     drafters: tuple[tuple[str, ...], ...] = (("auto",),)  # an engine for each set, beside the one without drafts
+    gammas: tuple[int, ...] = (4,)  # an engine with a draft model for each
     rows_per_task: int | None = None  # None: all
-    learn_rows_per_task: int = 0  # other rows that engines with drafters answer beforehand, so that they start warm
+    learn_rows_per_task: int = 0  # other rows that engines with drafters answer first, so that they start warm
     max_new_tokens: int = 128
     dtypes: tuple[str, ...] = ("float32",)
     batch_sizes: tuple[int, ...] = (1,)
-    quantization: Quantization = "none"  # of the engines; `transformers` keeps the dtype
-    device: str = "auto"
-    exact: Literal["default", "bitwise"] = "default"
-    branch: int = 2
-    max_draft_tokens: int = 16
-    baselines: bool = True  # False: `transformers` is left out, and the engine without drafts is the reference
+    compare: bool = False  # the engine without drafts is the reference, `transformers` is left out, acceptance is noted
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MethodResult:
     name: str
-    drafters: tuple[str, ...] | None  # None: not an engine of ours
+    drafters: tuple[str, ...] | None  # None: not a Paceline engine
     overall: Speed
     tasks: dict[str, Speed]
     equality: Equality | None  # None: it is the reference
+    gamma: int | None = None  # of its draft model
+    rows_per_token: float | None = None  # computed by the target, prompts excluded; None here and below: not compared
+    acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,72 +104,66 @@ class LocalReport:
 def run_local(
     plan: LocalPlan, progress: Progress = silent, on_cell: Callable[[CellResult], None] = lambda cell: None
 ) -> LocalReport:
-    """Measure every dtype at every batch size; `on_cell` hears of each as it is done.
+    """Measure every dtype at every batch size; `on_cell` is called with each as it is done.
 
     Raises InvalidRequest for prompts that the model has no room for, ModelError for models that cannot be used.
     """
-    source = resolve_model(plan.model, paceline_home(), progress)
+    source = resolve_model(plan.engine.model, paceline_home(), progress)
     info, tokenizer = read_model_info(source), load_tokenizer(source)
     rows, others = pick_rows(plan.prompts, plan.rows_per_task)
     learn_rows = pick_rows(others, plan.learn_rows_per_task)[0] if plan.learn_rows_per_task else []
     token_ids = {row.name: encode_prompt(row, tokenizer) for row in (*rows, *learn_rows)}
-    longest = check_room(token_ids, info, plan.max_new_tokens)
+    longest = check_room(token_ids, info, plan.max_new_tokens) + plan.max_new_tokens
     machine, cells = describe_machine(), []
     for dtype in plan.dtypes:
-        reference_model = assistant = None
-        if plan.baselines:
-            refuse_encoder(source, "--baselines")
-            reference_model = load_model(source, dtype, choose_device(plan.device))
-            assistant = _load_assistant(plan, source, dtype, progress)
+        model, baselines = (None, []) if plan.compare else _baselines(plan.engine, source, dtype, progress)
         for batch_size in plan.batch_sizes:
-            methods: list[Method] = []
-            if reference_model is not None:
-                methods.append(GenerateMethod(GENERATE, reference_model, tokenizer, info.eos_token_ids))
-                methods.append(
-                    GenerateMethod(PROMPT_LOOKUP, reference_model, tokenizer, info.eos_token_ids, _PROMPT_LOOKUP_TOKENS)
-                )
-                if assistant is not None:
-                    methods.append(
-                        GenerateMethod(ASSISTED, reference_model, tokenizer, info.eos_token_ids, assistant=assistant)
-                    )
-            settings = EngineSettings(
-                model=plan.model,
-                draft_model=plan.draft_model,
-                dtype=dtype,
-                device=plan.device,
-                exact=plan.exact,
-                batch_size=batch_size,
-                max_draft_tokens=plan.max_draft_tokens,
-                branch=plan.branch,
-                eagle_head=plan.eagle_head,
-                quantization=plan.quantization,
-            )
-            methods += create_engines(settings, plan.drafters, longest + plan.max_new_tokens, "paceline: ")
+            settings = replace(plan.engine, dtype=dtype, batch_size=batch_size)
+            prefix = "" if plan.compare else "paceline: "
+            engines = create_engines(settings, plan.drafters, longest, prefix=prefix, gammas=plan.gammas)
+            methods: list[Method] = [*baselines, *engines]
             warm_up(methods, tokenizer, batch_size, plan.max_new_tokens)
-            _learn(methods, learn_rows, token_ids, plan.max_new_tokens)
-            blocks = make_blocks(rows, batch_size)
-            stage = f"{dtype}, batch {batch_size}"
-            timed = run_blocks(methods, blocks, token_ids, plan.max_new_tokens, stage, progress)
-            cells.append(_summarise(dtype, batch_size, methods, timed, token_ids, reference_model))
+            for engine in engines:
+                if learn_rows and engine.drafter_names:
+                    engine.answer([token_ids[row.name] for row in learn_rows], plan.max_new_tokens)
+            counters = {engine.name: AcceptanceCounter() for engine in engines} if plan.compare else {}
+            for engine in engines:
+                engine.on_round = counters[engine.name].add if plan.compare else None
+            blocks = run_blocks(methods, rows, token_ids, plan, batch_size, progress)
+            acceptance = {name: counter.result() for name, counter in counters.items()}
+            results = [_summarise(one, methods[0].name, blocks, acceptance, token_ids, model) for one in methods]
+            partial = sum(len(block.prompts) < batch_size for block in blocks if block.method == methods[0].name)
+            cells.append(CellResult(dtype, batch_size, methods[0].name, partial, results, blocks))
             on_cell(cells[-1])
-            del methods  # their caches and weights make room for the next ones
+            del methods, engines, engine  # their caches and weights make room for the next ones
             gc.collect()
-    config = {key: value for key, value in asdict(plan).items() if key != "prompts"}
+    config = {key: value for key, value in asdict(plan).items() if key not in ("prompts", "engine")}
+    config |= {**asdict(plan.engine), "model_name": info.name, "weights": info.weights_fingerprint}
     config["num_prompts"] = {task: sum(row.task == task for row in rows) for task in tasks_of(rows)}
     config["num_learn_prompts"] = len(learn_rows)
-    config["weights"] = info.weights_fingerprint
     return LocalReport(machine, describe_versions(), config, cells)
 
 
-def _load_assistant(plan: LocalPlan, source: ModelSource, dtype: str, progress: Progress) -> PreTrainedModel | None:
-    """The draft model as `generate` takes one; None where there is none, or where it has a vocabulary of its own."""
-    draft_source = resolve_draft_model(plan.draft_model, source, paceline_home(), progress)
-    if draft_source is None or has_own_vocabulary(draft_source, source):
-        return None
-    refuse_encoder(draft_source, "--baselines")
-    model = load_model(draft_source, dtype, choose_device(plan.device))
-    silence_unmapped_tokens(model, draft_source)
-    return model
+def _baselines(
+    settings: EngineSettings, source: ModelSource, dtype: str, progress: Progress
+) -> tuple[PreTrainedModel, list[Method]]:
+    """The target as `transformers` loads it, and the ways in which its `generate` decodes; assisted decoding only with
+    a draft model that has the target's vocabulary."""
+    refuse_encoder(source, "--baselines")
+    device = choose_device(settings.device)
+    model = load_model(source, dtype, device)
+    tokenizer, eos = load_tokenizer(source), read_model_info(source).eos_token_ids
+    methods: list[Method] = [
+        GenerateMethod("generate", model, tokenizer, eos),
+        GenerateMethod("generate + prompt lookup", model, tokenizer, eos, prompt_lookup_tokens=_PROMPT_LOOKUP_TOKENS),
+    ]
+    draft_source = resolve_draft_model(settings.draft_model, source, paceline_home(), progress)
+    if draft_source is not None and not has_own_vocabulary(draft_source, source):
+        refuse_encoder(draft_source, "--baselines")
+        assistant = load_model(draft_source, dtype, device)
+        silence_unmapped_tokens(assistant, draft_source)
+        methods.append(GenerateMethod("generate + assistant model", model, tokenizer, eos, assistant=assistant))
+    return model, methods
 
 
 def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:
@@ -198,98 +183,74 @@ def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:
 
 def run_blocks(
     methods: Sequence[Method],
-    blocks: Sequence[Sequence[BenchPrompt]],
+    rows: Sequence[BenchPrompt],
     token_ids: dict[str, list[int]],
-    max_new_tokens: int,
-    stage: str = "",
+    plan: LocalPlan,
+    batch_size: int = 1,
     progress: Progress = silent,
 ) -> list[TimedBlock]:
-    """Every method on every block, block by block; the method that goes first changes with each block."""
-
-    def ask(method: Method, block: Sequence[BenchPrompt]) -> list[TimedBlock]:
-        prompts = [token_ids[row.name] for row in block]
-        started = time.perf_counter()
-        answers = method.answer(prompts, max_new_tokens)
-        seconds = time.perf_counter() - started
-        return [TimedBlock(method.name, block[0].task, tuple(row.name for row in block), seconds, tuple(answers))]
-
-    return interleave(methods, blocks, ask, stage, progress)
-
-
-def interleave(
-    methods: Sequence[M],
-    blocks: Sequence[Sequence[BenchPrompt]],
-    ask: Callable[[M, Sequence[BenchPrompt]], list[TimedBlock]],
-    stage: str = "",
-    progress: Progress = silent,
-) -> list[TimedBlock]:
-    """What `ask` returns for every method and block, block by block; who goes first changes with each block."""
-    timed: list[TimedBlock] = []
+    """Every method on every block of rows; the method that goes first changes with each block. Row i is sampled with
+    the plan's seed plus i."""
+    seeds = {row.name: plan.seed + index for index, row in enumerate(rows)}
+    blocks, timed = make_blocks(rows, batch_size), []
     for index, block in enumerate(blocks):
-        progress(stage, index, len(blocks))
+        progress("measuring", index, len(blocks))
+        names, prompts = tuple(row.name for row in block), [token_ids[row.name] for row in block]
+        predictions = [row.prediction for row in block]
         first = index % len(methods)
         for method in (*methods[first:], *methods[:first]):
-            timed += ask(method, block)
-    progress(stage, len(blocks), len(blocks))
+            started = time.perf_counter()
+            answers = method.answer(prompts, plan.max_new_tokens, seeds[names[0]], predictions)
+            seconds = time.perf_counter() - started
+            timed.append(TimedBlock(method.name, block[0].task, names, seconds, tuple(answers)))
+    progress("measuring", len(blocks), len(blocks))
     return timed
 
 
 def warm_up(methods: Sequence[Method], tokenizer: Any, batch_size: int, max_new_tokens: int) -> None:
-    """Compile, allocate and let step times be learnt, on texts that are no part of the measurement."""
-    prompts = [
-        encode_prompt(BenchPrompt("warm-up", "warm-up", ({"role": "user", "content": text},)), tokenizer)
-        for text in _WARM_UP_TEXTS
-    ]
+    """Compile, allocate and learn step times on texts that are not measured."""
     for method in methods:
-        for prompt in prompts:
+        for text in _WARM_UP_TEXTS:
+            prompt = encode_prompt(BenchPrompt("warm-up", "", ({"role": "user", "content": text},)), tokenizer)
             method.answer([prompt] * batch_size, min(max_new_tokens, _WARM_UP_TOKENS))
 
 
-def _learn(
-    methods: Sequence[Method], rows: Sequence[BenchPrompt], token_ids: dict[str, list[int]], max_new_tokens: int
-) -> None:
-    for method in methods:
-        if rows and isinstance(method, EngineMethod) and method.drafter_names:
-            method.answer([token_ids[row.name] for row in rows], max_new_tokens)
-
-
 def _summarise(
-    dtype: str,
-    batch_size: int,
-    methods: Sequence[Method],
-    blocks: list[TimedBlock],
+    method: Method,
+    reference: str,
+    blocks: Sequence[TimedBlock],
+    acceptance: dict[str, Acceptance],
     token_ids: dict[str, list[int]],
-    reference_model: PreTrainedModel | None,
-) -> CellResult:
-    reference = methods[0].name
-    results = []
-    for method in methods:
-        tasks = list(dict.fromkeys(block.task for block in blocks))
-        results.append(
-            MethodResult(
-                name=method.name,
-                drafters=method.drafter_names if isinstance(method, EngineMethod) else None,
-                overall=measure_speed(blocks, method.name, reference),
-                tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
-                equality=(
-                    None
-                    if method is methods[0]
-                    else compare_answers(blocks, method.name, reference, token_ids, reference_model)
-                ),
-            )
-        )
-    partial = sum(len(block.prompts) < batch_size for block in blocks if block.method == reference)
-    return CellResult(dtype, batch_size, reference, partial, results, blocks)
+    model: PreTrainedModel | None,
+) -> MethodResult:
+    tasks = dict.fromkeys(block.task for block in blocks)
+    engine, rows_per_token = method if isinstance(method, EngineMethod) else None, None
+    if method.name in acceptance:
+        answers = answers_by_prompt(blocks, method.name).values()
+        num_tokens = sum(len(answer.token_ids) for answer in answers)
+        rows_per_token = sum(answer.rounds + answer.draft_tokens for answer in answers) / max(1, num_tokens)
+    is_reference = method.name == reference
+    return MethodResult(
+        name=method.name,
+        drafters=engine.drafter_names if engine else None,
+        overall=measure_speed(blocks, method.name, reference),
+        tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
+        equality=None if is_reference else compare_answers(blocks, method.name, reference, token_ids, model),
+        gamma=engine.gamma if engine else None,
+        rows_per_token=rows_per_token,
+        acceptance=acceptance.get(method.name),
+    )
 
 
 def compare_answers(
     blocks: Sequence[TimedBlock],
     method: str,
     reference: str,
-    token_ids: dict[str, list[int]],
-    reference_model: PreTrainedModel | None,
+    token_ids: dict[str, list[int]] | None = None,
+    model: PreTrainedModel | None = None,
 ) -> Equality:
-    """`token_ids`: of the prompts, by name. With the reference's model, logit gaps are computed where answers part."""
+    """Where answers leave the reference's; with the reference's model and the prompts' token ids by name, the model's
+    logit gap there."""
     expected, found = answers_by_prompt(blocks, reference), answers_by_prompt(blocks, method)
     differences = []
     for prompt, answer in expected.items():
@@ -298,23 +259,23 @@ def compare_answers(
         if position is None:
             continue
         gap = None
-        if reference_model is not None:
-            gap = logit_gap(reference_model, [*token_ids[prompt], *wanted[:position]])
+        if model is not None and token_ids is not None:
+            gap = logit_gap(model, [*token_ids[prompt], *wanted[:position]])
         one, other = (tokens[position] if position < len(tokens) else None for tokens in (wanted, got))
         differences.append(Difference(prompt, position, one, other, gap))
     return Equality(len(expected), tuple(differences))
 
 
 def check_room(token_ids: dict[str, list[int]], info: ModelInfo, max_new_tokens: int) -> int:
-    """Tokens of the longest prompt. Raises InvalidRequest for one that the model has no room for with its answer."""
+    """Tokens of the longest prompt. Raises InvalidRequest for one that does not fit with its answer."""
     for name, tokens in token_ids.items():
+        limit = ""
         if len(tokens) + max_new_tokens > info.max_model_len:
             limit = f"with {max_new_tokens} new ones the model has room for {info.max_model_len}"
+        elif info.max_side_len is not None and max(len(tokens), max_new_tokens) > info.max_side_len:
+            limit = f"with {max_new_tokens} new ones: the model takes and writes at most {info.max_side_len}"
+        elif not tokens or max(tokens) >= info.vocab_size:
+            limit = f"needs 1 or more below {info.vocab_size}"
+        if limit:
             raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", limit)
-        side = info.max_side_len
-        if side is not None and max(len(tokens), max_new_tokens) > side:
-            limit = f"with {max_new_tokens} new ones: the model takes and writes at most {side}"
-            raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", limit)
-        if not tokens or max(tokens) >= info.vocab_size:
-            raise InvalidRequest(f"prompt {name}", f"{len(tokens)} tokens", f"needs 1 or more below {info.vocab_size}")
-    return max(len(tokens) for tokens in token_ids.values())
+    return max(map(len, token_ids.values()))

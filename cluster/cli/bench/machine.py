@@ -1,4 +1,4 @@
-"""What a measurement ran on, to be printed beside it."""
+"""The machine and the versions of a measurement, printed beside it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -37,6 +38,11 @@ def describe_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:  # a checkout that was never installed
             versions[package] = "unknown"
     return versions
+
+
+def print_machine(out: TextIO) -> None:
+    print("machine   " + ", ".join(f"{key} {value}" for key, value in describe_machine().items()), file=out)
+    print("versions  " + ", ".join(f"{key} {value}" for key, value in describe_versions().items()), file=out)
 
 
 def _cpu_model() -> str:

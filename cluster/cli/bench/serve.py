@@ -75,6 +75,17 @@ class ServeReport:
     num_repeated: int  # requests whose prompt had been sent before
 
     @property
+    def ratios(self) -> dict[str, float | None]:
+        """What is printed where both modes were measured."""
+        if len(self.summaries) < 2:
+            return {}
+        return {
+            "Output token throughput, speculation on / off:": self.ratio,
+            "The same, median over pairs of blocks:": self.median_block_ratio,
+            "Mean TPOT, speculation off / on:": self.tpot_ratio,
+        }
+
+    @property
     def ratio(self) -> float | None:
         """Output throughput with speculation over without; None unless both were measured."""
         if len(self.summaries) < 2 or not self.summaries["off"].output_throughput:

@@ -174,24 +174,38 @@ def peak_concurrency(records: Sequence[RequestRecord]) -> int:
     return peak
 
 
+def format_report(
+    summaries: Mapping[Any, LoadSummary],
+    ratios: Mapping[str, float | None],
+    max_concurrency: int | None,
+    request_rate: float,
+) -> str:
+    """A block for each mode of speculation, then the ratios between them."""
+    text = ""
+    for mode, summary in summaries.items():
+        title = "Serving Benchmark Result" + (f", speculation {mode}" if len(summaries) > 1 else "")
+        text += format_summary(summary, title, max_concurrency, request_rate)
+    lines = [f"{name:<50} {'-' if ratio is None else format(ratio, '.2f')}\n" for name, ratio in ratios.items()]
+    return text + "".join(lines)
+
+
 def format_summary(summary: LoadSummary, title: str, max_concurrency: int | None, request_rate: float) -> str:
     """The block that `vllm bench serve` prints."""
-    lines = [f" {title} ".center(_WIDTH, "=")]
-    lines.append(_line("Successful requests:", summary.completed))
-    lines.append(_line("Failed requests:", summary.failed))
-    if max_concurrency is not None:
-        lines.append(_line("Maximum request concurrency:", max_concurrency))
-    if request_rate != float("inf"):
-        lines.append(_line("Request rate configured (RPS):", request_rate))
-    lines.append(_line("Benchmark duration (s):", summary.duration))
-    lines.append(_line("Total input tokens:", summary.total_input_tokens))
-    lines.append(_line("Total generated tokens:", summary.total_output_tokens))
-    lines.append(_line("Request throughput (req/s):", summary.request_throughput))
-    if summary.request_goodput is not None:
-        lines.append(_line("Request goodput (req/s):", summary.request_goodput))
-    lines.append(_line("Output token throughput (tok/s):", summary.output_throughput))
-    lines.append(_line("Peak concurrent requests:", summary.peak_concurrent_requests))
-    lines.append(_line("Total token throughput (tok/s):", summary.total_token_throughput))
+    values: dict[str, int | float | None] = {
+        "Successful requests:": summary.completed,
+        "Failed requests:": summary.failed,
+        "Maximum request concurrency:": max_concurrency,
+        "Request rate configured (RPS):": None if request_rate == float("inf") else request_rate,
+        "Benchmark duration (s):": summary.duration,
+        "Total input tokens:": summary.total_input_tokens,
+        "Total generated tokens:": summary.total_output_tokens,
+        "Request throughput (req/s):": summary.request_throughput,
+        "Request goodput (req/s):": summary.request_goodput,
+        "Output token throughput (tok/s):": summary.output_throughput,
+        "Peak concurrent requests:": summary.peak_concurrent_requests,
+        "Total token throughput (tok/s):": summary.total_token_throughput,
+    }
+    lines = [f" {title} ".center(_WIDTH, "="), *(_line(name, one) for name, one in values.items() if one is not None)]
     for metric, (name, heading) in METRICS.items():
         latency = summary.latencies[metric]
         lines.append(heading.center(_WIDTH, "-"))
@@ -203,9 +217,7 @@ def format_summary(summary: LoadSummary, title: str, max_concurrency: int | None
         lines.append(_line("Tokens per round:", summary.total_output_tokens / summary.rounds))
         lines.append(_line("Draft tokens:", summary.draft_tokens))
         lines.append(_line("Accepted tokens:", summary.accepted_tokens))
-    lines.append("=" * _WIDTH)
-    for error, count in summary.errors.items():
-        lines.append(f"{count} x {error}")
+    lines += ["=" * _WIDTH, *(f"{count} x {error}" for error, count in summary.errors.items())]
     return "\n".join(lines) + "\n"
 
 

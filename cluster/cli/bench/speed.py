@@ -1,6 +1,4 @@
-"""The arithmetic of `paceline bench local` and `paceline compare`: speeds, ratios and whether the answers
-are the same. No model in here.
-"""
+"""The arithmetic of `paceline bench local` and `bench cache`: speeds, ratios and whether answers are the same."""
 
 from __future__ import annotations
 

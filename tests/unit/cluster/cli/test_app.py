@@ -19,7 +19,7 @@ from cluster.cli import app as commands
 from cluster.cli import serve
 from cluster.errors import ConfigError
 
-COMMANDS = ["serve", "generate", "chat", "compare", "model", "drafter", "corpus", "bench", "size", "version"]
+COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", "size", "version"]
 
 
 @pytest.fixture
@@ -368,9 +368,9 @@ def prompts_file(tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--drafter", "suffix", "--drafter", "suffix,sufix"], "--drafter is 'sufix'; known drafters are auto, "),
-        (["--drafter", ","], "--drafter is ','; it must hold at least one name"),
-        (["--drafter", "none,suffix"], "--drafter is ('none', 'suffix'); none excludes every other drafter"),
+        (["--drafter", "suffix", "--drafter", "suffix,sufix"], "--drafters is 'sufix'; known drafters are auto, "),
+        (["--drafter", ","], "--drafters is ','; it must hold at least one name"),
+        (["--drafter", "none,suffix"], "--drafters is ('none', 'suffix'); none excludes every other drafter"),
         (["--spec-bench", "."], "give either --prompts or --spec-bench"),
         (["--json", "/absent/out.json"], "--json is '/absent/out.json'; its directory must exist"),
         (["--plot", "/absent/out.png"], "--plot is '/absent/out.png'; its directory must exist"),
@@ -381,23 +381,28 @@ def prompts_file(tmp_path):
         (["--json", "/proc/out.json"], "--json is '/proc/out.json'; it cannot be written: "),
         (["--plot", "x" * 300 + ".png"], "it cannot be written: "),
         (["--corpus", "/absent"], "--corpus is '/absent'; there is no such directory"),
-        (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; a --drafter must include retrieval to use it"),
-        (["--temperature", "3"], "--temperature is 3.0; it should be less than or equal to 2"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it should be greater than or equal to 1"),
+        (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; --drafters must include retrieval to use it"),
+        (["--plot", "out.svg", "--batch-size", "1,8"], "one picture shows one --dtype and one --batch-size"),
     ],
 )
 def test_what_is_wrong_with_a_comparison_is_said_before_a_model_is_looked_for(refuse, prompts_file, options, expected):
-    assert expected in refuse("compare", "--model", "/no/such/model", "--prompts", prompts_file, *options)
+    assert expected in refuse(
+        "bench", "local", "--compare", "--model", "/no/such/model", "--prompts", prompts_file, *options
+    )
 
 
 def test_questions_that_cannot_be_read_are_named(refuse, tmp_path):
-    assert "--spec-bench is '/absent/question.jsonl'; it cannot be read" in refuse("compare", "--spec-bench", "/absent")
-    assert "prompts.jsonl'; it cannot be read" in refuse("compare", "--prompts", tmp_path / "prompts.jsonl")
+    assert "--spec-bench is '/absent/question.jsonl'; it cannot be read" in refuse(
+        "bench", "local", "--spec-bench", "/absent"
+    )
+    assert "prompts.jsonl'; it cannot be read" in refuse(
+        "bench", "local", "--compare", "--prompts", tmp_path / "prompts.jsonl"
+    )
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(refuse, prompts_file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not there
-    line = refuse("compare", "--prompts", prompts_file, "--plot", tmp_path / "out.png")
+    line = refuse("bench", "local", "--compare", "--prompts", prompts_file, "--plot", tmp_path / "out.png")
     assert line.endswith("it needs matplotlib; install Paceline with the extra [plot]")
 
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from actors.errors import InvalidRequest
 from actors.models.toy import save_tiny_model
 from cluster.cli.bench.app import app
-from cluster.cli.bench.cache import run_cache
-from cluster.cli.bench.cache_plan import CachePlan, make_scenarios
-from cluster.cli.bench.cache_prompts import edit_prompts, repeated_prompts, templated_prompts
+from cluster.cli.bench.cache import CachePlan, run_cache
+from cluster.cli.bench.cache_prompts import edit_prompts, make_scenarios, repeated_prompts, templated_prompts
+from cluster.cli.bench.methods import EngineSettings
 from cluster.cli.bench.prompts import BenchPrompt
 
 KINDS = ["repeated", "templated", "edits", "unrelated", "other-topic", "stale", "random", "hostile"]
@@ -34,7 +34,7 @@ def report(directory):
     report = run_cache(
         CachePlan(
             rows,
-            model=str(directory),
+            EngineSettings(model=str(directory), draft_model="none"),
             drafters=SETS,
             replica=True,
             row_seconds=CHEAP,
@@ -42,7 +42,6 @@ def report(directory):
             rows_per_task=1,
             rows_before_per_task=2,
             max_new_tokens=12,
-            batch_size=2,
         ),
         on_result=shown.append,
     )
@@ -73,19 +72,19 @@ def test_prompts_differ_from_those_before_as_much_as_their_kind_says():
 
 
 def test_without_a_prompts_file_there_are_no_unrelated_requests():
-    assert [one.name for one in make_scenarios(CachePlan())] == [kind for kind in KINDS if kind != "unrelated"]
+    assert [one.name for one in make_scenarios((), 4)] == [kind for kind in KINDS if kind != "unrelated"]
 
 
 def test_kinds_of_requests_are_chosen_by_name():
-    assert [one.name for one in make_scenarios(CachePlan(kinds=("hostile", "random")))] == ["random", "hostile"]
+    assert [one.name for one in make_scenarios(("hostile", "random"), 4)] == ["random", "hostile"]
     for kind, limit in (("rnadom", "one of repeated, templated"), ("unrelated", "needs a file of prompts")):
         with pytest.raises(InvalidRequest, match=limit):
-            make_scenarios(CachePlan(kinds=(kind,)))
+            make_scenarios((kind,), 4)
 
 
 def test_nothing_that_is_asked_has_been_asked_before_but_for_repeated_requests():
     rows = tuple(BenchPrompt(str(row), "task", ({"role": "user", "content": f"word {row}"},)) for row in range(8))
-    for one in make_scenarios(CachePlan(rows, rows_before_per_task=99))[1:]:
+    for one in make_scenarios((), 4, rows[:2], rows[2:])[1:]:
         assert not {text(row) for row in one.before} & {text(row) for row in one.asked}
 
 

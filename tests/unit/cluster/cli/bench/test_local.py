@@ -62,8 +62,7 @@ def greedy(model, prompt, count):
 def report(directory):
     plan = LocalPlan(
         PROMPTS,
-        model=str(directory),
-        draft_model="none",
+        EngineSettings(model=str(directory), draft_model="none"),
         drafters=(("none",), ("prompt_lookup",), ("prompt_lookup", "suffix")),
         rows_per_task=2,
         learn_rows_per_task=1,
@@ -78,10 +77,7 @@ def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(dire
     settings = EngineSettings(
         model=str(directory),
         draft_model="none",
-        dtype="float32",
         device="cpu",
-        exact="default",
-        batch_size=1,
         max_draft_tokens=8,
         branch=3,
         eagle_head=str(tmp_path),
@@ -101,7 +97,8 @@ def test_a_draft_model_assists_generate_too_unless_its_vocabulary_is_another(dir
     drafts = {"same": save_tiny_model(tmp_path / "same", seed=1), "other": tmp_path / "other"}
     save_tiny_model(drafts["other"], tokenizer=merging_tokenizer())
     for name, wanted in (("same", ["generate + assistant model"]), ("other", [])):
-        plan = LocalPlan(PROMPTS[:1], str(directory), str(drafts[name]), drafters=(("draft_model",),), max_new_tokens=8)
+        engine = EngineSettings(model=str(directory), draft_model=str(drafts[name]))
+        plan = LocalPlan(PROMPTS[:1], engine, drafters=(("draft_model",),), max_new_tokens=8)
         (cell,) = run_local(plan).cells
         assert [method.name for method in cell.methods[2:-2]] == wanted
         assert all(not method.equality.differences for method in cell.methods[1:])
@@ -169,16 +166,17 @@ def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory,
     assert lines[0].startswith("machine   cpu ")
     assert "torch_threads" in lines[0]
     assert "transformers" in lines[1]
-    assert [line.split()[0] for line in lines if line.startswith("paceline")] == ["paceline:"] * 4
-    assert "generate" not in result.stdout.replace("generate its prompts", "")
+    names = ["none", "suffix"] * 2 + ["suffix"] * 2  # speeds, tasks, positions, sources
+    assert [line.split()[0] for line in lines if line.startswith(("none ", "suffix "))] == names
+    assert "generate" not in result.stdout
     cell = json.loads(saved.read_text())["cells"][0]
-    assert cell["reference"] == "paceline: none"
+    assert cell["reference"] == "none"
     assert cell["methods"][1]["equality"] == {"num_compared": 2, "differences": []}
     assert [block["method"] for block in cell["blocks"]] == [
-        "paceline: none",
-        "paceline: suffix",
-        "paceline: suffix",
-        "paceline: none",
+        "none",
+        "suffix",
+        "suffix",
+        "none",
     ]
 
 
@@ -211,7 +209,7 @@ class Recorder:
         self._log = log
         self._answer = answer
 
-    def answer(self, prompts, max_new_tokens):
+    def answer(self, prompts, max_new_tokens, seed=0, predictions=()):
         self._log.append((self.name, [tuple(prompt) for prompt in prompts]))
         return [Answer(self._answer, 3) for _ in prompts]
 
@@ -219,8 +217,8 @@ class Recorder:
 def test_methods_take_turns_at_going_first_and_no_block_begins_before_the_last_is_done():
     log = []
     methods = [Recorder(name, log) for name in "abc"]
-    blocks = [[said(str(index), "t", "")] for index in range(4)]
-    run_blocks(methods, blocks, {str(index): [index] for index in range(4)}, 3)
+    rows = [said(str(index), "t", "") for index in range(4)]
+    run_blocks(methods, rows, {str(index): [index] for index in range(4)}, LocalPlan(()))
     assert "".join(name for name, _ in log) == "abc" + "bca" + "cab" + "abc"
     assert [prompts for _, prompts in log] == [[(index,)] for index in range(4) for _ in range(3)]
 

@@ -1,4 +1,4 @@
-"""The picture of `paceline compare`: how much faster than without drafts, and how far ahead drafts are right."""
+"""The picture of `paceline bench local --compare`: speed relative to no drafts, and acceptance by position."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from cluster.cli.bench.compare import ComparedMethod, CompareReport
+from cluster.cli.bench.local import CellResult, MethodResult
 
-# Okabe and Ito's colours, which colour-blind people can tell apart.
+# Okabe and Ito: colours that colour-blind people can tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-_MIN_ROUNDS = 10  # a share of fewer says little; it is drawn only where there is nothing better
+_MIN_ROUNDS = 10  # a share of fewer is drawn only where there is nothing better
 
 
-def draw_comparison(report: CompareReport, file: Path) -> None:
+def draw_comparison(cell: CellResult, model_name: str, file: Path) -> None:
     """Write a PNG or SVG, as the file's suffix says. Raises OSError."""
-    methods = [method for method in report.methods if method.name != report.reference]
-    tasks = list(report.methods[0].tasks)
+    methods = [method for method in cell.methods if method.name != cell.reference]
+    tasks = list(cell.methods[0].tasks)
     groups = [*tasks, "all"] if len(tasks) > 1 else ["all prompts"]
     speed_width = max(4.0, 1.2 + 0.24 * len(groups) * (len(methods) + 1))
     figure = Figure(figsize=(speed_width + 5.0, 4.6), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     speed, positions = figure.subplots(1, 2, width_ratios=(speed_width, 5.0))
     _draw_speed(speed, methods, tasks, groups)
     _draw_positions(positions, methods)
-    config, num_answers = report.config, report.methods[0].overall.num_prompts
-    figure.suptitle(
-        f"{config['model_name']}, {config['dtype']}, batch {config['batch_size']}, answers: {num_answers}", fontsize=11
-    )
+    num_answers = cell.methods[0].overall.num_prompts
+    figure.suptitle(f"{model_name}, {cell.dtype}, batch {cell.batch_size}, answers: {num_answers}", fontsize=11)
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
     figure.savefig(file, dpi=150)
 
 
-def _draw_speed(axes: Axes, methods: Sequence[ComparedMethod], tasks: Sequence[str], groups: Sequence[str]) -> None:
+def _draw_speed(axes: Axes, methods: Sequence[MethodResult], tasks: Sequence[str], groups: Sequence[str]) -> None:
     width = min(0.2, 0.8 / max(1, len(methods)))
     for index, method in enumerate(methods):
         speeds = [*(method.tasks[task] for task in tasks), method.overall] if len(groups) > 1 else [method.overall]
@@ -53,9 +51,9 @@ def _draw_speed(axes: Axes, methods: Sequence[ComparedMethod], tasks: Sequence[s
     tidy(axes)
 
 
-def _draw_positions(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
+def _draw_positions(axes: Axes, methods: Sequence[MethodResult]) -> None:
     for index, method in enumerate(methods):
-        positions = method.acceptance.by_position
+        positions = method.acceptance.by_position if method.acceptance is not None else ()
         shown = [one for one in positions if one.rounds >= _MIN_ROUNDS] or positions
         axes.plot(
             [one.position for one in shown],
@@ -74,12 +72,10 @@ def _draw_positions(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
 
 
 def tidy(axes: Axes) -> None:
-    """Only what helps to read values."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
 
 
 def method_colour(index: int) -> str:
-    """Of a set of drafters, by its place among those that are compared."""
     return _COLOURS[index % len(_COLOURS)]

@@ -1,4 +1,4 @@
-"""The picture of `paceline compare`: a file of the form its name says, with every method in it."""
+"""The picture of `paceline bench local --compare`: a file of the form its name says, with every method in it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from actors.models.toy import save_tiny_model
-from cluster.cli.app import app
 from cluster.cli.bench.acceptance import Acceptance, PositionAcceptance
-from cluster.cli.bench.compare import ComparedMethod, CompareReport
-from cluster.cli.bench.compare_plot import draw_comparison
+from cluster.cli.bench.app import app
+from cluster.cli.bench.local import CellResult, MethodResult
+from cluster.cli.bench.plot import draw_comparison
 from cluster.cli.bench.speed import Speed
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)  # of the first and second set of drafters
@@ -33,12 +33,11 @@ def method(name, ratio, tasks, shares=(), rounds=50):
         PositionAcceptance(number, rounds, round(rounds * share), share) for number, share in enumerate(shares, 1)
     ]
     by_task = {task: speed(ratio * (0.8 + 0.1 * index)) for index, task in enumerate(tasks)}
-    return ComparedMethod(name, (), speed(ratio), by_task, None, 10, 2.0, Acceptance(tuple(positions), {}))
+    return MethodResult(name, (), speed(ratio), by_task, None, acceptance=Acceptance(tuple(positions), {}))
 
 
 def report(*methods):
-    config = {"model_name": "tiny", "dtype": "float32", "batch_size": 1}
-    return CompareReport({}, {}, config, methods[0].name, list(methods), [])
+    return CellResult("float32", 1, methods[0].name, 0, list(methods), [])
 
 
 def test_the_command_draws_a_png_or_an_svg_as_the_name_says(tmp_path):
@@ -48,7 +47,9 @@ def test_the_command_draws_a_png_or_an_svg_as_the_name_says(tmp_path):
     for name in ("plot.png", "plot.SVG"):
         options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--max-new-tokens", 8]
         options += ["--drafter", "prompt_lookup", "--plot", tmp_path / name]
-        assert CliRunner().invoke(app, ["compare", *map(str, options)], catch_exceptions=False).exit_code == 0
+        assert (
+            CliRunner().invoke(app, ["local", "--compare", *map(str, options)], catch_exceptions=False).exit_code == 0
+        )
     assert BLUE in colours_of(tmp_path / "plot.png")
     assert ElementTree.parse(tmp_path / "plot.SVG").getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert "#0072b2" in (tmp_path / "plot.SVG").read_text()
@@ -57,8 +58,8 @@ def test_the_command_draws_a_png_or_an_svg_as_the_name_says(tmp_path):
 def test_every_method_has_its_colour_and_the_reference_none(tmp_path):
     tasks = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
     plain, one = method("none", 1.0, tasks), method("suffix", 1.8, tasks, (0.7, 0.5, 0.4))
-    draw_comparison(report(plain, one), tmp_path / "one.png")
-    draw_comparison(report(plain, one, method("auto", 2.1, tasks, (0.8, 0.6))), tmp_path / "two.png")
+    draw_comparison(report(plain, one), "tiny", tmp_path / "one.png")
+    draw_comparison(report(plain, one, method("auto", 2.1, tasks, (0.8, 0.6))), "tiny", tmp_path / "two.png")
     assert BLUE in colours_of(tmp_path / "one.png")
     assert ORANGE not in colours_of(tmp_path / "one.png")
     assert {BLUE, ORANGE} <= colours_of(tmp_path / "two.png")
@@ -68,12 +69,12 @@ def test_every_method_has_its_colour_and_the_reference_none(tmp_path):
 def test_few_rounds_or_none_are_drawn_too(tmp_path, shares):
     """With a speed of 0, so that all colour there is comes from the line."""
     file = tmp_path / "plot.png"
-    draw_comparison(report(method("none", 1.0, ["t"]), method("suffix", 0.0, ["t"], shares, rounds=3)), file)
+    draw_comparison(report(method("none", 1.0, ["t"]), method("suffix", 0.0, ["t"], shares, rounds=3)), "tiny", file)
     without_line = tmp_path / "without.png"
-    draw_comparison(report(method("none", 1.0, ["t"]), method("suffix", 0.0, ["t"])), without_line)
+    draw_comparison(report(method("none", 1.0, ["t"]), method("suffix", 0.0, ["t"])), "tiny", without_line)
     assert (file.read_bytes() != without_line.read_bytes()) == bool(shares)
 
 
 def test_without_any_drafters_there_is_only_the_line_of_plain_decoding(tmp_path):
-    draw_comparison(report(method("none", 1.0, ["t"])), tmp_path / "plot.png")
+    draw_comparison(report(method("none", 1.0, ["t"])), "tiny", tmp_path / "plot.png")
     assert not {BLUE, ORANGE} & colours_of(tmp_path / "plot.png")
