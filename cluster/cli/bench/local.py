@@ -27,7 +27,6 @@ from actors.models.loader import (
 )
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
-from actors.options import Quantization
 from actors.training.drafter_build import resolve_draft_model
 from cluster.cli.bench.acceptance import Acceptance, AcceptanceCounter
 from cluster.cli.bench.machine import describe_machine, describe_versions

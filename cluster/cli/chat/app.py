@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import typer
 
 from actors.errors import InvalidRequest
 from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.chat.backend import Backend
-from cluster.cli.chat.commands import COMMANDS
 from cluster.cli.chat.conversation import Conversation
 from cluster.cli.chat.lines import is_interactive, read_lines, without_surrogates
-from cluster.cli.chat.session import ChatSession
+from cluster.cli.chat.session import COMMANDS, ChatSession
 from cluster.cli.chat.settings import ChatSettings, checked
 from cluster.cli.chat.view import View, make_console
 from cluster.cli.engine import (
@@ -80,7 +78,6 @@ def chat(
     seed: int = typer.Option(None, help="By default drawn for every turn.", show_default=False),
     compare: bool = typer.Option(False, "--compare", help="Decode every turn again without drafts."),
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
-    load: Path = typer.Option(None, help="Go on with a conversation and the settings that /save has written."),
     gamma: GammaOption = 4,
     branch: BranchOption = 2,
     eagle_depth: EagleDepthOption = 7,
@@ -150,8 +147,6 @@ def chat(
     conversation = Conversation(None if system is None else without_surrogates(system))
     session = ChatSession(backend, settings, conversation, view)
     try:
-        if load is not None:
-            session.load(load)
         if is_interactive():
             drafters = ", ".join(backend.sources) or ("" if url else "none")
             view.note(f"{backend.model_name}{f', drafters {drafters}' if drafters else f' at {url}'}")

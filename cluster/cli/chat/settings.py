@@ -1,40 +1,42 @@
-"""What a conversation can change about its answers."""
+"""The settings of a conversation that `/set` changes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
 from actors.errors import InvalidRequest
 from cluster.request_limits import check_local_fields
 
-# Name and arguments, in order.
-PROCESSORS: dict[str, tuple[str, ...]] = {
-    "greedy": (),
-    "multinomial": ("temperature",),
-    "topk": ("temperature", "top_k"),
-    "nucleus": ("temperature", "top_p"),
-    "topknucleus": ("temperature", "top_k", "top_p"),
-}
 
-
-class ChatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Frozen: every change goes through `changed`, which checks it. Also the form in which they are saved."""
+class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Frozen: every change goes through `changed`, which checks it."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None  # None: drawn for every turn
-    max_new_tokens: int | None = None  # None: 256, or what there is room for
-    speculative: bool = True
-    drafters: tuple[str, ...] | None = None  # None: all there are
+    max_new_tokens: int | None = None  # None: 256, or as many as there is room for
     max_draft_tokens: int | None = None  # None: as many as the engine takes
-    uses_template: bool = True
-    compare: bool = False
+    speculative: bool = True
+    compare: bool = False  # decode every turn again without drafts
+    template: bool = True  # False: the model continues the text
     debug: bool = False
+    drafters: tuple[str, ...] | None = None  # None: all; set by /drafters
 
     @property
     def active_drafters(self) -> tuple[str, ...] | None:
         return self.drafters if self.speculative else ()
+
+
+_SWITCH = {"on": True, "off": False}
+_READ: dict[str, Callable[[str], object]] = {"a number": float, "an integer": int, "on or off": _SWITCH.__getitem__}
+_KINDS = {
+    **dict.fromkeys(("temperature", "top_p"), "a number"),
+    **dict.fromkeys(("top_k", "seed", "max_new_tokens", "max_draft_tokens"), "an integer"),
+    **dict.fromkeys(("speculative", "compare", "template", "debug"), "on or off"),
+}
 
 
 def changed(settings: ChatSettings, **fields: object) -> ChatSettings:
@@ -44,52 +46,30 @@ def changed(settings: ChatSettings, **fields: object) -> ChatSettings:
 
 def checked(settings: ChatSettings) -> ChatSettings:
     """Raises InvalidRequest."""
-    names = ("temperature", "top_p", "top_k", "seed", "max_new_tokens", "max_draft_tokens")
-    check_local_fields({name: getattr(settings, name) for name in names})
+    numbers = [name for name, kind in _KINDS.items() if kind != "on or off"]
+    check_local_fields({name: getattr(settings, name) for name in numbers})
     return settings
 
 
-def with_processor(settings: ChatSettings, words: list[str]) -> ChatSettings:
-    """The settings for `NAME ARGUMENTS...`. Raises InvalidRequest."""
-    name, values = (words or [""])[0], words[1:]
-    if name not in PROCESSORS or len(values) != len(PROCESSORS[name]):
-        usage = ", ".join(" ".join((known, *map(str.upper, fields))) for known, fields in PROCESSORS.items())
-        raise InvalidRequest("processor", " ".join(words), f"it must be one of: {usage}")
-    fields: dict[str, object] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
-    for field, text in zip(PROCESSORS[name], values, strict=True):
-        fields[field] = integer(field, text) if field == "top_k" else number(field, text)
-    return changed(settings, **fields)
-
-
-def describe_processor(settings: ChatSettings) -> str:
-    if settings.temperature <= 1e-6:
-        return "greedy"
-    parts = [f"temperature {settings.temperature:g}"]
-    if settings.top_k > 0:
-        parts.append(f"top-k {settings.top_k}")
-    if settings.top_p < 1:
-        parts.append(f"top-p {settings.top_p:g}")
-    return ", ".join(parts)
-
-
-def number(field: str, text: str) -> float:
-    """Raises InvalidRequest."""
+def with_setting(settings: ChatSettings, name: str, text: str) -> ChatSettings:
+    """`/set NAME VALUE`; `auto` is the default of any setting. Raises InvalidRequest."""
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise InvalidRequest("/set", name, f"it must be one of {', '.join(_KINDS)}")
+    if text == "auto":
+        return changed(settings, **{name: getattr(ChatSettings(), name)})
     try:
-        return float(text)
-    except ValueError:
-        raise InvalidRequest(field, text, "it must be a number") from None
+        value = _READ[kind](text)
+    except (ValueError, KeyError):
+        raise InvalidRequest(name, text, f"it must be {kind}, or auto") from None
+    return changed(settings, **{name: value})
 
 
-def integer(field: str, text: str) -> int:
-    """Raises InvalidRequest."""
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidRequest(field, text, "it must be an integer") from None
-
-
-def switch(field: str, text: str, now: bool) -> bool:
-    """`on`, `off`, or nothing to change it. Raises InvalidRequest."""
-    if text not in ("", "on", "off"):
-        raise InvalidRequest(field, text, "write on, off, or nothing to change it")
-    return text == "on" if text else not now
+def describe(settings: ChatSettings) -> str:
+    """All that `/set` changes, in one line."""
+    shown = {name: getattr(settings, name) for name in _KINDS}
+    words = {None: "auto", True: "on", False: "off"}
+    return ", ".join(
+        f"{name} {words[value] if value is None or isinstance(value, bool) else f'{value:g}'}"
+        for name, value in shown.items()
+    )

@@ -31,10 +31,6 @@ class View:
         self._err = err
         self._is_mid_line = False
 
-    @property
-    def is_terminal(self) -> bool:
-        return self._out.is_terminal
-
     def answer(self, spans: Iterable[Span]) -> None:
         """Text of an answer as it comes, every token in the colour of who proposed it."""
         for span in spans:
@@ -70,6 +66,3 @@ class View:
         tokens = [Text(f"{span.text!r} {span.source}", style_of(span.source)) for span in spans]
         tokens += [Text(f"not {text_of(token_id)!r}", REJECTED_STYLE) for token_id in trace.rejected]
         self._err.print(Text("  ").append_text(Text(", ").join(tokens)))
-
-    def clear(self) -> None:
-        self._out.clear()

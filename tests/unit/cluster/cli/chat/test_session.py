@@ -6,9 +6,6 @@ import io
 import json
 import os
 import pty
-import re
-import resource
-import stat
 import subprocess
 import sys
 import threading
@@ -22,30 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from actors.drafters.registry import check_options
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from actors.models.toy import save_tiny_model
 from actors.printable import printable
 from cluster.cli.chat.backend import AnswerPart, AnswerTotals
-from cluster.cli.chat.commands import COMMANDS, parse_command
-from cluster.cli.chat.conversation import Conversation, Message, SavedChat, load_chat, save_chat
+from cluster.cli.chat.conversation import Conversation, Message
 from cluster.cli.chat.lines import without_surrogates
 from cluster.cli.chat.local_backend import LocalBackend
 from cluster.cli.chat.server_backend import ServerBackend
-from cluster.cli.chat.session import ChatSession
-from cluster.cli.chat.settings import ChatSettings, changed, with_processor
+from cluster.cli.chat.session import COMMANDS, ChatSession, parse_command
+from cluster.cli.chat.settings import ChatSettings, changed
 from cluster.cli.chat.sources import Span, legend, spans_of, style_of
 from cluster.cli.chat.stats import TurnTimes, decode_rate, format_comparison, format_stats
 from cluster.cli.chat.view import View, make_console
-from cluster.cli.engine import parsed_drafter_options
 from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
-
-ROMSTO = (
-    "debug clear speculative target drafter cache chat length gamma processor ngram top_k_filler set_ngramstorage "
-    "reset_in_between quit"
-)
-SAM = "reset remove regen save load exit"
 
 
 class Parrot:
@@ -153,8 +141,8 @@ def test_a_model_cannot_steer_the_terminal(text):
         ("hello", None),
         ("//etc is a directory", None),
         ("/quit", ("quit", "")),
-        ("/LENGTH  20 ", ("length", "20")),
-        ("!!save a b.json", ("save", "a b.json")),
+        ("/SYSTEM  Be brief. ", ("system", "Be brief.")),
+        ("!!save", None),
         ("/", ("", "")),
     ],
 )
@@ -162,10 +150,16 @@ def test_a_line_is_a_command_or_something_to_say(line, expected):
     assert parse_command(line) == expected
 
 
-def test_all_commands_of_the_programs_before_are_known_and_told(chat):
-    assert {*ROMSTO.split(), *SAM.split(), "help", "compare"} <= COMMANDS.keys()
+def test_help_fits_on_one_screen_and_has_every_command_and_setting(chat):
     _, err = chat("/help")
+    assert err.count("\n") <= 20
     assert all(f"/{name}" in err for name in COMMANDS)
+    assert "now: temperature 0, top_p 1, top_k 0, seed auto, max_new_tokens auto, max_draft_tokens auto" in err
+
+
+def test_a_backslash_continues_a_text_on_the_next_line(chat):
+    chat("one\\\n", "two\n", "three\\")
+    assert [message.content for message in chat.session.conversation.messages[::2]] == ["one\ntwo", "three"]
 
 
 @pytest.mark.parametrize(
@@ -173,31 +167,19 @@ def test_all_commands_of_the_programs_before_are_known_and_told(chat):
     [
         ("/lenght 5", "command is '/lenght'; there is no such command; /help lists them"),
         ("/quit now", "/quit is 'now'; it takes no argument"),
-        ("/length", "/length is ''; write /length N"),
-        ("/length many", "length is 'many'; it must be an integer"),
-        ("/length 0", "max_new_tokens is 0; it should be greater than or equal to 1"),
-        ("/gamma 17", "gamma is 17; it must be from 1 to 16"),
-        ("/temperature 3", "temperature is 3.0; it should be less than or equal to 2"),
-        ("/temperature nan", "temperature is nan; it should be a finite number"),
-        ("/processor beam 4", "processor is 'beam 4'; it must be one of: greedy, multinomial TEMPERATURE, topk"),
-        ("/processor nucleus 0.5", "processor is 'nucleus 0.5'; it must be one of"),
-        ("/processor topk 1 x", "top_k is 'x'; it must be an integer"),
-        ("/speculative maybe", "speculative is 'maybe'; write on, off, or nothing to change it"),
-        ("/drafter oracle", "drafter is 'oracle'; known drafters are"),
-        ("/drafter prompt_lookup", "drafter is 'prompt_lookup'; this engine was made with suffix, draft_model"),
-        ("/remove", "/remove is ''; nothing has been said yet"),
+        ("/set", "/set is ''; it must be one of temperature, top_p"),
+        ("/set tempo 3", "/set is 'tempo'; it must be one of temperature, top_p"),
+        ("/set max_new_tokens many", "max_new_tokens is 'many'; it must be an integer, or auto"),
+        ("/set max_new_tokens 0", "max_new_tokens is 0; it should be greater than or equal to 1"),
+        ("/set temperature 3", "temperature is 3.0; it should be less than or equal to 2"),
+        ("/set temperature nan", "temperature is nan; it should be a finite number"),
+        ("/set speculative maybe", "speculative is 'maybe'; it must be on or off, or auto"),
+        ("/drafters oracle", "drafters is 'oracle'; known drafters are"),
+        ("/drafters prompt_lookup", "drafters is 'prompt_lookup'; this engine was made with suffix, draft_model"),
+        ("/undo", "/undo is ''; nothing has been said yet"),
         ("/regen", "/regen is ''; nothing has been said yet"),
-        ("/compare", "/compare is ''; there is no finished turn to compare"),
-        ("/save /no/such/place.json", "file is '/no/such/place.json'; it cannot be written: No such file"),
-        ("/load /no/such/file.json", "file is '/no/such/file.json'; it cannot be read: No such file"),
-        ("/save ~nosuchuser/x", "file is '~nosuchuser/x'; there is no such home directory"),
-        ("/load ~nosuchuser/x", "file is '~nosuchuser/x'; there is no such home directory"),
-        ("/load ~a\0b/x", "file is '~a\\x00b/x'; there is no such home directory"),
-        ("/save a\0b", "file is 'a\\x00b'; it cannot be written: embedded null byte"),
-        ("/load a\0b", "file is 'a\\x00b'; it cannot be read: embedded null byte"),
-        ("/save \ud800", "file is '\\ud800'; it cannot be written: 'utf-8' codec can't encode"),
-        ("/save /dev/null", "file is '/dev/null'; it cannot be written: it is there and no regular file"),
-        ("/save .", "file is '.'; it cannot be written: it is there and no regular file"),
+        ("/compare", "/compare is ''; there is no finished turn"),
+        ("/stats", "/stats is ''; there is no finished turn"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expected):
@@ -211,29 +193,27 @@ def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expec
 
 def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
     chat.session.backend.is_coupled = False
-    assert chat("/drafter suffix")[1].startswith("drafter is 'suffix'; under acceptance 'rejection' only draft_model")
+    assert chat("/drafters suffix")[1].startswith("drafters is 'suffix'; under acceptance 'rejection' only draft_model")
     assert chat.session.settings == ChatSettings()
-    chat("/drafter suffix,draft_model")
+    chat("/drafters suffix,draft_model")
     assert chat.session.settings.drafters == ("suffix", "draft_model")
 
 
 @pytest.mark.parametrize(
     ("line", "fields"),
     [
-        ("/length 20", {"max_new_tokens": 20}),
-        ("/gamma 3", {"max_draft_tokens": 3}),
-        ("/processor nucleus 0.8 0.9", {"temperature": 0.8, "top_p": 0.9}),
-        ("/processor topknucleus 0.8 40 0.9", {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
-        ("/seed 7", {"seed": 7}),
-        ("/speculative", {"speculative": False}),
-        ("/speculative on", {}),
-        ("/target", {"compare": True}),
-        ("/chat off", {"uses_template": False}),
-        ("/debug", {"debug": True}),
-        ("/drafter suffix", {"drafters": ("suffix",)}),
-        ("/drafter none", {"drafters": ()}),
-        ("/drafter auto", {}),
-        ("/ngram off", {"drafters": ("draft_model",)}),
+        ("/set max_new_tokens 20", {"max_new_tokens": 20}),
+        ("/set max_draft_tokens 3", {"max_draft_tokens": 3}),
+        ("/set top_p 0.9", {"top_p": 0.9}),
+        ("/set seed 7", {"seed": 7}),
+        ("/set seed auto", {}),
+        ("/set speculative off", {"speculative": False}),
+        ("/set compare on", {"compare": True}),
+        ("/set template off", {"template": False}),
+        ("/set debug on", {"debug": True}),
+        ("/drafters suffix", {"drafters": ("suffix",)}),
+        ("/drafters none", {"drafters": ()}),
+        ("/drafters auto", {}),
     ],
 )
 def test_commands_change_settings(chat, line, fields):
@@ -241,24 +221,6 @@ def test_commands_change_settings(chat, line, fields):
     assert chat.session.settings == msgspec.structs.replace(ChatSettings(), **fields)
     assert (out, chat.session.num_failures) == ("", 0)
     assert err
-
-
-@pytest.mark.parametrize("line", ["/cache", "/top_k_filler 3", "/set_ngramstorage basic 3", "/reset_in_between"])
-def test_a_command_without_meaning_here_says_why(chat, line):
-    out, err = chat(line)
-    assert (out, err.count("\n"), chat.session.num_failures) == ("", 1, 0)
-    assert chat.session.settings == ChatSettings()
-
-
-@pytest.mark.parametrize("line", ["/top_k_filler 3", "/set_ngramstorage basic 3", "/reset_in_between"])
-def test_what_is_set_at_the_start_is_an_option_that_there_is(chat, line):
-    (setting,) = re.findall(r"--drafter ngram_table --drafter-option ([\w.]+=\w+)", chat(line)[1])
-    check_options(["ngram_table"], parsed_drafter_options([setting.replace("=N", "=3")]))
-
-
-def test_a_processor_begins_from_greedy():
-    assert with_processor(ChatSettings(top_k=5), ["multinomial", "1.5"]) == ChatSettings(temperature=1.5)
-    assert with_processor(ChatSettings(temperature=1.0, top_p=0.5), ["greedy"]) == ChatSettings()
 
 
 # --- turns
@@ -275,9 +237,9 @@ def test_turns_build_up_and_can_be_removed_and_made_again(chat):
     session = chat.session
     chat("/system Be brief.", "one", "two")
     assert contents(session) == ["Be brief.", "one", "one ", "two", "two "]
-    chat("/remove")
+    chat("/undo")
     assert contents(session) == ["Be brief.", "one", "one "]
-    out, _ = chat("!!regen")
+    out, _ = chat("/regen")
     assert (out, contents(session)) == ("one \n", ["Be brief.", "one", "one "])
     assert [message.role for message in session.backend.asked[-1][0]] == ["system", "user"]
     chat("/reset")
@@ -301,7 +263,7 @@ def test_a_slash_is_said_with_two_and_quit_ends(chat):
 
 
 def test_without_the_template_a_text_is_continued_and_not_remembered(chat):
-    chat("/chat off", "once upon")
+    chat("/set template off", "once upon")
     assert chat.session.backend.asked[-1][0] == "once upon"
     assert contents(chat.session) == []
 
@@ -335,84 +297,18 @@ def test_comparing_decodes_the_same_turn_plainly(chat):
     assert out == "one two three \n"  # it is shown once
     assert "times as fast | the texts are equal" in err
     assert len(contents(chat.session)) == 2
-    chat("/compare on", "four")
+    chat("/set compare on", "four")
     assert [one.active_drafters for _, one, _ in backend.asked[2:]] == [None, ()]
-    chat("/speculative off", "five")  # nothing to compare
+    chat("/set speculative off", "five")  # nothing to compare
     assert len(backend.asked) == 5
     assert "the last turn was plain decoding itself" in chat("/compare")[1]
 
 
 def test_a_seed_is_drawn_for_every_turn_unless_there_is_one(chat):
-    chat("one", "two", "/seed 5", "three", "four")
+    chat("one", "two", "/set seed 5", "three", "four")
     seeds = [seed for _, _, seed in chat.session.backend.asked]
     assert len(set(seeds[:2])) == 2
     assert seeds[2:] == [5, 5]
-
-
-# --- files
-
-
-def test_a_conversation_is_saved_and_loaded(chat, tmp_path):
-    path = tmp_path / "chat.json"
-    chat("/length 20", "/drafter suffix", "one", "two", f"/save {path}")
-    before = chat.session.settings, contents(chat.session)
-    assert json.loads(path.read_text())["messages"][0] == {"role": "user", "content": "one"}
-    chat("/reset", "/length 3", f"/load {path}")
-    assert (chat.session.settings, contents(chat.session)) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{", "it holds no saved conversation"),
-        ("[]", "Expected `object`, got `array`"),
-        ('{"format": "other"}', "$.format"),
-        ('{"messages": [{"role": "tool", "content": ""}]}', "$.messages[0].role"),
-        ('{"model": "m", "messages": [], "settings": {"tempo": 1}}', "unknown field `tempo`"),
-        ('{"model": "m", "messages": [], "settings": {"temperature": 9.0}}', "temperature is 9.0"),
-    ],
-)
-def test_a_file_with_something_else_is_refused_and_nothing_changes(chat, tmp_path, text, expected):
-    path = tmp_path / "chat.json"
-    path.write_text(text)
-    chat("one")
-    _, err = chat(f"/load {path}")
-    assert expected in err
-    assert err.count("\n") == 1
-    assert contents(chat.session) == ["one", "one "]
-
-
-def test_what_is_saved_is_what_is_read(tmp_path):
-    messages = [Message("system", "é\n"), Message("user", '"'), Message("assistant", "\u2028")]
-    chat = SavedChat(model="m", settings=ChatSettings(seed=3, drafters=("a",)), messages=messages)
-    save_chat(tmp_path / "x.json", chat)
-    assert load_chat(tmp_path / "x.json") == chat
-
-
-def test_a_saved_conversation_is_for_its_owner_alone_and_a_link_to_it_stays(chat, tmp_path):
-    path, link = tmp_path / "chat.json", tmp_path / "link.json"
-    path.write_text("what anybody could read")
-    path.chmod(0o644)
-    link.symlink_to(path)
-    chat("one", f"/save {link}")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert link.is_symlink()
-    assert load_chat(path).messages == [Message("user", "one"), Message("assistant", "one ")]
-
-
-def test_what_was_saved_stays_whole_when_it_cannot_be_replaced(tmp_path):
-    path = tmp_path / "chat.json"
-    chat = SavedChat(model="m", settings=ChatSettings(), messages=[Message("user", "x")])
-    save_chat(path, chat)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(InvalidRequest, match="it cannot be written: File too large"):
-            save_chat(path, SavedChat(model="m", settings=ChatSettings(), messages=[Message("user", "y" * 1000)]))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert load_chat(path) == chat
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # --- figures
