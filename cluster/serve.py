@@ -16,11 +16,11 @@ from actors.drafters.registry import (
     OUROBOROS,
     RETRIEVAL,
     check_options,
-    create_drafter,
     create_drafters,
     expand_drafters,
     needs_draft_model,
 )
+from actors.drafters.retrieval import open_corpora
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, check_encoder_decoder, choose_device, read_model_info, refuse_encoder
@@ -149,7 +149,7 @@ def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokeniz
     if RETRIEVAL not in drafters:
         limit = f"speculation.drafters must include {RETRIEVAL} to use it"
         raise InvalidRequest("speculation.corpora", str(corpora[0]), limit)
-    create_drafter(RETRIEVAL, corpora=corpora, tokenizer_fingerprint=tokenizer_fingerprint)
+    open_corpora(corpora, tokenizer_fingerprint)
 
 
 def _check_drafter_options(

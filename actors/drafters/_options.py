@@ -14,7 +14,7 @@ from actors.errors import InvalidRequest
 FIELD = "drafter_options"
 
 # Set by other means, or arrays.
-_NOT_FOR_PEOPLE = frozenset({"corpora", "tokenizer_fingerprint", "index", "acceptance"})
+_NOT_FOR_PEOPLE = frozenset({"automata", "index", "acceptance"})
 
 
 def _is_share(value: float) -> float:

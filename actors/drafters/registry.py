@@ -104,9 +104,10 @@ def create_drafters(
     if corpora and RETRIEVAL not in names:
         raise InvalidRequest("corpora", str(corpora[0]), f"drafters must include {RETRIEVAL} to use it")
     given_by_engine: dict[str, dict[str, object]] = {
-        RETRIEVAL: {"corpora": corpora, "tokenizer_fingerprint": tokenizer_fingerprint},
-        **{name: {"index": index} for name in (CACHE, LOOKAHEAD, TOKEN_RECYCLING)},
+        name: {"index": index} for name in (CACHE, LOOKAHEAD, TOKEN_RECYCLING)
     }
+    if corpora:
+        given_by_engine[RETRIEVAL] = {"automata": _module_of(RETRIEVAL).open_corpora(corpora, tokenizer_fingerprint)}
     if delta_bytes and SOFT_NGRAM in names:
         checked[SOFT_NGRAM] = {"delta_bytes": delta_bytes, **checked.get(SOFT_NGRAM, {})}
     return {

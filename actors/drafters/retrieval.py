@@ -80,10 +80,20 @@ class RetrievalDrafter(CpuDrafter):
         return self._growth.grow(longest_first, context.max_nodes)
 
 
+def open_corpora(
+    corpora: Sequence[str | os.PathLike[str]], tokenizer_fingerprint: str | None = None
+) -> tuple[StaticAutomaton, ...]:
+    """corpora: directories of `paceline corpus build`; tokenizer_fingerprint: the target's, None: unknown. Raises
+    ModelError for a corpus that cannot be used, or that was made with another tokenizer."""
+    try:
+        return tuple(open_index(Path(corpus), tokenizer_fingerprint).automaton for corpus in corpora)
+    except CorpusError as error:
+        raise ModelError(f"corpus {error}") from None
+
+
 def create_drafter(
     *,
-    corpora: Sequence[str | os.PathLike[str]] = (),
-    tokenizer_fingerprint: str | None = None,
+    automata: Sequence[StaticAutomaton] = (),
     len_threshold: int = LEN_THRESHOLD,
     len_bias: int = 0,
     n_predicts: int | None = None,
@@ -92,13 +102,6 @@ def create_drafter(
     min_continuation: int = MIN_CONTINUATION,
     floor: Floor = FLOOR,
 ) -> RetrievalDrafter:
-    """corpora: directories of `paceline corpus build`. tokenizer_fingerprint: the target's; corpora made with another
-    tokenizer are refused; None: unknown. Raises ModelError for a corpus that cannot be used."""
-    automata = []
-    for corpus in corpora:
-        try:
-            automata.append(open_index(Path(corpus), tokenizer_fingerprint).automaton)
-        except CorpusError as error:
-            raise ModelError(f"corpus {error}") from None
+    """automata: of `open_corpora`; without any, nothing is drafted."""
     match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
     return RetrievalDrafter(automata, match=match, top_k=top_k, min_continuation=min_continuation, floor=floor)

@@ -14,7 +14,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
-from actors.drafters.retrieval import RetrievalDrafter
+from actors.drafters.retrieval import RetrievalDrafter, open_corpora
 from actors.errors import ModelError
 from actors.messages import SamplingParams
 from cache_service.automata.corpus_index import CorpusHeader, write_index
@@ -62,7 +62,7 @@ def test_without_a_corpus_it_proposes_nothing_and_keeps_nothing() -> None:
 
 def test_it_drafts_what_followed_in_the_corpus_most_often(tmp_path: Path) -> None:
     corpus = index_at(tmp_path / "a", [1, 2, BIG, 4], [5, 1, 2, BIG, 6], [1, 2, 7, 8])
-    tree = draft(create_drafter("retrieval", corpora=[corpus]), [9, 9, 1, 2])
+    tree = draft(create_drafter("retrieval", automata=open_corpora([corpus])), [9, 9, 1, 2])
     assert tree.is_valid(BIG + 1)
     assert paths_of(tree)[:2] == [(BIG,), (7,)]
     assert {(BIG, 4), (BIG, 6)} <= set(paths_of(tree))
@@ -141,8 +141,10 @@ def test_sequences_are_forgotten() -> None:
 def test_knobs_bound_what_a_match_drafts(tmp_path: Path) -> None:
     corpus = index_at(tmp_path / "a", list(range(40)), [1, 2, 30, 31], [1, 2, 32, 33])
 
+    automata = open_corpora([corpus])
+
     def nodes(*match: int, **options: object) -> int:
-        return len(draft(create_drafter("retrieval", corpora=[corpus], floor=0.0, **options), list(match), 0, 30))
+        return len(draft(create_drafter("retrieval", automata=automata, floor=0.0, **options), list(match), 0, 30))
 
     assert nodes(3, 4) == 30
     assert nodes(3, 4, n_predicts=5) == 5
@@ -153,7 +155,7 @@ def test_knobs_bound_what_a_match_drafts(tmp_path: Path) -> None:
     assert nodes(3, 4, 5, len_threshold=3, len_bias=1) == 0
     assert nodes(3) == 0  # a match of one token says too little by default
     assert nodes(3, len_threshold=1) == 30
-    tree = draft(create_drafter("retrieval", corpora=[corpus], floor=0.0, top_k=2), [1, 2], 0, 30)
+    tree = draft(create_drafter("retrieval", automata=automata, floor=0.0, top_k=2), [1, 2], 0, 30)
     assert len([path for path in paths_of(tree) if len(path) == 1]) == 2
 
 
@@ -183,8 +185,8 @@ def test_room_grows_with_the_match() -> None:
 
 def test_corpora_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such directory"):
-        create_drafter("retrieval", corpora=[tmp_path / "none"])
+        open_corpora([tmp_path / "none"])
     corpus = index_at(tmp_path / "a", [1, 2], tokenizer="theirs")
     with pytest.raises(ModelError, match=r"^corpus .*theirs.*ours"):
-        create_drafter("retrieval", corpora=[corpus], tokenizer_fingerprint="ours")
-    assert create_drafter("retrieval", corpora=[corpus], tokenizer_fingerprint="theirs").name == "retrieval"
+        open_corpora([corpus], "ours")
+    assert len(open_corpora([corpus], "theirs")) == 1
