@@ -63,7 +63,8 @@ def test_a_trace_has_the_depth_of_every_sequences_tree_and_of_its_accepted_path(
     round = Round(7, 0.0, entries, [], RoundSize(3, 3, 3), Traffic())
     paths = {1: [1, 4], 2: [], 3: []}
     verdicts = [Verdict(seq, 5, 1, 99, np.array(path, dtype=np.int32)) for seq, path in paths.items()]
-    found = trace_round(round, VerifyResult(7, verdicts, rows=10), [], ("suffix",), 0.1, 0.2)
+    result = VerifyResult(7, verdicts, rows=10)
+    found = trace_round(round, result, [], source_names=("suffix",), draft_s=0.1, verify_s=0.2)
     assert found.depths == ((3, 2), (2, 0))
     assert found.rejected == (10, 12, 13, 10, 11)
     assert found.proposed == {"suffix": 8}
