@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from actors.logs import ObservabilityConfig
 from actors.options import DraftPoolOptions, TargetGroupOptions
-from actors.workers.autoscaling_options import AutoscalingConfig
+from actors.workers.autoscaling import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
 from cache_service.store.connection import parse_url

@@ -9,24 +9,29 @@ need no directory, so routers keep them while it is away.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import ray
 from ray.actor import ActorProxy
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.address import LinkAddress
 from actors.links.keys import LinkKeys
-from actors.workers.draft_demand import DraftDemand
-from actors.workers.draft_demand import combined as combined_drafts
-from actors.workers.target_demand import TargetDemand
-from actors.workers.target_demand import combined as combined_targets
+from actors.workers.demand import DraftDemand, TargetDemand, combined_drafts, combined_targets
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
+_DEMAND_TIMEOUT_S = 2.0
+
+Demand = TypeVar("Demand")
 
 Role = Literal["target", "draft"]
 
@@ -254,3 +259,24 @@ def find_directory(name: str) -> DirectoryHandle:
     """The existing directory of that name. Raises ValueError if there is none."""
     handle: DirectoryHandle = ray.get_actor(name, namespace=NAMESPACE)
     return handle
+
+
+class DemandReader(Generic[Demand]):
+    """Asks the directory of that name what routers want of workers; looks it up again when it did not answer."""
+
+    def __init__(self, directory_name: str, ask: Callable[[DirectoryHandle], Awaitable[Demand]]) -> None:
+        self._directory_name = directory_name
+        self._ask = ask
+        self._directory: DirectoryHandle | None = None
+
+    async def read(self) -> Demand | None:
+        """None while the directory does not answer."""
+        try:
+            directory = self._directory or await asyncio.to_thread(find_directory, self._directory_name)
+            self._directory = directory
+            async with asyncio.timeout(_DEMAND_TIMEOUT_S):
+                return await self._ask(directory)
+        except (RayError, ValueError, TimeoutError) as error:
+            logger.warning("the directory did not say what routers want of workers: %r", error)
+            self._directory = None
+            return None

@@ -14,15 +14,12 @@ from ray.util import get_node_ip_address
 
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
-from actors.workers.autoscaling_options import AutoscalingConfig
-from actors.workers.demand_reader import DemandReader
-from actors.workers.directory import WorkerEntry
-from actors.workers.draft_demand import DraftDemand
-from actors.workers.draft_policy import DraftPolicy
+from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, serve_autoscaling
+from actors.workers.demand import DraftDemand
+from actors.workers.directory import DemandReader, WorkerEntry
 from actors.workers.draft_worker import DraftSettings, DraftWorker
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
-from actors.workers.serve_settings import serve_autoscaling
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,12 @@ import stat
 import tempfile
 from pathlib import Path
 
-from actors.workers.writable import can_be_made
+
+def can_be_made(directory: Path) -> bool:
+    """Whether files can be made in the directory; if it is not there, whether it can be made."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def prepare_kernel_cache() -> None:

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from actors.workers.writable import can_be_made
+from actors.workers.kernel_cache import can_be_made
 
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",

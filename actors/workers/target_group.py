@@ -15,13 +15,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
-from actors.workers.autoscaling_options import AutoscalingConfig
-from actors.workers.demand_reader import DemandReader
-from actors.workers.directory import WorkerEntry
+from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, serve_autoscaling
+from actors.workers.directory import DemandReader, WorkerEntry
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
-from actors.workers.serve_settings import serve_autoscaling
-from actors.workers.target_policy import TargetPolicy
 from actors.workers.target_worker import TargetSettings, TargetWorker
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
-from actors.workers.target_demand import TargetDemand
+from actors.workers.demand import TargetDemand
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.workers.draft_demand import DraftDemand
+from actors.workers.demand import DraftDemand
 
 _DECAY = 0.97  # of what is known, each round that asked or answer that came
 _IDLE_S = 30.0  # without a round that asked: nothing is wanted

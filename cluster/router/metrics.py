@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from actors.workers.draft_demand import DraftDemand
+from actors.workers.demand import DraftDemand
 from cache_service.counts.soft_exchange import SoftExchangeStats
 from cluster.cache.shared_cache import CacheStats, SharedCache
 from cluster.router.connections import Connections

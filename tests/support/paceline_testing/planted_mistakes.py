@@ -530,7 +530,7 @@ MISTAKES = (
         _text(
             "      target_ongoing_requests: 2",
             "      target_ongoing_requests: 2\n"
-            "          policy: {policy_function: 'actors.workers.draft_policy:DraftPolicies'}",
+            "          policy: {policy_function: 'actors.workers.autoscaling:DraftPolicies'}",
         ),
     ),
     Mistake(

@@ -11,9 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.links.address import LinkAddress
 from actors.links.keys import LinkKeys
+from actors.workers.demand import DraftDemand, TargetDemand
 from actors.workers.directory import Directory, WorkerEntry
-from actors.workers.draft_demand import DraftDemand
-from actors.workers.target_demand import TargetDemand
 from paceline_testing.clock import Clock
 
 KEYS = LinkKeys.generate()

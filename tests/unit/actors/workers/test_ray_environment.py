@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from actors.workers.kernel_cache import can_be_made
 from actors.workers.ray_environment import prepare_own_ray
-from actors.workers.writable import can_be_made
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from actors.models.source import ModelSource
 from actors.options import DraftPoolOptions
-from actors.workers.autoscaling_options import AutoscalingConfig
-from actors.workers.draft_demand import DraftDemand, combined
-from actors.workers.draft_policy import DraftPolicy, DraftSignals, DraftTargets, desired_workers
+from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, DraftSignals, DraftTargets, desired_workers
+from actors.workers.demand import DraftDemand, combined_drafts
 from actors.workers.draft_pool import draft_pool_application
 from actors.workers.draft_worker import DraftSettings
 from cluster.config import ClusterConfig
@@ -154,8 +153,8 @@ def test_a_router_that_has_not_asked_for_long_wants_nothing():
 
 
 def test_the_router_that_wants_most_decides():
-    assert combined([]) == DraftDemand()
-    assert combined([DraftDemand(0.1, 0.0, 0.3), DraftDemand(0.0, 0.2, 0.1)]) == DraftDemand(0.1, 0.2, 0.3)
+    assert combined_drafts([]) == DraftDemand()
+    assert combined_drafts([DraftDemand(0.1, 0.0, 0.3), DraftDemand(0.0, 0.2, 0.1)]) == DraftDemand(0.1, 0.2, 0.3)
 
 
 @pytest.mark.parametrize("workers", [0, 5])

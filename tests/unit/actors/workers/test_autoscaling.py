@@ -15,11 +15,10 @@ from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
 from actors.models.toy_target import ToyTarget
 from actors.options import TargetGroupOptions
-from actors.workers.autoscaling_options import AutoscalingConfig
-from actors.workers.demand_reader import DemandReader
-from actors.workers.target_demand import TargetDemand, combined
+from actors.workers.autoscaling import AutoscalingConfig, TargetLimits, TargetPolicy, TargetSignals, desired_groups
+from actors.workers.demand import TargetDemand, combined_targets
+from actors.workers.directory import DemandReader
 from actors.workers.target_group import TargetGroup, target_group_application
-from actors.workers.target_policy import TargetLimits, TargetPolicy, TargetSignals, desired_groups
 from actors.workers.target_worker import TargetSettings
 from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
@@ -144,8 +143,8 @@ async def test_a_group_records_nothing_while_the_directory_is_away_so_that_none_
 
 
 def test_routers_are_weighed_alike():
-    assert combined([]) == TargetDemand()
-    assert combined([TargetDemand(4.0, 1.0), TargetDemand(0.0, 0.5)]) == TargetDemand(2.0, 0.75)
+    assert combined_targets([]) == TargetDemand()
+    assert combined_targets([TargetDemand(4.0, 1.0), TargetDemand(0.0, 0.5)]) == TargetDemand(2.0, 0.75)
 
 
 @pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 1025)])
