@@ -24,7 +24,7 @@ PACKAGES = ("cluster", "actors", "cache_service")
 OTHERS = ("opentelemetry",)  # that warn of what we have them do: a collector that is away
 REQUEST_ID_HEADER = "x-request-id"
 
-request_id: ContextVar[str] = ContextVar("paceline_request_id", default="")  # of the call that is being answered
+request_id: ContextVar[str] = ContextVar("paceline_request_id", default="")  # id of the call that is being answered
 
 _POSSIBLE_ID = re.compile(r"[!-~]{1,128}")
 _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "request_id"}
@@ -38,7 +38,7 @@ class ObservabilityConfig(Options):
     # Spans of requests go there, as OTLP over HTTP: http://collector:4318. None: no tracing. Headers that the collector
     # wants are taken from $OTEL_EXPORTER_OTLP_HEADERS.
     otlp_endpoint: str | None = None
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the requests whose callers have not decided it
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # share of requests traced where the caller has not decided
     round_spans: Annotated[int, Field(ge=0, le=256)] = 16  # rounds of a request with spans of their own; the first
 
     @model_validator(mode="after")

@@ -41,7 +41,7 @@ from actors.options import LookaheadOptions
 
 logger = logging.getLogger(__name__)
 
-# Of one tree, whatever a message asks for; a cluster's configuration allows as many.
+# Nodes of one tree at most, whatever a message asks for; the configuration has the same limit.
 _MAX_NODES = 256
 # Rows a forward of prompts; longer ones are computed in several.
 _MAX_PREFILL_ROWS = 512
@@ -147,13 +147,13 @@ class DraftEngine:
         for draft in drafts:
             draft.sequence.publish()
         return DraftResult(
-            batch.round_id,
-            [*(draft.sequence.seq_id for draft in drafts), *unfit],
-            [*trees, *(DraftTree.empty() for _ in unfit)],
-            stale,
-            time.perf_counter() - started,
-            len(hoped),
-            sum(draft.sequence.seq_id in hoped and draft.is_ready for draft in drafts),
+            round_id=batch.round_id,
+            seq_ids=[*(draft.sequence.seq_id for draft in drafts), *unfit],
+            trees=[*trees, *(DraftTree.empty() for _ in unfit)],
+            stale_seq_ids=stale,
+            elapsed_s=time.perf_counter() - started,
+            num_ahead=len(hoped),
+            num_ready=sum(draft.sequence.seq_id in hoped and draft.is_ready for draft in drafts),
         )
 
     def _forget_namespaces(self, batch: DraftBatch) -> None:
@@ -327,7 +327,7 @@ class DraftEngine:
             return _with_probs(tree, known)
         if self._max_outcomes and len(tree):
             room = self._most_tokens(sequence.begin) - sequence.length
-            plan = DraftAhead(tree, known, draft.shape, room, self._max_outcomes)
+            plan = DraftAhead(sent=tree, known=known, shape=draft.shape, room=room, count=self._max_outcomes)
             self._ahead[sequence.seq_id] = _Ahead(sequence, known, plan)
             known.is_ahead = True
         return tree

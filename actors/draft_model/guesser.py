@@ -98,7 +98,9 @@ def _rows_of(want: Want) -> SequenceRows:
     if want.paths == [()]:
         return SequenceRows(want.sequence, want.sequence.num_pending, no_tokens(), no_tokens())
     tokens, parents = want.known.arrays(want.paths)
-    return SequenceRows(want.sequence, 0, tokens, parents, len(want.known.nodes))
+    return SequenceRows(
+        sequence=want.sequence, count=0, tree_tokens=tokens, tree_parents=parents, first_node=len(want.known.nodes)
+    )
 
 
 def _row_sampling(rows: list[_Row]) -> RowSampling:

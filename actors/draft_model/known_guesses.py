@@ -18,7 +18,7 @@ Path = tuple[int, ...]  # tokens behind the committed text; () is its last token
 
 @dataclass(slots=True)
 class KnownGuesses:
-    """Of one sequence: paths whose next tokens have been guessed. All but () are draft nodes with KV, in `nodes`."""
+    """Paths of one sequence whose next tokens have been guessed. All but () are draft nodes with KV, in `nodes`."""
 
     width: int  # guesses made behind each path, at least
     nodes: dict[Path, int] = field(default_factory=dict)  # index among the sequence's draft nodes, ascending
@@ -31,7 +31,7 @@ class KnownGuesses:
     def add(
         self, path: Path, guesses: list[tuple[int, float]], probs: tuple[np.ndarray, np.ndarray] | None = None
     ) -> None:
-        """Of a path whose parent is known, the next one of the sequence's draft nodes."""
+        """Record the guesses behind a path whose parent is known; () is the root, others become draft nodes."""
         self.guesses[path] = guesses
         if probs is not None:
             self.probs[path] = probs

@@ -38,9 +38,9 @@ from actors.sampling.sampler import likeliest_tokens, rows_for
 class _State:
     """What outlives a draft of a sequence."""
 
-    scope: Hashable  # of the pool
+    scope: Hashable  # key of its phrases in the pool
     window: LookaheadWindow
-    suffix_shares: list[float]  # of its namespace
+    suffix_shares: list[float]  # shared by its namespace
     chain: list[int] = field(default_factory=list)  # the last draft that was sent, and the suffixes behind it
     suffixes: TokenTrie = field(default_factory=TokenTrie)
 
@@ -50,7 +50,7 @@ class OuroborosDraft:
     """One sequence being drafted for."""
 
     sequence: Sequence
-    max_nodes: int  # of the tree that comes out; 0: none is wanted
+    max_nodes: int  # in the resulting tree; 0: no draft is wanted
     num_wanted: int  # tokens that the model drafts, or a few more
     chain: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # probability of each, behind those before it
@@ -193,7 +193,14 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         for phrase in self._phrases(draft, last_token, self._options.num_guesses):
             wanted.update(trie.add(end, phrase[:room]))
         ends = state.window.add_to(trie, end) if state.window.depth <= room else []
-        return _Step(draft, last_token, trie, end, dict.fromkeys(sorted({*wanted, *ends}), 0), ends)
+        return _Step(
+            draft=draft,
+            last_token=last_token,
+            trie=trie,
+            node=end,
+            rows=dict.fromkeys(sorted({*wanted, *ends}), 0),
+            ends=ends,
+        )
 
     def _forward(self, steps: list[_Step]) -> torch.Tensor:
         """Compute the steps' trees and whatever is pending; logits, [rows, outputs], of the nodes in each `rows`."""
@@ -202,7 +209,13 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         first_row = 0
         for step in steps:
             draft, (tokens, parents) = step.draft, step.trie.arrays()
-            part = SequenceRows(draft.sequence, draft.sequence.num_pending, tokens, parents, draft.num_computed)
+            part = SequenceRows(
+                sequence=draft.sequence,
+                count=draft.sequence.num_pending,
+                tree_tokens=tokens,
+                tree_parents=parents,
+                first_node=draft.num_computed,
+            )
             first_node = first_row + part.count - part.first_node
             for node in step.rows:
                 step.rows[node] = len(logit_rows)

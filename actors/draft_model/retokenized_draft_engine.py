@@ -63,7 +63,13 @@ class RetokenizedDraftEngine:
         guesses = self._guess(items, batch, stale)
         trees = [self._realign(item, guesses.get(item.delta.seq_id)) for item in items]
         seq_ids = [item.delta.seq_id for item in items]
-        return DraftResult(batch.round_id, seq_ids, trees, stale, time.perf_counter() - started)
+        return DraftResult(
+            round_id=batch.round_id,
+            seq_ids=seq_ids,
+            trees=trees,
+            stale_seq_ids=stale,
+            elapsed_s=time.perf_counter() - started,
+        )
 
     def answer(self, batch: DraftBatch) -> DraftResult:
         """`draft` under the name that every worker's engine has."""
@@ -108,7 +114,13 @@ class RetokenizedDraftEngine:
         for item in asked:
             self._sequences[item.delta.seq_id].num_sent = 0  # should the engine fail or have no room, begin anew
         result = self._inner.draft(
-            DraftBatch(batch.round_id, asked, [*batch.finished, *stale, *unfit], batch.dropped, batch.drops_all)
+            DraftBatch(
+                round_id=batch.round_id,
+                items=asked,
+                finished=[*batch.finished, *stale, *unfit],
+                dropped=batch.dropped,
+                drops_all=batch.drops_all,
+            )
         )
         for seq_id in unfit:
             self._sequences[seq_id].num_sent = 0

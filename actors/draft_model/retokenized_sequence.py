@@ -16,7 +16,7 @@ _OPEN_TOKENS = 8
 _MOST_REDONE = 64
 # Bytes of text before a place that tell how what follows is spelled: a long word and the one before it.
 _CONTEXT_BYTES = 48
-_INSIDE = -1  # of a character, or of text that the tokenizer changes
+_INSIDE = -1  # the token ends inside a character, or inside text that the tokenizer changes
 
 
 class RetokenizedSequence:
@@ -29,7 +29,7 @@ class RetokenizedSequence:
     def __init__(self, begin: SequenceStart, target: TokenText, draft: TokenText) -> None:
         self.begin = begin
         self._has_begun = False
-        self.num_tokens = 0  # of the target's
+        self.num_tokens = 0  # target tokens
         self.draft_ids = list(draft.prefix)
         self.num_sent = 0  # draft_ids[:num_sent] are what the draft engine knows; 0: nothing
         self._ends = [0] * len(draft.prefix)  # bytes of text up to each draft token's end, or _INSIDE

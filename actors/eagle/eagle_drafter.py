@@ -37,13 +37,13 @@ class _Tree:
 
     max_nodes: int
     context: np.ndarray  # int64: slots of the committed positions that have keys and values
-    position: int  # of the root's row
-    first_slot: int  # of its scratch
+    position: int  # position of the root's row
+    first_slot: int  # first scratch slot
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     parents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     scores: np.ndarray = field(default_factory=lambda: np.empty(0, np.float64))
     frontier: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # nodes to expand next
-    # Of the nodes expanded so far, in the order of their scratch slots:
+    # The nodes expanded so far, in the order of their scratch slots:
     sight: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.bool_))  # [e, e]: ancestors and self
     place: dict[int, int] = field(default_factory=dict)  # node -> its index among them
 
@@ -157,7 +157,14 @@ class EagleDrafter(Drafter[HeadRows]):
             own_positions = np.arange(part.begin, part.begin + count)
             context = np.concatenate([part.slots[earlier], own])
             spans.append(
-                SequenceSpan(first_row, count, context, own_positions, np.append(earlier, own_positions), None)
+                SequenceSpan(
+                    first_row=first_row,
+                    num_rows=count,
+                    slots=context,
+                    row_positions=own_positions,
+                    slot_positions=np.append(earlier, own_positions),
+                    tree_mask=None,
+                )
             )
             contexts.append(context)
             positions.append(own_positions)
@@ -215,7 +222,16 @@ class EagleDrafter(Drafter[HeadRows]):
             context = np.concatenate([tree.context, scratch])
             own_positions = np.full(count, tree.position + level)
             # Only a sliding window would ask for the positions of slots, and the head has none.
-            spans.append(SequenceSpan(first_row, count, context, own_positions, np.zeros(len(context)), sight))
+            spans.append(
+                SequenceSpan(
+                    first_row=first_row,
+                    num_rows=count,
+                    slots=context,
+                    row_positions=own_positions,
+                    slot_positions=np.zeros(len(context)),
+                    tree_mask=sight,
+                )
+            )
             token_ids.append(tree.tokens[tree.frontier])
             positions.append(own_positions)
             slots.append(scratch[-count:])

@@ -113,7 +113,7 @@ class EagleHead(nn.Module):
         return output
 
     def logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:
-        """Of what `forward` returned, [..., Vd]; target_head: the target's output layer."""
+        """Logits [..., Vd] of what `forward` returned. target_head: the target's output layer."""
         if self.norm is not None:
             hidden = self.norm(hidden)
         logits: Tensor = (target_head if self.lm_head is None else self.lm_head)(hidden)
@@ -153,10 +153,15 @@ def load_eagle_head(
     config.attention_bias = False
     with torch.device("meta"):
         head = EagleHead(
-            config, kind, text.num_hidden_layers, vocab_size, "embed_tokens.weight" in tensors, "fc.bias" in tensors
+            config,
+            kind,
+            num_target_layers=text.num_hidden_layers,
+            vocab_size=vocab_size,
+            has_own_embedding="embed_tokens.weight" in tensors,
+            has_bias="fc.bias" in tensors,
         )
         _add_biases(head, tensors, _PREFIXES[kind])
-    _check_keys(path, head, tensors, files, _PREFIXES[kind])
+    _check_keys(path, head, tensors=tensors, files=files, prefix=_PREFIXES[kind])
     floats = getattr(torch, dtype)
     prefix = _PREFIXES[kind]
     state = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ ATTENTION_NAME = "paceline_paged"
 # Sequences with few rows share one padded attention call; a prefill chunk beside them would pad them to its length.
 _MAX_PADDED_ROWS = 64
 
-# Slots of padding that a further attention call is worth: a call costs as much as reading so many.
+# Slots of padding that cost as much as a further attention call.
 _PADDING_FOR_A_CALL = 512
 
-# Arguments by which models change attention itself: sinks, biases, masks of heads.
+# Arguments that change attention itself (sinks, biases, masks of heads) and are not supported.
 _NOT_COMPUTED = ("s_aux", "sinks", "position_bias", "alibi", "head_mask", "block_mask")
 
 
@@ -59,15 +59,13 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     *,
     paged_plan: AttentionPlan,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim]."""
-    # What is not computed here must not be left out in silence: the text would be another model's.
+    # Ignoring an argument that is not computed here would silently change the output.
     unknown = [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]
     if attention_mask is not None or unknown:
         raise ModelError(
@@ -79,7 +77,7 @@ def paged_attention(
     keys.index_copy_(0, paged_plan.slots, new_keys)
     values.index_copy_(0, paged_plan.slots, new_values)
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
-    scoring = Scoring(scale, sliding_window, softcap)
+    scoring = Scoring(scale, sliding_window, softcap=kwargs.get("softcap"))
     rows = query[0].transpose(0, 1)
     return paged_plan.attend(rows, keys, values, scoring).unsqueeze(0), None
 
@@ -88,7 +86,7 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 def group_spans(spans: Sequences[SequenceSpan]) -> list[list[SequenceSpan]]:
-    """Which sequences share a padded call: those with few rows and contexts of about one length."""
+    """Groups of sequences that share a padded call: those with few rows and contexts of similar length."""
     groups = [[span] for span in spans if span.num_rows > _MAX_PADDED_ROWS]
     few = sorted((span for span in spans if span.num_rows <= _MAX_PADDED_ROWS), key=lambda span: -len(span.slots))
     longest = 0
@@ -141,7 +139,15 @@ class PaddedPlan:
             slots = span.slots
             contiguous = bool(slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all())
             context = None if contiguous else self._index(slots)
-            return _Group(spans, None, context, None, int(slots[0]), num_rows, num_slots)
+            return _Group(
+                spans=spans,
+                rows=None,
+                context=context,
+                back=None,
+                first_slot=int(slots[0]),
+                num_rows=num_rows,
+                num_slots=num_slots,
+            )
         rows = np.zeros((len(spans), num_rows), dtype=np.int64)
         context_slots = np.zeros((len(spans), num_slots), dtype=np.int64)
         back = []
@@ -150,13 +156,13 @@ class PaddedPlan:
             context_slots[index, : len(span.slots)] = span.slots
             back.append(index * num_rows + np.arange(span.num_rows))
         return _Group(
-            spans,
-            self._index(rows.reshape(-1)),
-            self._index(context_slots.reshape(-1)),
-            self._index(np.concatenate(back)),
-            0,
-            num_rows,
-            num_slots,
+            spans=spans,
+            rows=self._index(rows.reshape(-1)),
+            context=self._index(context_slots.reshape(-1)),
+            back=self._index(np.concatenate(back)),
+            first_slot=0,
+            num_rows=num_rows,
+            num_slots=num_slots,
         )
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
@@ -165,17 +171,17 @@ class PaddedPlan:
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         if len(self._groups) == 1 and self._groups[0].rows is None:
             own = query[: self._num_rows - self._padding]
-            attended = self._attend_group(self._groups[0], own, keys, values, scoring)
+            attended = self._attend_group(self._groups[0], own, keys=keys, values=values, scoring=scoring)
             return pad(attended, (0, 0, 0, 0, 0, self._padding)) if self._padding else attended
         output = torch.zeros((self._num_rows, query.shape[1], values.shape[2]), dtype=query.dtype, device=query.device)
         for group in self._groups:
             if group.rows is None:
                 first = group.spans[0].first_row
                 rows = slice(first, first + group.num_rows)
-                output[rows] = self._attend_group(group, query[rows], keys, values, scoring)
+                output[rows] = self._attend_group(group, query[rows], keys=keys, values=values, scoring=scoring)
                 continue
             padded = query.index_select(0, group.rows)
-            attended = self._attend_group(group, padded, keys, values, scoring)
+            attended = self._attend_group(group, padded, keys=keys, values=values, scoring=scoring)
             kept = attended.index_select(0, group.back)
             row = 0
             for span in group.spans:  # packed rows of the group need not be adjacent: prefills may lie between

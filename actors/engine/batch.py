@@ -77,7 +77,16 @@ def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
         positions.append(slot_positions[begin:])
         slots.append(context[begin:])
         num_rows = part.num_rows
-        spans.append(SequenceSpan(first_row, num_rows, context, slot_positions[begin:], slot_positions, tree_mask))
+        spans.append(
+            SequenceSpan(
+                first_row=first_row,
+                num_rows=num_rows,
+                slots=context,
+                row_positions=slot_positions[begin:],
+                slot_positions=slot_positions,
+                tree_mask=tree_mask,
+            )
+        )
         first_row += num_rows
     return PackedBatch(
         np.concatenate(token_ids).astype(np.int64),

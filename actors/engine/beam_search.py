@@ -29,13 +29,14 @@ class Beam:
 def search_beams(
     model: PreTrainedModel,
     prompt_token_ids: Sequence[int],
+    *,
     num_beams: int,
     length_penalty: float,
     max_new_tokens: int,
     stop_token_ids: Sequence[int],
 ) -> Beam:
-    """The best of `num_beams` (>= 2) continuations of a prompt of at least one token. A length_penalty above 0 favours
-    long ones, one below 0 short ones."""
+    """The best of `num_beams` (>= 2) continuations of a prompt of at least one token. length_penalty: above 0 favours
+    long continuations, below 0 short ones."""
     ids = torch.tensor([list(prompt_token_ids)], device=model.device)
     begin = ids.shape[1]
     decoder: dict[str, object] = {}

@@ -20,7 +20,7 @@ class HeadRows:
     token_ids: np.ndarray  # int64 [n]: tokens at begin + 1 .. begin + n
     feature_rows: np.ndarray  # int64 [n]: rows of the target's forward
     slots: np.ndarray  # int64 [begin + n]: the sequence's slots
-    max_nodes: int  # of the tree behind the last token; 0: none
+    max_nodes: int  # in the tree behind the last token; 0: no tree
 
 
 class HiddenStateDrafter(Protocol):

@@ -25,7 +25,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        # Of no weights: T5 and others ask a layer for the dtype that its inputs must have.
+        # Empty, kept for its dtype: T5 and other models ask a layer which dtype its inputs must have.
         self.weight = linear.weight.detach().new_empty(0)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), _ROWS_HINT)
 

@@ -24,7 +24,7 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.blocks: list[int] = []
-        self._hashes: list[bytes] = []  # of the leading blocks that are full, computed and published
+        self._hashes: list[bytes] = []  # hashes of the leading blocks that are full, computed and published
         self._pool = pool
         self._buffer = np.empty(256, dtype=np.int32)
         self._length = 0

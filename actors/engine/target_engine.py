@@ -1,4 +1,4 @@
-"""The target: takes a `VerifyBatch`, runs one forward over committed tokens and draft trees, says what is accepted."""
+"""The target engine: one forward over the committed tokens and draft trees of a `VerifyBatch`, then acceptance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a round has brought, without the bookkeeping."""
+    """Results of a round before they become a `VerifyResult`."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     successors: Successors | None = None
@@ -51,8 +51,8 @@ class _Outcome:
 class TargetEngine:
     """Sequences, their KV blocks and the model. One call of `verify` is one round.
 
-    With tensor parallelism every rank runs the same batches in the same order; only rank 0 samples. Nothing of its
-    sampling is needed by the others: which draft nodes were accepted follows from the next round's tokens.
+    With tensor parallelism every rank runs the same batches in the same order, and only rank 0 samples. The other
+    ranks learn which draft nodes were accepted from the next round's tokens.
     """
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
@@ -71,7 +71,7 @@ class TargetEngine:
 
     @property
     def row_steps(self) -> list[int]:
-        """Row counts that a forward is filled up to, ascending, as far as rounds of decoding go; or none."""
+        """Row counts that forwards of decoding rounds are padded to, ascending; empty: no padding."""
         return list(self._runner.row_steps)
 
     @property
@@ -106,23 +106,23 @@ class TargetEngine:
             first_row += rows.count + len(rows.tree_tokens)
         outcome = self._run_round(parts, batch.num_successors) if parts else _Outcome()
         return VerifyResult(
-            batch.round_id,
-            outcome.verdicts,
-            stale,
-            starved,
-            self.pool.num_free,
-            self.pool.num_blocks,
-            first_row,
-            time.perf_counter() - started - outcome.head_s,
-            outcome.successors,
-            outcome.drafted_seq_ids,
-            outcome.drafts,
-            outcome.head_s,
+            round_id=batch.round_id,
+            verdicts=outcome.verdicts,
+            stale_seq_ids=stale,
+            starved_seq_ids=starved,
+            free_blocks=self.pool.num_free,
+            total_blocks=self.pool.num_blocks,
+            rows=first_row,
+            elapsed_s=time.perf_counter() - started - outcome.head_s,
+            successors=outcome.successors,
+            drafted_seq_ids=outcome.drafted_seq_ids,
+            drafts=outcome.drafts,
+            head_s=outcome.head_s,
         )
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
-        """Rows of this round. A tree is left out when it does not belong behind the last token; of one that has no room
-        the first nodes stay, whatever their tokens: under rejection, which are judged must not depend on those."""
+        """Rows of this round. A tree that does not belong behind the last token is left out. Where a tree has no room,
+        its first nodes are kept whatever their tokens: under rejection, the choice must not depend on the tokens."""
         pending = sequence.num_pending
         count = min(pending, max(1, item.max_rows))
         tree = item.tree
@@ -158,13 +158,13 @@ class TargetEngine:
             nodes = len(rows.tree_tokens)
             outcome.verdicts.append(
                 Verdict(
-                    sequence.seq_id,
-                    sequence.num_computed,
-                    rows.count + nodes,
-                    next_token,
-                    path,
-                    sequence.num_cached,
-                    nodes,
+                    seq_id=sequence.seq_id,
+                    num_computed=sequence.num_computed,
+                    rows=rows.count + nodes,
+                    next_token=next_token,
+                    path=path,
+                    num_cached=sequence.num_cached,
+                    num_nodes=nodes,
                 )
             )
         return outcome
@@ -176,7 +176,7 @@ class TargetEngine:
         outcomes: dict[int, tuple[int, np.ndarray]],
         outcome: _Outcome,
     ) -> None:
-        """Let the head see the rows that have become certain and draft behind them. Its failure costs its drafts."""
+        """Show the head the committed rows and let it draft behind them. If it fails, the round has no drafts of it."""
         seen = [part for part in parts if part.item.head_nodes >= 0]
         if not seen:
             return
@@ -231,14 +231,20 @@ class TargetEngine:
     def search_beams(
         self,
         prompt_token_ids: Sequences[int],
+        *,
         num_beams: int,
         length_penalty: float,
         max_new_tokens: int,
         stop_token_ids: Sequences[int],
     ) -> Beam:
-        """As `beam_search.search_beams`, with this engine's model."""
+        """`beam_search.search_beams` with this engine's model."""
         return search_beams(
-            self._runner.model, prompt_token_ids, num_beams, length_penalty, max_new_tokens, stop_token_ids
+            self._runner.model,
+            prompt_token_ids,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
         )
 
     def clear(self) -> None:
@@ -246,7 +252,7 @@ class TargetEngine:
         self._table.clear()
 
     def check_integrity(self) -> str | None:
-        """Text of the first contradiction between sequences, blocks and hashes, or None."""
+        """The first inconsistency between sequences, blocks and hashes, or None."""
         return self._table.check_integrity()
 
 
@@ -264,11 +270,11 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
         following = np.concatenate([following, part.rows.tree_tokens[path], [next_token]]).astype(np.int64)
         feature_rows = np.concatenate([feature_rows, part.first_row + count + path])
     return HeadRows(
-        begin,
-        following,
-        feature_rows,
-        sequence.slots(begin + len(following)),
-        part.item.head_nodes if part.emits else 0,
+        begin=begin,
+        token_ids=following,
+        feature_rows=feature_rows,
+        slots=sequence.slots(begin + len(following)),
+        max_nodes=part.item.head_nodes if part.emits else 0,
     )
 
 
@@ -296,7 +302,7 @@ def _slots(rows: SequenceRows) -> np.ndarray:
 
 
 def _row_sampling(parts: Sequences[_Part]) -> RowSampling:
-    """How each logit row is sampled: a root row yields the token at index `length`, a node of depth d that at
+    """How each logit row is sampled: a root row yields the token at index `length`, a node of depth d the token at
     `length` + d."""
     samplings = [part.rows.sequence.sampling for part in parts]
     row_sequence = np.repeat(np.arange(len(parts)), [1 + len(part.rows.tree_tokens) for part in parts])
@@ -310,7 +316,7 @@ def _row_sampling(parts: Sequences[_Part]) -> RowSampling:
 
 
 def _paths(tokens: np.ndarray, parents: np.ndarray) -> list[np.ndarray]:
-    """Draft tokens from the root to each row's node, the node included: first the root's empty path."""
+    """Draft tokens from the root to each row's node, inclusive; the first path is the root's, which is empty."""
     paths = [no_tokens()]
     for token, parent in zip(tokens, parents, strict=True):
         paths.append(np.append(paths[parent + 1], token))

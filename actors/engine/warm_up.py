@@ -9,7 +9,7 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
 _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # draft nodes are chosen among this many; beyond, the curve goes on as it was
-_PROFILE_RUNS = 2  # of which the faster counts: the first one of a shape compiles and allocates
+_PROFILE_RUNS = 2  # the faster one counts: the first run of a shape compiles and allocates
 
 
 def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:

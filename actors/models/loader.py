@@ -32,11 +32,11 @@ class ModelInfo:
     hidden_size: int
     weights_fingerprint: str
     tokenizer_fingerprint: str
-    max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or output alone
+    max_side_len: int | None = None  # encoder-decoder models: tokens of the prompt alone, or of the output alone
 
     @property
     def fingerprint(self) -> str:
-        """Of all that decides which tokens follow which: weights, tokenizer and chat template."""
+        """Covers everything that decides which tokens follow: weights, tokenizer and chat template."""
         return f"{self.weights_fingerprint}-{self.tokenizer_fingerprint}"
 
     @property
@@ -181,7 +181,7 @@ def load_model(
         "dtype": getattr(torch, dtype),
         "trust_remote_code": False,
     }
-    if not config.is_encoder_decoder:  # of these not all have every implementation
+    if not config.is_encoder_decoder:  # encoder-decoder models do not all have every implementation
         options["attn_implementation"] = attn_implementation
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)

@@ -38,7 +38,7 @@ def staged_directory(final: Path) -> Iterator[Path]:
     A reader sees the old directory, none for an instant, or the complete new one. Call it under `directory_lock`.
     """
     with contextlib.suppress(OSError):
-        for leftover in final.parent.glob(f".{final.name}.new-*"):  # of a process killed while it held the lock
+        for leftover in final.parent.glob(f".{final.name}.new-*"):  # left by a process killed while it held the lock
             shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.new-", dir=final.parent))
     try:

@@ -67,7 +67,7 @@ def make_tiny_model(
             if "out_proj.weight" in name:  # else what is attended to drowns the last token, and all tokens are the same
                 parameter.mul_(0.3)
         head = model.get_output_embeddings()
-        # Of its own: what is tied to the embeddings would say again what it was told last.
+        # Untied: an output layer tied to the embeddings would repeat the last token.
         spread = _LOGIT_SPREAD if kind == "t5" else _LOGIT_SPREAD / math.sqrt(hidden_size)  # T5 scales by itself
         head.weight = torch.nn.Parameter(torch.randn(head.weight.shape, generator=generator) * spread)
     model.generation_config.forced_bos_token_id = forced_bos_token_id

@@ -131,7 +131,15 @@ class ToyTarget:
         elapsed_s = self._seconds(rows) if rows else 0.0
         successors = self._successors(verdicts, batch.num_successors) if batch.num_successors else None
         return VerifyResult(
-            batch.round_id, verdicts, stale, starved, self.free_blocks, self.total_blocks, rows, elapsed_s, successors
+            round_id=batch.round_id,
+            verdicts=verdicts,
+            stale_seq_ids=stale,
+            starved_seq_ids=starved,
+            free_blocks=self.free_blocks,
+            total_blocks=self.total_blocks,
+            rows=rows,
+            elapsed_s=elapsed_s,
+            successors=successors,
         )
 
     def _successors(self, verdicts: list[Verdict], count: int) -> Successors:
@@ -207,7 +215,13 @@ class ToyTarget:
         sequence.tree, sequence.parents = item.tree.token_ids.tolist(), item.tree.parents.tolist()
         path, token = self._walk(tokens, sequence.tree, sequence.parents)
         return Verdict(
-            delta.seq_id, sequence.computed, rows + nodes, token, np.array(path, np.int32), num_cached, nodes
+            seq_id=delta.seq_id,
+            num_computed=sequence.computed,
+            rows=rows + nodes,
+            next_token=token,
+            path=np.array(path, np.int32),
+            num_cached=num_cached,
+            num_nodes=nodes,
         )
 
     def _walk(self, tokens: list[int], tree: list[int], parents: list[int]) -> tuple[list[int], int]:

@@ -19,7 +19,7 @@ from cache_service.splitmix64 import STEP, finalize_uint64
 
 _BINS = 2048
 _NEAR = np.float32(16.0)
-_BINS_PER_UNIT = 32.0  # of log-probability; the last bin holds all that is 64 or more below the best
+_BINS_PER_UNIT = 32.0  # bins per unit of log-probability; the last bin holds all that is 64 or more below the best
 
 
 def support(scores: np.ndarray, top_k: int, top_p: float, min_log_ratio: float) -> np.ndarray:

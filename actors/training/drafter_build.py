@@ -48,7 +48,7 @@ CARD_FILE = "drafter.json"
 _FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
 _VOCAB_SIZE = 6144
 _READOUT_TOKENS = 12_000  # answer tokens that the least squares see: many times the width of a state
-_RIDGE = 0.01  # of the mean diagonal
+_RIDGE = 0.01  # relative to the mean of the diagonal
 CHAIN_LENGTH = 4  # draft tokens a round of the chain that a card tells of
 
 
@@ -62,7 +62,7 @@ class DrafterRecipe:
     answer_tokens: int = 160  # most of one answer
     write_rows: int = 320  # answers written at a time
     epochs: int = 3
-    batch_tokens: int = 1024  # of prompts and answers, padding included
+    batch_tokens: int = 1024  # prompt and answer tokens of a batch, padding included
     learning_rate: float = 3e-3
     seed: int = 0
 
@@ -152,11 +152,11 @@ def build_drafter(
         writer = TargetWriter(
             target,
             tokenizer,
-            info.eos_token_ids,
-            info.max_model_len,
-            recipe.answer_tokens,
-            recipe.write_rows,
-            recipe.seed,
+            eos_token_ids=info.eos_token_ids,
+            max_len=info.max_model_len,
+            answer_tokens=recipe.answer_tokens,
+            rows=recipe.write_rows,
+            seed=recipe.seed,
         )
         if notes is not None and (saved := notes.read("text")):
             writing = Writing.from_state(saved)
@@ -170,7 +170,7 @@ def build_drafter(
             tests[name] = writer.answer(asked)
         token_ids = frequent_tokens(writing.vocab_mass, vocab_size)
         draft = _first_layers(source, target, recipe.layers).to(device)
-        trainer = _Trainer(draft, target, token_ids, recipe, device)
+        trainer = _Trainer(draft=draft, target=target, token_ids=token_ids, recipe=recipe, device=device)
         del target, writer
         trainer.fit_readout(texts, report)
         before = trainer.agreement(tests["held out"])
@@ -275,15 +275,15 @@ def _first_layers(source: ModelSource, target: PreTrainedModel, layers: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Agreement:
-    share: float  # of tokens where the draft's choice is the target's
+    share: float  # share of tokens at which draft and target choose the same
     coverage: float  # share of tokens that the draft can say at all
     tokens_per_round: float
 
 
 def tokens_per_round(hits: Sequence[Sequence[bool]], length: int) -> float:
-    """Of a chain of `length` greedy drafts: of every answer, which of its greedy tokens the draft guesses.
+    """Tokens a round with chains of `length` greedy drafts. hits: for each answer, which tokens the draft guesses.
 
-    Not an estimate: behind the target's own tokens a chain goes on as they do, as far as it is right.
+    Exact, not an estimate: a chain equals the target's own tokens as far as it is accepted.
     """
     rounds = tokens = 0
     for answer in hits:

@@ -15,6 +15,6 @@ class HeadRecipe:
     write_rows: int = 320  # answers written at a time
     epochs: int = 4
     unroll: int = 4  # steps on its own outputs; published heads: 7
-    batch_tokens: int = 1024  # of prompts and answers, padding included
+    batch_tokens: int = 1024  # prompt and answer tokens of a batch, padding included
     learning_rate: float = 1e-3
     seed: int = 0

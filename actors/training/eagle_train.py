@@ -58,7 +58,7 @@ class HeadCard:
     acceptance: list[float]  # held out, by depth: share of greedy tokens that a chain's next guess hits
     tokens_per_round: float  # that a greedy chain as long as `acceptance` would give
     coverage: float  # share of held-out greedy tokens that are in the draft vocabulary
-    seconds: float  # of the last run
+    seconds: float  # duration of the last run
 
 
 def default_head_dir(home: Path, source: ModelSource) -> Path:
@@ -98,7 +98,15 @@ def train_head(
         notes = TrainingCheckpoint(out, key)
         text = notes.read("text")
         if text is None:
-            text = _write_text(source, target, info.eos_token_ids, recipe, prompts, vocab_size, report)
+            text = _write_text(
+                source,
+                target,
+                eos_token_ids=info.eos_token_ids,
+                recipe=recipe,
+                prompts=prompts,
+                vocab_size=vocab_size,
+                report=report,
+            )
             notes.write("text", text)
         trainer = _Trainer(target, text["draft_ids"].to(device), recipe, device)
         trainer.train(_answers(text, "training"), notes, report, steps)
@@ -150,7 +158,13 @@ def _write_text(
     max_len = read_model_info(source).max_model_len
     tokenizer = load_tokenizer(source)
     writer = TargetWriter(
-        target, tokenizer, eos_token_ids, max_len, recipe.answer_tokens, recipe.write_rows, recipe.seed
+        target,
+        tokenizer,
+        eos_token_ids=eos_token_ids,
+        max_len=max_len,
+        answer_tokens=recipe.answer_tokens,
+        rows=recipe.write_rows,
+        seed=recipe.seed,
     )
     asked, others = writer.split(prompts)
     writing = writer.write(others, recipe.text_tokens, asked, report)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _STAGE = "writing text"
 _HELD_OUT_PROMPTS = 24  # asked for greedy answers, none of which is trained on
-_SAMPLED_TEMPERATURE = 0.8  # of every other training answer: contexts that greedy text never visits
+_SAMPLED_TEMPERATURE = 0.8  # every other training answer is sampled, for contexts that greedy text never visits
 _MAX_PROMPT_TOKENS = 1024
-_MAX_CACHE_BYTES = 4 << 30  # of keys and values at a time, about: whatever the target's size, it is one among others
+_MAX_CACHE_BYTES = 4 << 30  # about, keys and values of one batch: the machine has other work
 _MIN_WORKER_ROWS = 16  # fewer do not fill a core's multiplications
-_WRITTEN_SHARE = 0.75  # of the tokens that answers may have, as long as nothing is known about them
-_ENOUGH = 0.9  # of the wanted tokens; a further batch for so few takes as many steps as a full one
+_WRITTEN_SHARE = 0.75  # expected length of an answer / its limit, until lengths are known
+_ENOUGH = 0.9  # share of the wanted tokens; a small last batch takes as many steps as a full one
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,12 @@ class TargetWriter:
             batch_answers = write_answers(
                 self._target,
                 [encoded[row] for row in batch],
-                [rows[row][1] for row in batch],
-                self._answer_tokens,
-                self._eos_token_ids,
-                self._seed + offset + index,
-                mass,
-                progress,
+                temperatures=[rows[row][1] for row in batch],
+                max_new_tokens=self._answer_tokens,
+                eos_token_ids=self._eos_token_ids,
+                seed=self._seed + offset + index,
+                vocab_mass=mass,
+                on_tokens=progress,
             )
             for row, answer in zip(batch, batch_answers, strict=True):
                 answers[row] = answer

@@ -53,7 +53,7 @@ class WorkerEntry:
 class _Record:
     entry: WorkerEntry
     heard_at: float
-    previous_incarnation: int | None  # of the worker that this one replaced
+    previous_incarnation: int | None  # incarnation of the worker that this one replaced
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class Directory:
         self._is_restarted = is_restarted
         self._filled_at = clock() + ttl_s  # by then whoever is there has said so
         self._records: dict[str, _Record] = {}
-        self._claims: dict[str, _Claim] = {}  # of routers
-        # Of routers, and when they said so.
+        self._claims: dict[str, _Claim] = {}  # by router id
+        # By router id, with the time of arrival.
         self._demands: dict[str, tuple[DraftDemand, TargetDemand | None, float]] = {}
 
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
@@ -99,7 +99,7 @@ class Directory:
         return (self._client_keys.public,)
 
     def remove(self, worker_id: str, incarnation: int) -> None:
-        """Take a worker out that leaves in order; unknown ones and those already replaced are fine."""
+        """Remove a worker that leaves in order. Ignores unknown workers and those already replaced."""
         record = self._records.get(worker_id)
         if record is not None and record.entry.incarnation == incarnation:
             del self._records[worker_id]
@@ -144,21 +144,20 @@ class Directory:
         return wanted
 
     def release_target(self, router_id: str) -> None:
-        """The router's claim ends: another one may have the group at once."""
+        """End the router's claim; another router may claim the group at once."""
         self._claims.pop(router_id, None)
 
     def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
-        """What a router says of the draft workers and, if it has one, of its target group; it holds for `ttl_s`
-        seconds."""
+        """Store a router's demand on draft workers and, if it has one, on its target group, for `ttl_s` seconds."""
         self._demands[router_id] = drafts, targets, self._clock()
 
     def draft_demand(self) -> DraftDemand:
-        """Of all routers that have spoken lately."""
+        """Combined demand of the routers that reported within `ttl_s`."""
         self._expire()
         return combined_drafts(drafts for drafts, _, _ in self._demands.values())
 
     def target_demand(self) -> TargetDemand:
-        """Of all routers that have spoken lately and have a target group."""
+        """Combined demand of the routers that reported within `ttl_s` and have a target group."""
         self._expire()
         return combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
 
@@ -201,8 +200,7 @@ class DirectoryActor:
 
     @ray.method
     def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
-        """All that a router of that model asks again and again: the live workers, and the target group that it is to
-        have."""
+        """What a router of that model polls: the live workers, and the target group assigned to it."""
         return self._directory.workers(), self._directory.claim_target(router_id, held, model)
 
     @ray.method
@@ -241,7 +239,7 @@ def get_or_create_directory(
         get_if_exists=True,
         num_cpus=0,
         max_restarts=-1,
-        max_pending_calls=64,  # of one caller; beyond, its calls fail at once
+        max_pending_calls=64,  # by one caller; further calls fail at once
         # Not on a node that comes and goes with the load.
         scheduling_strategy=NodeAffinitySchedulingStrategy(_head_node_id(), soft=True),
     )
@@ -250,7 +248,7 @@ def get_or_create_directory(
 
 
 def _head_node_id() -> str:
-    """Of Ray's head, or of this node where Ray does not say which one that is."""
+    """Id of Ray's head node, or of this node if Ray does not name its head."""
     heads = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
     return next(iter(heads), ray.get_runtime_context().get_node_id())
 

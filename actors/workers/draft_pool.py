@@ -24,7 +24,7 @@ from actors.workers.registration import Registration
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
-_TURN_LIMIT_S = 120.0  # of the worker's loop; a long prompt takes a draft model on a CPU many seconds
+_TURN_LIMIT_S = 120.0  # of one turn of the worker's loop: a long prompt takes a draft model on a CPU many seconds
 _LEAVE_POLL_S = 0.05
 
 

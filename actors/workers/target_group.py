@@ -92,7 +92,13 @@ class TargetRank:
     @ray.method
     def health(self) -> RankHealth:
         worker = self._worker
-        return RankHealth(worker.failure, worker.num_batches, worker.busy_s, os.getpid(), worker.turn_s)
+        return RankHealth(
+            failure=worker.failure,
+            num_batches=worker.num_batches,
+            busy_s=worker.busy_s,
+            process_id=os.getpid(),
+            turn_s=worker.turn_s,
+        )
 
     @ray.method
     def announce_leaving(self) -> None:
@@ -149,7 +155,7 @@ class TargetGroup:
             raise Unavailable(f"the target group did not start within {limit_s:g} s") from None
 
     async def health(self) -> list[RankHealth]:
-        """Of every rank. Raises Unavailable when one does not answer in time, and Ray's error when one is gone."""
+        """Health of every rank. Raises Unavailable when one does not answer in time, Ray's error when one is gone."""
         return list(await asyncio.gather(*map(self._health_of, range(len(self._ranks)))))
 
     async def check_health(self) -> None:

@@ -399,7 +399,13 @@ class LocalEngine:
     def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
         started = time.perf_counter()
         prompt, stops = request.prompt_token_ids.tolist(), request.stop_token_ids
-        beam = self._target.search_beams(prompt, num_beams, length_penalty, request.max_new_tokens, stops)
+        beam = self._target.search_beams(
+            prompt,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_new_tokens=request.max_new_tokens,
+            stop_token_ids=stops,
+        )
         stopped = beam.token_ids[-1] in stops
         token_ids = beam.token_ids[:-1] if stopped else beam.token_ids
         return BeamSearchResult(
