@@ -10,12 +10,10 @@ from collections import deque
 import zmq
 
 from actors.errors import LinkError
-from actors.links.address import LinkAddress
 from actors.links.codec import FrameError, pack, unpack
-from actors.links.keys import LinkKeys
-from actors.links.monitor import count_event, event_of, open_monitor
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.settings import LinkSettings, milliseconds
-from actors.links.stats import LinkStats
+from actors.links.stats import LinkStats, count_event, event_of, open_monitor
 from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, VerifyBatch, VerifyResult, WorkerInfo
 
 Request = Hello | DraftBatch | VerifyBatch

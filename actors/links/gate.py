@@ -13,8 +13,7 @@ import zmq
 from zmq.utils import z85
 
 from actors.links.keys import check_public_key
-from actors.links.monitor import count_event, event_of, open_monitor
-from actors.links.stats import LinkStats
+from actors.links.stats import LinkStats, count_event, event_of, open_monitor
 
 ZAP_DOMAIN = b"paceline"
 

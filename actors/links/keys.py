@@ -43,3 +43,14 @@ class LinkKeys:
         """A new pair from the operating system's random source."""
         public, secret = zmq.curve_keypair()
         return LinkKeys(public, secret)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """What a client needs in order to connect. A worker that restarts has another one: port and key are both new."""
+
+    endpoint: str  # tcp://host:port
+    server_public_key: bytes  # Z85, 40 bytes
+
+    def __post_init__(self) -> None:
+        check_public_key(self.server_public_key)

@@ -10,10 +10,9 @@ from typing import NewType
 import zmq
 
 from actors.errors import LinkError
-from actors.links.address import LinkAddress
 from actors.links.codec import FrameError, pack, unpack
 from actors.links.gate import Gate
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.settings import LinkSettings, milliseconds
 from actors.links.stats import LinkStats
 from actors.messages import Message

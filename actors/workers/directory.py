@@ -21,8 +21,7 @@ from ray.actor import ActorProxy
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.links.address import LinkAddress
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.demand import DraftDemand, TargetDemand, combined_drafts, combined_targets
 
 logger = logging.getLogger(__name__)

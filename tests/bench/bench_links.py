@@ -17,9 +17,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.links.address import LinkAddress
 from actors.links.client import AsyncLink, Request
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import Hello, SequenceDelta, Verdict, VerifyBatch, VerifyItem, VerifyResult, WorkerInfo
 

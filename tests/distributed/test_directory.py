@@ -13,10 +13,9 @@ import pytest
 import ray
 from ray.actor import ActorProxy
 
-from actors.links.address import LinkAddress
 from actors.links.client import AsyncLink
 from actors.links.heartbeat import Heartbeat
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import Hello, WorkerInfo
 from actors.workers.directory import (

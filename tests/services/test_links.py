@@ -21,10 +21,9 @@ import pytest
 import zmq
 
 from actors.errors import LinkError
-from actors.links.address import LinkAddress
 from actors.links.client import AsyncLink
 from actors.links.codec import MAGIC, FrameError, pack
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.server import LinkServer, Peer
 from actors.links.settings import LinkSettings
 from actors.messages import (

@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.links.address import LinkAddress
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.demand import DraftDemand, TargetDemand
 from actors.workers.directory import Directory, WorkerEntry
 from paceline_testing.clock import Clock
