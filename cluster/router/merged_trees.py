@@ -47,7 +47,7 @@ PROPOSED_TREE = np.dtype(
         ("end", "i4"),
         ("sequence", "i4"),  # index in the round; trees are ordered by it
         ("source", "i4"),  # index in the calibration
-        ("curve", "i4"),  # of its source in its context
+        ("curve", "i4"),  # of its source, in the first calibration
         ("is_valid", "?"),  # whether it keeps the promises of `DraftTree`; set by merging
     ],
     align=True,
@@ -90,7 +90,7 @@ class Proposal:
     sequence: int  # index of the sequence in the round; proposals are ordered by it
     source: int  # index of the source in the calibration
     tree: DraftTree
-    context: int = 0  # its context class in the calibration
+    group: int = 0  # of its sequence's namespace in the calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def merge_trees(
 ) -> tuple[MergedTrees, ProposedTrees]:
     """Merge the trees of all sources into one tree per sequence. Trees must have passed `has_tree_shape`.
 
-    1. First calibration: a source's confidence becomes a probability by the source's curve in its context and
-       namespace, at most the parent's.
+    1. First calibration: a source's confidence becomes a probability by the source's curve, at most the
+       parent's.
     2. Where sources agree, the probability lies halfway between the greatest of theirs (they know the same) and the
        noisy-or of them (they know nothing of each other).
     3. Children that together exceed their parent are scaled down to it: `uncalibrated_probability`.
@@ -182,8 +182,8 @@ def merge_trees(
     if not proposals:
         return MergedTrees.empty(num_sequences), ProposedTrees(trees, nodes, sequences)
     for proposal in proposals:
-        sequences[proposal.sequence]["group"] = calibration.group_of(proposal.context)
-    start, merged = _merge(trees, nodes, sequences, limits.stop_tokens, calibration.in_context.curves, vocab_size)
+        sequences[proposal.sequence]["group"] = proposal.group
+    start, merged = _merge(trees, nodes, sequences, limits.stop_tokens, calibration.by_source.curves, vocab_size)
     _calibrate(start, merged, sequences, calibration.agreement.curves, calibration.num_sources)
     return MergedTrees(start, merged), ProposedTrees(trees, nodes, sequences)
 
@@ -197,7 +197,7 @@ def _flat(proposals: Sequence[Proposal], num_sources: int) -> tuple[np.ndarray, 
     trees["start"][1:] = trees["end"][:-1]
     trees["sequence"] = [proposal.sequence for proposal in proposals]
     trees["source"] = [proposal.source for proposal in proposals]
-    trees["curve"] = [proposal.context * num_sources + proposal.source for proposal in proposals]
+    trees["curve"] = [proposal.group * num_sources + proposal.source for proposal in proposals]
     nodes = np.zeros(trees["end"][-1], PROPOSED_NODE)
     nodes["token_id"] = np.concatenate([proposal.tree.token_ids for proposal in proposals])
     nodes["parent"] = np.concatenate([proposal.tree.parents for proposal in proposals])

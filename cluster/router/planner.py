@@ -75,7 +75,7 @@ def tally_nodes(
 
     chosen and chosen_index are the results of `choose_nodes`; was_verified and was_accepted are bool [len(chosen)].
     Returns the verified and the accepted nodes of each source, int32 [sequences, sources], and how many were to be
-    expected by what the source's confidence is worth on average, float64 [sequences, sources]. A node of several
+    expected by the calibration of the source, float64 [sequences, sources]. A node of several
     sources counts for each. A required node that is no guess counts for nobody.
     """
     shape = len(proposed.sequences), calibration.num_sources
@@ -87,11 +87,10 @@ def tally_nodes(
     _learn_sources(
         proposed.trees,
         proposed.nodes,
-        proposed.sequences,
         chosen_index,
         chosen.nodes,
         outcome,
-        (calibration.own.curves, calibration.in_context.curves),
+        calibration.by_source.curves,
         (verified, accepted, expected),
     )
     return verified, accepted, expected
@@ -170,19 +169,17 @@ def _learn_agreement(start, nodes, sequences, outcome, curves, num_sources):  # 
 
 
 @numba.njit(cache=True)
-def _learn_sources(trees, proposed, sequences, chosen_index, chosen, outcome, curves, counts):  # type: ignore[no-untyped-def]
-    """Add every verified guess to the first calibrations of its sources, and to the counts by sequence and source."""
-    own, in_context = curves
+def _learn_sources(trees, proposed, chosen_index, chosen, outcome, curves, counts):  # type: ignore[no-untyped-def]
+    """Add every verified guess to its sources' first calibrations, and to the counts by sequence and source."""
     verified, accepted, expected = counts
     for t in range(len(trees)):
         sequence, source = trees[t].sequence, trees[t].source
-        curve = sequences[sequence].group * verified.shape[1] + source
+        curve = curves[trees[t].curve]
         for i in range(trees[t].start, trees[t].end):
             node = chosen_index[proposed[i].merged] if proposed[i].merged >= 0 else -1
             if node < 0 or outcome[node] < 0 or not chosen[node].sources >> source & 1:
                 continue
             verified[sequence, source] += 1
             accepted[sequence, source] += outcome[node]
-            expected[sequence, source] += interpolate(proposed[i].confidence, own[curve])
-            observe(proposed[i].confidence, outcome[node], own[curve])
-            observe(proposed[i].confidence, outcome[node], in_context[trees[t].curve])
+            expected[sequence, source] += interpolate(proposed[i].confidence, curve)
+            observe(proposed[i].confidence, outcome[node], curve)

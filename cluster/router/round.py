@@ -10,9 +10,9 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.errors import PacelineError
 from actors.messages import DraftBatch, TokenChunk
+from cluster.router.draft_wait import Traffic
 from cluster.router.merged_trees import MergedTrees, ProposedTrees
 from cluster.router.sequence import Sequence
-from cluster.router.traffic import Traffic
 
 _NO_TREE = DraftTree.empty()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, no_tokens
-from cluster.router.calibration import DraftRecord
+from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_sources import AllowedSources
 
 _FIRST_ROOM = 256  # output tokens that fit before the buffer grows

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree, depths_of
-from cluster.router.calibration import AS_EXPECTED, BETTER, NUM_RECORDS, WORSE, DraftRecord, SourceCalibration
+from cluster.router.calibration import SourceCalibration
 from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_tree_shape, merge_trees
 from cluster.router.planner import choose_nodes, most_nodes_that_can_pay, tally_nodes
 
@@ -224,13 +224,12 @@ def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_other
     assert verified.tolist() == [[2, 1]]
     assert right.tolist() == [[1, 1]]
     assert expected == pytest.approx(np.array([[1.7, 0.7]]))  # nothing is known yet: the sources' own word
-    assert calibration.own.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
-    assert calibration.own.curves["hits"].sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
+    assert calibration.by_source.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
+    assert calibration.by_source.curves["hits"].sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
     assert calibration.agreement.curves["trials"].sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
     assert calibration.agreement.curves["hits"].sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
     tally_nodes(proposed, chosen, index, np.zeros(2, np.bool_), accepted, calibration)
-    assert calibration.own.curves["trials"].sum() == pytest.approx(3.0)
-    assert calibration.in_context.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0, 0, 0, 0, 0])
+    assert calibration.by_source.curves["trials"].sum() == pytest.approx(3.0)
     assert calibration.agreement.curves["trials"].sum() == pytest.approx(2.0)
 
 
@@ -248,7 +247,7 @@ def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_o
     probability = dict(zip(merged.nodes["token_id"].tolist(), merged.nodes["probability"].tolist(), strict=True))
     assert probability[1] > 0.8
     assert probability[2] < 0.1
-    assert calibration.own.probability(1, 0.5) == pytest.approx(0.5, abs=0.05)  # half of its nodes were right
+    assert calibration.by_source.probability(1, 0.5) == pytest.approx(0.5, abs=0.05)  # half of its nodes were right
 
 
 def teach(calibration, proposals, bounds, is_accepted, namespaces):
@@ -260,33 +259,18 @@ def teach(calibration, proposals, bounds, is_accepted, namespaces):
     calibration.end_round(namespaces)
 
 
-def claims(calibration, asked, one):
-    """Of the tree's only node, by (source, context)."""
-    proposals = [Proposal(i, source, one, context) for i, (source, context) in enumerate(asked)]
+def uncalibrated(calibration, asked, one):
+    """Probabilities of the tree's only node after the first calibration, by (source, group)."""
+    proposals = [Proposal(i, source, one, group) for i, (source, group) in enumerate(asked)]
     merged, _ = merge_trees(proposals, limits(len(asked)), calibration, VOCAB_SIZE)
     return merged.nodes["uncalibrated_probability"].tolist()
-
-
-def test_what_a_source_is_worth_is_learnt_for_every_context_and_begins_with_the_average():
-    calibration = SourceCalibration(2)
-    bounds, one = limits(2), tree([(1, -1)], [0.9])
-    context = calibration.first_context("a")
-    for _ in range(100):
-        proposals = [Proposal(0, 1, one, context + BETTER), Proposal(1, 1, one, context + WORSE)]
-        teach(calibration, proposals, bounds, [True, False], ["a"])
-    asked = [(1, context + BETTER), (1, context + WORSE), (1, context), (0, context)]
-    better, worse, average, of_the_other = claims(calibration, asked, one)
-    assert better > 0.7
-    assert worse < 0.2
-    assert average == pytest.approx(0.5, abs=0.1)
-    assert of_the_other == pytest.approx(0.9)  # nothing is known of it: its own word
 
 
 def test_no_namespace_learns_from_another():
     mixed, alone = SourceCalibration(2), SourceCalibration(2)
     one, two = tree([(1, -1)], [0.8]), tree([(1, -1), (2, -1)], [0.6, 0.4])
-    mine = alone.first_context("b")
-    others, also_mine = mixed.first_context("a"), mixed.first_context("b")
+    mine = alone.group("b")
+    others, also_mine = mixed.group("a"), mixed.group("b")
     assert others != also_mine
     for i in range(150):
         for _ in range(i % 4):  # a has rounds of its own in between
@@ -295,46 +279,27 @@ def test_no_namespace_learns_from_another():
         is_right = [i % 2 == 0, i % 3 == 0]
         teach(mixed, both, limits(2), [False, *is_right], ["a", "b"])
         teach(alone, [Proposal(0, 0, one, mine), Proposal(0, 1, two, mine)], limits(1), is_right, ["b"])
-    proposals = [Proposal(0, 0, one, mine + BETTER), Proposal(0, 1, two, mine)]
+    proposals = [Proposal(0, 0, one, mine), Proposal(0, 1, two, mine)]
     expected, _ = merge_trees(proposals, limits(1), alone, VOCAB_SIZE)
-    shift = also_mine - mine
-    proposals = [Proposal(0, 0, one, mine + BETTER + shift), Proposal(0, 1, two, mine + shift)]
+    proposals = [Proposal(0, 0, one, also_mine), Proposal(0, 1, two, also_mine)]
     found, _ = merge_trees(proposals, limits(1), mixed, VOCAB_SIZE)
     assert found.nodes["probability"].tolist() == expected.nodes["probability"].tolist()
     assert found.nodes["probability"].max() > 0.3  # while all that a saw was wrong
-    assert max(claims(mixed, [(0, others), (1, others)], one)) < 0.1
+    assert max(uncalibrated(mixed, [(0, others), (1, others)], one)) < 0.1
 
 
 def test_a_namespace_whose_curves_have_gone_to_another_begins_anew():
     calibration = SourceCalibration(2, max_namespaces=2)
     one = tree([(1, -1)], [0.9])
-    context = calibration.first_context("a")
+    group = calibration.group("a")
     for _ in range(50):
-        teach(calibration, [Proposal(0, 1, one, context)], limits(1), [False], ["a"])
-    assert claims(calibration, [(1, context)], one)[0] < 0.1
+        teach(calibration, [Proposal(0, 1, one, group)], limits(1), [False], ["a"])
+    assert uncalibrated(calibration, [(1, group)], one)[0] < 0.1
     for name in "bcd":
-        assert claims(calibration, [(1, calibration.first_context(name))], one) == [pytest.approx(0.9)]
-    assert calibration.first_context("a") % NUM_RECORDS == 0
-    assert claims(calibration, [(1, calibration.first_context("a"))], one) == [pytest.approx(0.9)]
-    assert len(calibration.in_context.curves) == 3 * NUM_RECORDS * 2
+        assert uncalibrated(calibration, [(1, calibration.group(name))], one) == [pytest.approx(0.9)]
+    assert uncalibrated(calibration, [(1, calibration.group("a"))], one) == [pytest.approx(0.9)]
+    assert len(calibration.by_source.curves) == 3 * 2
     calibration.end_round(["nobody"])
-
-
-def test_a_text_has_a_record_of_how_its_sources_have_fared():
-    record = DraftRecord(3)
-    assert record.classes == [AS_EXPECTED] * 3
-    for _ in range(12):
-        record.add([4, 4, 0], [3, 0, 0], [1.0, 2.0, 0.0])
-    assert record.classes == [BETTER, WORSE, AS_EXPECTED]
-    for outcome, right in zip(record.outcomes, (3, 0, 0), strict=True):
-        assert sum(outcome[0::2]) == (0 if outcome is record.outcomes[2] else 12 * 4)
-        assert sum(outcome[1::2]) == 12 * right
-    assert record.outcomes[0][2 * WORSE :: 2] == [0, record.outcomes[0][2 * BETTER]], "each in the class it was made in"
-    assert record.outcomes[0][0] > 0, "the first were made before anything was known"
-    assert record.outcomes[1][2 * BETTER] == 0 < record.outcomes[1][2 * WORSE]
-    for _ in range(100):
-        record.add([0, 4, 0], [0, 2, 0], [0.0, 2.0, 0.0])
-    assert record.classes == [BETTER, AS_EXPECTED, AS_EXPECTED]
 
 
 def test_no_proposals_are_merged_to_nothing():

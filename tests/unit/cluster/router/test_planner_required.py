@@ -176,10 +176,10 @@ def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing
         ) == (0.0, 0, 0)
         chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(2))
         was = np.ones(2, np.bool_)
-        before = calibration.own.curves["trials"][0].sum(), calibration.agreement.curves["trials"].sum()
+        before = calibration.by_source.curves["trials"][0].sum(), calibration.agreement.curves["trials"].sum()
         verified, accepted, _ = tally_nodes(proposed, chosen, index, was, was, calibration)
         assert verified.tolist() == accepted.tolist() == [[0, 1]]
-        assert calibration.own.curves["trials"][0].sum() == before[0]
+        assert calibration.by_source.curves["trials"][0].sum() == before[0]
         assert calibration.agreement.curves["trials"].sum() == pytest.approx(before[1] + 1.0)  # of the guess
 
 
@@ -193,7 +193,7 @@ def test_a_required_stop_token_and_what_follows_it_are_no_guesses_and_teach_noth
     was = np.ones(2, np.bool_)
     verified, accepted, expected = tally_nodes(proposed, chosen, index, was, ~was, calibration)
     assert (verified.sum(), accepted.sum(), expected.sum()) == (0, 0, 0.0)
-    assert calibration.own.curves["trials"].sum() == calibration.agreement.curves["trials"].sum() == 0.0
+    assert calibration.by_source.curves["trials"].sum() == calibration.agreement.curves["trials"].sum() == 0.0
 
 
 def test_a_phrase_in_the_window_is_a_guess_like_any_other():
@@ -203,7 +203,7 @@ def test_a_phrase_in_the_window_is_a_guess_like_any_other():
     assert merged.nodes["probability"][0] == pytest.approx(0.5)
     chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(1))
     tally_nodes(proposed, chosen, index, np.ones(1, np.bool_), np.ones(1, np.bool_), calibration)
-    assert calibration.own.curves["trials"].sum() == pytest.approx(1.0)
+    assert calibration.by_source.curves["trials"].sum() == pytest.approx(1.0)
 
 
 def test_a_tree_that_requires_a_node_but_not_its_parent_is_left_out():
