@@ -24,7 +24,7 @@ from cluster.router.planner import (
     tally_nodes,
 )
 from cluster.router.rejection_chain import parent_confidence
-from cluster.router.round import ChosenNodes, Emitted, Round
+from cluster.router.round import Emitted, Round
 from cluster.router.step_time import StepTimeCurve
 
 PlannerDecision = Literal[
@@ -147,15 +147,13 @@ class DraftChoice:
         verified = accepted = None
         num_head_only = 0  # verified nodes that nobody but the head proposed
         if chosen is not None:
-            was_verified, was_accepted = _outcome(round, emitted, len(chosen.trees))
-            nodes = chosen.trees.nodes[was_verified]
+            was_verified, was_accepted = _outcome(round, emitted, len(chosen))
+            nodes = chosen.nodes[was_verified]
             if self._head is not None:
                 num_head_only = int(np.count_nonzero(nodes["sources"] == 1 << self._head))
             credited = np.bincount(nodes["best_source"], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
-            verified, accepted, expected = tally_nodes(
-                chosen.proposed, chosen.trees, chosen.index, was_verified, was_accepted, self._calibration
-            )
+            verified, accepted, expected = tally_nodes(chosen, was_verified, was_accepted, self._calibration)
             for index, _, _ in emitted:
                 record = round.entries[index].sequence.drafts.record
                 if record is not None:
@@ -188,7 +186,7 @@ class DraftChoice:
         """Accepted nodes attributable to one of these sources, whichever has most in an entry."""
         if round.chosen is None:
             return 0
-        masks = round.chosen.trees.nodes["sources"]
+        masks = round.chosen.nodes["sources"]
         return sum(
             max(_attributable(source, masks[entry.node_start : entry.node_end][path].tolist()) for source in sources)
             for entry, path in ((round.entries[index], path) for index, _, path in emitted)
@@ -290,9 +288,8 @@ class DraftChoice:
             np.array(stop_tokens, np.int32),
             np.array(stop_start, np.int32),
         )
-        merged, proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        merged, is_valid_tree = merge_trees(proposals, limits, self._calibration, self._vocab_size)
         self._counters.proposed_nodes += len(merged)
-        is_valid_tree = proposed.trees["is_valid"]
         if not is_valid_tree.all():
             for proposal, is_valid in zip(proposals, is_valid_tree.tolist(), strict=True):
                 if not is_valid:
@@ -305,14 +302,14 @@ class DraftChoice:
             round.size.num_rows + taken, round.size.num_running + taken, room + 1
         )
         verify_s = verify_s[0] + _ROW_CAUTION * (verify_s - verify_s[0])
-        chosen, chosen_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
+        chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
         if round.budget.explores:
             most = _LAST_EXPLORE_ROUNDS if len(chosen) > num_required else _IDLE_EXPLORE_ROUNDS
             round.traffic.explore_rounds = min(most, round.traffic.explore_rounds * 2)
             rows = round.size.num_rows + chain_rows + len(chosen)
             beyond = self._step_times.next_unsure_rows(rows) - (round.size.num_rows + taken)
-            chosen, chosen_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
-        round.chosen = ChosenNodes(chosen, chosen_index, proposed)
+            chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
+        round.chosen = chosen
         start = chosen.start.tolist()
         token_ids, parents = (np.ascontiguousarray(chosen.nodes[field]) for field in ("token_id", "parent"))
         confidence = chosen.nodes["probability"].astype(np.float32)

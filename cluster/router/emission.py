@@ -100,7 +100,7 @@ def _sources_of(round: Round, entry: RoundEntry, path: list[int], source_names: 
     if entry.num_chain:
         return [DRAFT_MODEL] * len(path)
     assert round.chosen is not None
-    best = round.chosen.trees.nodes["best_source"][entry.node_start : entry.node_end]
+    best = round.chosen.nodes["best_source"][entry.node_start : entry.node_end]
     return [source_names[source] for source in best[path].tolist()]
 
 

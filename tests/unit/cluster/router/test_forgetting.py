@@ -128,15 +128,17 @@ def test_records_and_curves_of_a_namespace_begin_anew():
     assert records.of("a") is not before
     assert records.of("b") is other
     calibration = SourceCalibration(1)
-    new = calibration.by_source.curves["level"][calibration.group("a")].copy()
+    new = calibration.by_sources.curves["level"][2 * calibration.group("a")].copy()
     for namespace in ("a", "b"):
-        calibration.by_source.observe(calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
+        calibration.by_sources.observe(2 * calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
     calibration.end_round()
-    learnt = calibration.by_source.curves["level"][calibration.group("b")].copy()
+    learnt = calibration.by_sources.curves["level"][2 * calibration.group("b")].copy()
     calibration.drop("a")
     calibration.drop("nobody")
-    assert calibration.by_source.curves["level"][calibration.group("a")].tolist() == new.tolist()
-    assert calibration.by_source.curves["level"][calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
+    assert calibration.by_sources.curves["level"][2 * calibration.group("a")].tolist() == new.tolist()
+    assert (
+        calibration.by_sources.curves["level"][2 * calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
+    )
 
 
 # --- draft workers
