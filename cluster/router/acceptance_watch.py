@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 _BLOCK = 256  # drafts of a source that are judged together
 _SETTLED = 8  # blocks after which there is something to compare with
-_FALL = 0.4  # of what it used to be
+_FALL = 0.4  # acceptance has collapsed below this share of the usual
 _SLOW = 0.05  # weight of a block in what it used to be
 
 

@@ -22,7 +22,7 @@ _REFRESH_S = 0.25
 _HELLO_TIMEOUT_S = 5.0
 _WARM_UP_TIMEOUT_S = 60.0
 _WARM_UP_PAUSE_S = 1.0  # after a target that gave no token
-_LONGEST_WAIT_S = 0.25  # of a refresh for the target's answer, which may be busy for long
+_LONGEST_WAIT_S = 0.25  # a refresh waits no longer for the target, which may be busy
 _FAILOVER_NOTICE_S = 1.5  # by then gateways know that they should ask another router
 
 
@@ -37,7 +37,7 @@ class Connections:
     def __init__(self, client_keys: LinkKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._client_keys = client_keys
         self._clock = clock
-        self.target_id: str | None = None  # of the group that it has, or waits for
+        self.target_id: str | None = None  # the group that this router has, or waits for
         self.others_serve = False  # there are target groups of other routers
         self._leaves_at: float | None = None  # its group is about to stop, and others serve
         # Incarnation of the last target that said it would leave, or that another router got: its end is no loss.
@@ -46,9 +46,9 @@ class Connections:
         self._greeting: asyncio.Task[None] | None = None
         self._warm_incarnation: int | None = None
         self.target: tuple[WorkerInfo, AsyncLink] | None = None
-        self._closed_drops: Counter[str] = Counter()  # of links that are closed by now
+        self._closed_drops: Counter[str] = Counter()  # from links that are closed by now
         self._closed_traffic: Counter[str] = Counter()
-        self._worker_drops: Counter[str] = Counter()  # of workers that are gone by now
+        self._worker_drops: Counter[str] = Counter()  # from workers that are gone by now
 
     @property
     def is_standby(self) -> bool:

@@ -20,7 +20,7 @@ class Distribution:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         """bounds ascend, and each belongs to what is below it."""
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # of each interval; the last one has no end
+        self.counts = [0] * (len(bounds) + 1)  # values in each interval; the last one has no end
         self.total = 0.0
 
     def add(self, value: float) -> None:
@@ -57,8 +57,8 @@ class RouterCounters:
     planner_rounds: Counter[str] = field(default_factory=Counter)  # by what was decided about drafts
     proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
     awaited_drafts: int = 0  # answers of draft workers that rounds waited for
-    late_drafts: int = 0  # of these, those that did not come in time
-    invalid_draft_results: int = 0  # of another round, or malformed as a whole
+    late_drafts: int = 0  # awaited drafts that did not come in time
+    invalid_draft_results: int = 0  # for another round, or malformed as a whole
     stale_drafts: int = 0  # sequences a draft worker had lost
     unknown_sequences: int = 0  # answers about sequences that were not asked about
     stale_sequences: int = 0  # sequences the target had lost

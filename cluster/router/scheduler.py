@@ -98,7 +98,7 @@ class Scheduler:
         return min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, round(ahead / rate, 3)))
 
     def longest_wait_s(self, now: float) -> float:
-        """Of those that have not run yet."""
+        """The longest wait of a request that has not run yet."""
         arrivals = (
             sequence.progress.arrived_at for sequence in self.waiting.values() if sequence.progress.started_at is None
         )

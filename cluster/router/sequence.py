@@ -82,7 +82,7 @@ class RequestProgress:
 
     arrived_at: float
     started_at: float | None = None  # when its first round was planned; None: it waits
-    chunk_index: int = 0  # of the next chunk
+    chunk_index: int = 0  # index that the next chunk will have
     is_cancelled: bool = False
     is_ended: bool = False  # its last event has been queued
     stats: SpeculationStats = field(default_factory=lambda: SpeculationStats(accepted_tokens={}))

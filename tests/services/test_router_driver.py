@@ -1,4 +1,4 @@
-"""The router's rounds over real links: toy workers in threads that are slow, fail, vanish and come back."""
+"""Rounds of driver, linked_drafts and warm_up_token over real links: toy workers are slow, fail, vanish and return."""
 
 from __future__ import annotations
 
