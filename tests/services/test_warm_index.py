@@ -56,7 +56,7 @@ def open_index(directory):
 
 
 def compactor(namespace, clock=lambda: 1_000.0, **limits):
-    return Compactor(namespace.store, namespace.codec, CompactorSettings(FoldLimits(**limits)), clock)
+    return Compactor(namespace.store, namespace.codec, CompactorSettings(limits=FoldLimits(**limits)), clock)
 
 
 def fold_all(compactor):
