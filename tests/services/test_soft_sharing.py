@@ -214,7 +214,7 @@ def test_metrics_tell_what_was_exchanged_without_saying_whose_it_is(server):
 def test_nothing_lives_longer_than_it_is_said_to(server, tmp_path):
     """Whoever begins the data set of a namespace: all else lives as long as that does."""
     given = settings_of(CacheConfig(keep_s=61, index_directory=tmp_path), VOCAB_SIZE)
-    quick = replace(given, soft=replace(EAGER, keep_s=61, compactor=given.soft.compactor))
+    quick = replace(given, soft=EAGER.model_copy(update={"keep_s": 61, "compactor": given.soft.compactor}))
     with router(server.settings, cache_settings=quick) as one:
         one.cache.watch("b", one)
         one.sharing.follow("c")
