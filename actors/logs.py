@@ -33,13 +33,17 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "req
 class ObservabilityConfig(Options):
     """What is told of requests and rounds beside the metrics, which are always there."""
 
-    log_format: Literal["text", "json"] = "text"  # to stderr
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # info: a line for each request and its parts
-    # Spans of requests go there, as OTLP over HTTP: http://collector:4318. None: no tracing. Headers that the collector
-    # wants are taken from $OTEL_EXPORTER_OTLP_HEADERS.
+    log_format: Literal["text", "json"] = "text"
+    """Format of log lines, which go to stderr."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """The least level that is logged. info: a line for each request and its parts."""
     otlp_endpoint: str | None = None
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # share of requests traced where the caller has not decided
-    round_spans: Annotated[int, Field(ge=0, le=256)] = 16  # rounds of a request with spans of their own; the first
+    """Collector of spans, OTLP over HTTP: http://collector:4318. null: no tracing. Headers for the collector come from
+    $OTEL_EXPORTER_OTLP_HEADERS."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of requests that are traced, of those whose callers have not decided it."""
+    round_spans: Annotated[int, Field(ge=0, le=256)] = 16
+    """The first rounds of a request that have spans of their own."""
 
     @model_validator(mode="after")
     def _address(self) -> ObservabilityConfig:

@@ -24,29 +24,40 @@ class ModelOptions(Options):
     """How a model, target or draft, is loaded and how large its KV cache is."""
 
     dtype: Dtype = "float32"
-    quantization: Quantization = "none"  # bits of the weights of linear layers
-    device: str = "auto"  # auto, cpu, cuda
-    threads: Annotated[int, Field(ge=1, le=256)] = 1  # torch threads of one rank or draft worker, on CPU
-    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None  # None: a fraction of the device's free memory
-    block_size: Annotated[int, Field(ge=1, le=1024)] = 16  # tokens of a KV block
+    quantization: Quantization = "none"
+    """Bits of the weights of linear layers."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Torch threads of one rank or draft worker, on CPU."""
+    kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
+    """Tokens of the KV cache. null: a fraction of the device's free memory."""
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens of a KV block."""
 
 
 class EagleOptions(Options):
     """How far an EAGLE tree may grow."""
 
-    depth: EagleDepth = DEFAULT_EAGLE_DEPTH  # levels that are expanded
-    top_k: EagleTopK = DEFAULT_EAGLE_TOP_K  # children of a node, and expanded nodes of a level
+    depth: EagleDepth = DEFAULT_EAGLE_DEPTH
+    """Levels that are expanded."""
+    top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
+    """Children of a node, and expanded nodes of a level."""
 
 
 class TargetOptions(ModelOptions):
     """The target engine, with the EAGLE head that drafts beside it."""
 
-    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1  # ranks
-    max_model_len: Annotated[int, Field(ge=16)] | None = None  # None: the context length of the model
-    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.2  # of free memory, unless kv_cache_tokens is given
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks of a target group."""
+    max_model_len: Annotated[int, Field(ge=16)] | None = None
+    """Tokens of prompt and answer together. null: the context length of the model."""
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.2
+    """Share of free memory for the KV cache, unless kv_cache_tokens is given."""
     prefix_cache: bool = True
     exact: Exactness = "default"
-    eagle_head: str = "none"  # directory of an EAGLE head; needs tensor_parallel 1
+    eagle_head: str = "none"
+    """Directory of an EAGLE head; needs tensor_parallel 1."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
     eagle_top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
 
@@ -65,10 +76,13 @@ class TargetOptions(ModelOptions):
 class TargetGroupOptions(TargetOptions):
     """The target groups of a cluster. Each has `tensor_parallel` ranks and a router of its own."""
 
-    groups: Annotated[int, Field(ge=1, le=1024)] = 1  # at least
-    max_groups: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `groups`
+    groups: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Target groups, at least."""
+    max_groups: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Target groups, at most: see `autoscaling`. null: always `groups`."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    health_timeout_s: Annotated[float, Field(gt=0)] = 5.0  # a rank that is silent for longer, three times, has failed
+    health_timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    """Seconds; a rank that is silent for longer, three times, has failed."""
 
     @model_validator(mode="after")
     def _groups_in_range(self) -> TargetGroupOptions:
@@ -84,13 +98,18 @@ class TargetGroupOptions(TargetOptions):
 class LookaheadOptions(Options):
     """How the draft model drafts for `ouroboros` (Zhao et al. 2024, arXiv:2402.13720)."""
 
-    window_size: Annotated[int, Field(ge=1, le=64)] = 5  # columns of the lookahead window, W
-    lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5  # N; phrases have N - 1 tokens
-    # Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried.
+    window_size: Annotated[int, Field(ge=1, le=64)] = 5
+    """Columns of the lookahead window, W."""
+    lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5
+    """N; phrases have N - 1 tokens."""
     guess_set_size: Annotated[int, Field(ge=-1, le=64)] = 5
-    num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3  # phrases that continue a draft, K
-    keep_phrases: bool = True  # from one request of a namespace to the next; False: each begins with an empty pool
-    pool_phrases: Annotated[int, Field(ge=1, le=1 << 20)] = 1 << 16  # in all namespaces, half a kilobyte each
+    """Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried."""
+    num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3
+    """Phrases that continue a draft, K."""
+    keep_phrases: bool = True
+    """Keep phrases from one request of a namespace to the next. false: each request begins with an empty pool."""
+    pool_phrases: Annotated[int, Field(ge=1, le=1 << 20)] = 1 << 16
+    """Phrases kept in all namespaces together, half a kilobyte each."""
 
     @model_validator(mode="after")
     def _some_guesses(self) -> LookaheadOptions:
@@ -111,19 +130,23 @@ class LookaheadOptions(Options):
 class DraftOptions(ModelOptions):
     """The draft engine."""
 
-    gamma: Annotated[int, Field(ge=1, le=64)] = 4  # depth of a draft in tokens
-    branch: Annotated[int, Field(ge=1, le=8)] = 2  # guesses for each token, 1: a chain; a third hardly gains anything
-    # Likely outcomes of each draft that a worker drafts for while the target verifies it; 0: none. None: 8 on a GPU,
-    # none on CPUs, where the work would slow down a target on the same machine.
+    gamma: Annotated[int, Field(ge=1, le=64)] = 4
+    """Depth of a draft in tokens."""
+    branch: Annotated[int, Field(ge=1, le=8)] = 2
+    """Guesses for each token, 1: a chain; a third hardly gains anything."""
     ahead: Annotated[int, Field(ge=0, le=64)] | None = None
+    """Likely outcomes of each draft that a worker drafts for while the target verifies it; 0: none. null: 8 on a GPU,
+    none on CPUs, where the work would slow down a target on the same machine."""
     lookahead: LookaheadOptions = LookaheadOptions()
 
 
 class DraftPoolOptions(DraftOptions):
     """The draft workers of a cluster."""
 
-    workers: Annotated[int, Field(ge=0, le=1024)] = 1  # at least
-    max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None  # see `autoscaling`; None: always `workers`
+    workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Draft workers, at least."""
+    max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Draft workers, at most: see `autoscaling`. null: always `workers`."""
 
     @model_validator(mode="after")
     def _workers_in_range(self) -> DraftPoolOptions:

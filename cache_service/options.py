@@ -16,7 +16,7 @@ PollSeconds = Annotated[float, Field(ge=0.001, le=60)]
 class Options(BaseModel):
     """Frozen and validated when it is made. Unknown keys, infinities and NaN are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod

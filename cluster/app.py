@@ -11,8 +11,9 @@ from ray.serve.exceptions import RayServeException
 
 from actors.errors import PacelineError
 from actors.workers.ray_environment import is_loopback
-from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, describe, paceline_home
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, paceline_home
 from cluster.serve import ClusterPlan, cluster_application, device_elsewhere, plan_cluster
+from cluster.validation import describe
 
 _EVERYWHERE = "0.0.0.0"
 

@@ -6,7 +6,6 @@ Unknown keys are errors. A component is handed its own part, never the whole.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,8 @@ from actors.workers.autoscaling import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
 from cache_service.store.connection import parse_url
-from cluster.errors import ConfigError, limit_of
+from cluster.errors import ConfigError
+from cluster.validation import describe
 
 NO_CACHE = "none"  # as `cache.url`
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
@@ -28,81 +28,119 @@ _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentin
 class TargetConfig(TargetGroupOptions):
     """The model whose output counts, and the groups of actors that it runs on."""
 
-    model: str = "smollm2"  # a prepared name, a directory, a .gguf file or a Hugging Face id
-    served_name: str | None = None  # what clients call it; None: the model's own name
+    model: str = "smollm2"
+    """A prepared name, a directory, a .gguf file or a Hugging Face id."""
+    served_name: str | None = None
+    """What clients call it; null: the model's own name."""
 
 
 class DraftConfig(DraftPoolOptions):
     """The draft model and its workers."""
 
-    model: str = "auto"  # auto: the drafter built for the target, picked up when it is there; none: no draft model
-    build: bool = True  # whether `paceline serve` builds the drafter that `auto` means where it is missing
-    deadline_ms: Annotated[float, Field(gt=0)] = 200.0  # later than this, the round goes on without
+    model: str = "auto"
+    """auto: the drafter built for the target, picked up when it is there; none: no draft model."""
+    build: bool = True
+    """Whether `paceline serve` builds the drafter that `auto` means where it is missing."""
+    deadline_ms: Annotated[float, Field(gt=0)] = 200.0
+    """Milliseconds that a round waits for drafts; then it goes on without them."""
 
 
 class SpeculationConfig(Options):
     """How drafts are made, merged and accepted."""
 
-    drafters: tuple[str, ...] = ("auto",)  # names of `paceline generate --drafter`, or none
-    corpora: tuple[Path, ...] = ()  # directories of `paceline corpus build`, for the drafter retrieval
-    # Of drafters by their names, as in {suffix: {len_threshold: 5}}: the keywords of their `create_drafter`.
+    drafters: tuple[str, ...] = ("auto",)
+    """Names of drafters, as of `paceline generate --drafter`, or none."""
+    corpora: tuple[Path, ...] = ()
+    """Directories of `paceline corpus build`, for the drafter retrieval."""
     drafter_options: dict[str, dict[str, bool | int | float | str]] = Field(default_factory=dict)
+    """Options of drafters by name, as in {suffix: {len_threshold: 5}}: the keywords of their `create_drafter`."""
     acceptance: Literal["coupled", "rejection"] = "coupled"
-    # Tree nodes a sequence and round, beside those that a drafter requires (a lookahead window). 0: neither.
+    """How a draft token of a sampled text is accepted. coupled: if it is the token that would be drawn without drafts.
+    rejection: by the ratio of the probabilities of target and draft model; only the draft model drafts then."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
-    max_rows: Annotated[int, Field(ge=1, le=4096)] = 64  # rows a round spent on either, all sequences
+    """Tree nodes of a sequence in a round, beside those that a drafter requires (a lookahead window). 0: none of
+    either."""
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Rows of a round for tree nodes and required rows, all sequences together."""
 
 
 class RouterConfig(Options):
     """Batching, admission and fairness."""
 
-    max_running: Annotated[int, Field(ge=1, le=4096)] = 16  # sequences in one round
-    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64  # beyond: 429 / RESOURCE_EXHAUSTED
-    max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # prompt rows a round, all sequences
-    verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # a target that takes longer has failed
+    max_running: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Sequences in one round."""
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """Requests that wait. Beyond: HTTP 429, gRPC RESOURCE_EXHAUSTED."""
+    max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Prompt rows of a round, all sequences together."""
+    verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds for one batch. A target that takes longer has failed."""
 
 
 class GatewayConfig(Options):
-    """The public face."""
+    """HTTP and gRPC: addresses, limits of requests, and how answers are streamed."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     http_port: Annotated[int, Field(ge=1, le=65_535)] = 8000
+    """Port of HTTP."""
     grpc_port: Annotated[int, Field(ge=1, le=65_535)] = 9000
+    """Port of gRPC."""
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
-    max_new_tokens: Annotated[int, Field(ge=1)] = 4096  # most a request may ask for
-    default_max_tokens: Annotated[int, Field(ge=1)] = 256  # when the request does not say
+    """Gateway processes."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 4096
+    """The most tokens that a request may ask for."""
+    default_max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Tokens of an answer whose request does not say."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds from a request to the end of its answer."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    """Size of the largest request that is read."""
     grpc_reflection: bool = True
-    # In what portions answers are streamed: see `cluster.gateway.streams`.
-    stream_interval_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None  # None: 100 with tenants, else 0
-    stream_tokens: Annotated[int, Field(ge=0, le=4096)] = 0  # of a chunk; 0: as many as there are
-    stream_obfuscation: bool | None = None  # pad chunks unless a request says otherwise; None: with tenants
+    """Whether gRPC clients may list the services."""
+    stream_interval_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None
+    """Milliseconds between the chunks of a streamed answer. null: 100 with tenants, else 0, which is as they come."""
+    stream_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Tokens of a chunk. 0: as many as there are."""
+    stream_obfuscation: bool | None = None
+    """Whether to pad chunks to a few sizes, unless a request says otherwise. null: with tenants."""
 
 
 class TenantsConfig(Options):
     """Who may call, and how warm caches are shared. Limits and keys are in the registry of `paceline tenant`."""
 
-    file: Path | None = None  # the registry; None: $PACELINE_HOME/tenants.json
-    open: bool = False  # without a registry, serve whoever reaches the gateway; on loopback that needs no leave
-    allow_shared: bool = False  # tenants with policy shared do share; else they are isolated
+    file: Path | None = None
+    """The registry. null: $PACELINE_HOME/tenants.json."""
+    open: bool = False
+    """Without a registry, serve whoever reaches the gateway. On loopback this is not needed."""
+    allow_shared: bool = False
+    """Whether tenants with policy shared do share. Otherwise they are isolated."""
 
 
 class PromotionConfig(Options):
-    """What tenants with policy `promoted` have all said becomes readable to all of them: see
-    `cache_service.promotion.promotion_policy`. Without tenants nothing does."""
+    """When phrases of tenants with policy `promoted` become readable to all of them: see
+    `cache_service.promotion.promotion_policy`. Needs tenants."""
 
-    enabled: bool = True  # else policy promoted is as isolated
-    min_tenants: Annotated[int, Field(ge=5, le=10_000)] = 20  # distinct ones that must have said a phrase
-    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600  # that it waits then
-    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600  # phrases appear together, at multiples of this
-    max_tokens: Annotated[int, Field(ge=1, le=16)] = 16  # of a phrase
-    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600  # how long a tenant supports what it has said
-    # Of the Laplace mechanism on the number of tenants; None: no noise. It keeps some phrases waiting.
+    enabled: bool = True
+    """false: policy promoted is the same as isolated."""
+    min_tenants: Annotated[int, Field(ge=5, le=10_000)] = 20
+    """Distinct tenants that must have generated a phrase."""
+    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600
+    """Seconds that a phrase waits after that."""
+    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600
+    """Phrases become readable together, at multiples of so many seconds."""
+    max_tokens: Annotated[int, Field(ge=1, le=16)] = 16
+    """Tokens of a phrase."""
+    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600
+    """Seconds for which a tenant counts after it has generated a phrase."""
     noise_epsilon: Annotated[float, Field(ge=0.001, le=1000)] | None = None
-    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16  # that are public or wait to be
-    tenant_offers: Annotated[int, Field(ge=1, le=2**31)] = 10_000  # phrases of one tenant a day that count
-    never: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()  # texts that must not become public
+    """Epsilon of the Laplace noise on the number of tenants, which delays some phrases. null: no noise."""
+    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16
+    """Phrases that are readable or wait to be."""
+    tenant_offers: Annotated[int, Field(ge=1, le=2**31)] = 10_000
+    """Phrases of one tenant that count in a day."""
+    never: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    """Texts that must not become readable."""
 
 
 class CacheConfig(Options):
@@ -111,29 +149,46 @@ class CacheConfig(Options):
     Passwords and keys come from files or the environment, never from here: `cluster.cache.access` reads them.
     """
 
-    # None: a server of its own beside `paceline serve`; none: no cache; else redis://host:port/db, rediss:// with TLS,
-    # redis+sentinel://host:port,host:port/service, redis+cluster://host:port,host:port
     url: str | None = None
+    """null: a server of its own beside `paceline serve`. none: no cache. Otherwise redis://host:port/db, rediss:// with
+    TLS, redis+sentinel://host:port,host:port/service or redis+cluster://host:port,host:port."""
     username: str | None = None
-    password_file: Path | None = None  # None: $PACELINE_CACHE_PASSWORD, if it is set
-    ca_file: Path | None = None  # None: the system's certificate authorities
-    certificate_file: Path | None = None  # of this side, with its key_file, for servers that ask for one
+    """User of the server."""
+    password_file: Path | None = None
+    """File with the password. null: $PACELINE_CACHE_PASSWORD, if it is set."""
+    ca_file: Path | None = None
+    """Certificate authorities. null: those of the system."""
+    certificate_file: Path | None = None
+    """Certificate of the client, for servers that ask for one; with key_file."""
     key_file: Path | None = None
+    """Private key of certificate_file."""
     sentinel_username: str | None = None
-    sentinel_password_file: Path | None = None  # None: $PACELINE_CACHE_SENTINEL_PASSWORD, if it is set
-    # Keys that encrypt what lies in Redis, id:secret words, the newest has the highest id; None: $PACELINE_CACHE_KEYS,
-    # if it is set, else nothing is encrypted.
+    """User of the sentinels."""
+    sentinel_password_file: Path | None = None
+    """File with the sentinels' password. null: $PACELINE_CACHE_SENTINEL_PASSWORD, if it is set."""
     encryption_file: Path | None = None
-    directory: Path | None = None  # data of the server of its own; None: $PACELINE_HOME/cache
-    max_memory_bytes: Annotated[int, Field(ge=8 * 2**20)] = 512 * 2**20  # of that server
-    keep_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600  # that a namespace lives after its last tokens
-    max_queued_tokens: Annotated[int, Field(ge=1024, le=2**31)] = 1_000_000  # that wait to be written; the oldest go
-    publish_prompts: bool = False  # not only what the target has said
-    max_namespaces: Annotated[int, Field(ge=1, le=65_536)] = 64  # that a router drafts from; the least used give way
-    index_tokens: Annotated[int, Field(ge=1024, le=2**40)] = 16 * 2**20  # of all of them together
-    namespace_tokens: Annotated[int, Field(ge=1024, le=2**29)] = 4 * 2**20  # of each of them, the newest
-    index_directory: Path | None = None  # of indexes that processes of a machine share; None: in memory (/dev/shm)
+    """File with the keys that encrypt the data in Redis: words id:secret, of which the newest has the highest id. null:
+    $PACELINE_CACHE_KEYS; if that is not set, nothing is encrypted."""
+    directory: Path | None = None
+    """Data of the server of its own. null: $PACELINE_HOME/cache."""
+    max_memory_bytes: Annotated[int, Field(ge=8 * 2**20)] = 512 * 2**20
+    """Memory of the server of its own."""
+    keep_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600
+    """Seconds that a namespace is kept after its last tokens."""
+    max_queued_tokens: Annotated[int, Field(ge=1024, le=2**31)] = 1_000_000
+    """Tokens that wait to be written. Beyond, the oldest are dropped."""
+    publish_prompts: bool = False
+    """Whether prompts are learnt from as well as answers."""
+    max_namespaces: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Namespaces that a router drafts from. Beyond, the least recently used are dropped."""
+    index_tokens: Annotated[int, Field(ge=1024, le=2**40)] = 16 * 2**20
+    """Tokens of the local index, all namespaces together."""
+    namespace_tokens: Annotated[int, Field(ge=1024, le=2**29)] = 4 * 2**20
+    """Tokens of one namespace in the local index, the newest ones."""
+    index_directory: Path | None = None
+    """Indexes that the processes of a machine share. null: in memory (/dev/shm)."""
     promotion: PromotionConfig = PromotionConfig()
+    """What tenants with policy promoted share."""
 
     @model_validator(mode="after")
     def _address(self) -> CacheConfig:
@@ -229,20 +284,3 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {part} is not a section")
         section = child
     section[parts[-1]] = value
-
-
-def describe(error: ValidationError) -> str:
-    """What is wrong with a configuration, in one line."""
-    parts = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"]) or "configuration"
-        if problem["type"] == "extra_forbidden":
-            parts.append(f"{field}: unknown key")
-        elif problem["type"] == "missing":
-            parts.append(f"{field}: it is missing")
-        elif problem["type"] == "value_error":
-            parts.append(f"{field}: {limit_of(problem)}")
-        else:
-            shown = re.sub(r"//\S*@", "//...@", repr(problem["input"]))  # a URL may have a password in it
-            parts.append(f"{field} is {shown}; {limit_of(problem)}")
-    return "; ".join(parts)

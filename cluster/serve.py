@@ -135,7 +135,17 @@ def plan_cluster(
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
     target_device, draft_device = choose(config.target.device), choose(config.draft.device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
-    return ClusterPlan(config, source, info, target_device, draft, draft_device, builds_drafter, access, has_own)
+    return ClusterPlan(
+        config=config,
+        target=source,
+        info=info,
+        target_device=target_device,
+        draft=draft,
+        draft_device=draft_device,
+        builds_drafter=builds_drafter,
+        access=access,
+        draft_has_own_vocabulary=has_own,
+    )
 
 
 def device_elsewhere(device: str) -> str:

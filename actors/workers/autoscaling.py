@@ -26,14 +26,22 @@ class AutoscalingConfig(Options):
     what routers say of drafting; target groups between `target.groups` and `target.max_groups`, by how long requests
     wait for one."""
 
-    draft_busy_share: Annotated[float, Field(gt=0, le=1)] = 0.6  # of a draft worker's time, spent drafting
-    draft_late_share: Annotated[float, Field(ge=0, le=1)] = 0.05  # drafts that may come too late / drafts waited for
-    draft_min_gain: Annotated[float, Field(ge=0, le=0.5)] = 0.03  # tokens a second, relative, of one worker more
-    target_queue_s: Annotated[float, Field(gt=0, le=3600)] = 1.0  # that requests may wait for their first round
-    target_used_share: Annotated[float, Field(gt=0, le=0.95)] = 0.7  # of the groups' room, that should be in use
-    look_back_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # signals are means over this time
-    upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # that they must have asked for more
+    draft_busy_share: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of its time that a draft worker should draft."""
+    draft_late_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of the awaited drafts that may come too late."""
+    draft_min_gain: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    """Relative gain in tokens a second that one more draft worker must bring."""
+    target_queue_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    """Seconds that requests may wait for their first round."""
+    target_used_share: Annotated[float, Field(gt=0, le=0.95)] = 0.7
+    """Share of the groups' room that should be in use."""
+    look_back_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    """Seconds over which signals are averaged."""
+    upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """Seconds for which the signals must have asked for more."""
     downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """Seconds for which the signals must have asked for less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,4 +114,6 @@ class PublicPool:
                 self._is_broken = True
                 return None
         store, codec = self._open_pool()
-        return PromotionGate(store, codec, terms.secret, self._blocks, terms.policy, self._source.clock, _REST_S)
+        return PromotionGate(
+            store, codec, terms.secret, self._blocks, policy=terms.policy, clock=self._source.clock, rest_s=_REST_S
+        )

@@ -31,9 +31,9 @@ from cache_service.index.warm_index import WarmIndex, WarmIndexSettings, WarmInd
 from cache_service.log.compactor import Compactor, CompactorSettings, CompactorThread
 from cache_service.log.earnings_ledger import EarningsLedger
 from cache_service.log.fold_plan import FoldLimits
-from cache_service.log.hit_rate_limits import limits_by_hit_rate
 from cache_service.log.publisher import Publisher, PublisherCounters, PublisherSettings
 from cache_service.log.tenant_share import TenantBudget, TenantShare
+from cache_service.log.worth import limits_by_worth
 from cache_service.promotion.promotion_gate import PromotionCounters
 from cache_service.promotion.promotion_thread import PromotionThread
 from cache_service.store.admin_store import AdminStore
@@ -129,10 +129,10 @@ class SharedCache:
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         if self._settings.publish_prompts:
-            self._publish(namespace, document_id, 0, token_ids, RecordKind.PROMPT)
+            self._publish(namespace, document_id, 0, token_ids, kind=RecordKind.PROMPT)
 
     def committed(self, namespace: str, document_id: bytes, offset: int, token_ids: Sequence[int] | Int32Array) -> None:
-        self._publish(namespace, document_id, offset, token_ids, RecordKind.OUTPUT)
+        self._publish(namespace, document_id, offset, token_ids, kind=RecordKind.OUTPUT)
 
     def answered(self, organisation: str, token_ids: Int32Array) -> None:
         if self._promotion is not None:
@@ -200,7 +200,7 @@ class SharedCache:
         token_ids: Sequence[int] | Int32Array,
         kind: RecordKind,
     ) -> None:
-        self.publisher.publish(namespace, document_id, offset, token_ids, kind)
+        self.publisher.publish(namespace, document_id, offset, token_ids, kind=kind)
         if namespace in self._compactors:
             self._compactors.move_to_end(namespace)
         else:
@@ -238,14 +238,14 @@ class SharedCache:
                 StoreKeys(self.fingerprint, namespace or OPEN),
                 budget,
                 own,
-                self._settings.compactor.keep_s,
-                lambda others: self._others.extend((other, budget) for other in others),
+                keep_s=self._settings.compactor.keep_s,
+                on_others=lambda others: self._others.extend((other, budget) for other in others),
             )
 
         def limits(has_new: bool) -> FoldLimits:
             allowed = own if share is None else share(has_new)
             try:
-                return limits_by_hit_rate(allowed, earnings.read_earnings())
+                return limits_by_worth(allowed, earnings.read_earnings())
             except StoreRefused:  # its user may fold, and has no right to read them
                 return allowed
 
@@ -280,7 +280,7 @@ def open_shared_cache(
         return None
     if connection is None:
         return None
-    cache = SharedCache(connection, fingerprint, ring, settings_of(config, vocab_size), promotion)
+    cache = SharedCache(connection, fingerprint, ring, settings=settings_of(config, vocab_size), promotion=promotion)
     cache.follow([OPEN])  # those of tenants are followed when they come
     return cache
 

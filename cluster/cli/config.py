@@ -7,13 +7,9 @@ import json
 import typer
 
 from cluster.config import ClusterConfig
+from cluster.config_reference import config_reference
 
 app = typer.Typer(no_args_is_help=True, help="What a cluster's configuration may hold.")
-
-
-@app.callback()
-def _of_several() -> None:
-    """Keeps `schema` a command of its own while it is the only one."""
 
 
 @app.command()
@@ -23,3 +19,9 @@ def schema() -> None:
     Types, limits, defaults and unknown keys; what several keys must agree on is known to `paceline validate` alone.
     """
     typer.echo(json.dumps(ClusterConfig.model_json_schema(), indent=2))
+
+
+@app.command()
+def reference() -> None:
+    """Print docs/configuration.md: every key with its type, limits, default and meaning."""
+    typer.echo(config_reference(), nl=False)

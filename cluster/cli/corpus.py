@@ -17,8 +17,8 @@ from cache_service.errors import CorpusError
 from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
+from cluster.generation import generation_options
 from cluster.offline.corpus import build_corpus
-from cluster.request_limits import check_local_fields
 from cluster.text.documents import PROMPT_KEYS, Tokens, read_documents, read_rows
 
 app = typer.Typer(no_args_is_help=True, help="Index text to draft from.")
@@ -56,7 +56,7 @@ def build(
         raise ConfigError("give files to index, or --from-responses")
     sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     try:
-        check_local_fields(sampling)
+        generation_options(**sampling)
     except InvalidRequest as error:
         raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
     prompts = [value for _, _, value in read_rows(from_responses, PROMPT_KEYS)] if from_responses is not None else []

@@ -37,7 +37,8 @@ from cluster.cli.engine import (
     ThreadsOption,
     local_engine,
 )
-from cluster.request_limits import check_local_fields, is_text
+from cluster.generation import generation_options
+from cluster.validation import is_text
 
 if TYPE_CHECKING:
     from cluster.offline.engine import BeamSearchResult, Generation
@@ -158,7 +159,7 @@ def _trace_writer() -> Callable[[RoundTrace], None]:
 def check_sampling_options(sampling: dict[str, Any]) -> None:
     """Before a model is loaded. Raises InvalidRequest that names the option."""
     try:
-        check_local_fields(sampling)
+        generation_options(**sampling)
     except InvalidRequest as error:
         raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
 

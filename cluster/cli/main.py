@@ -44,7 +44,7 @@ def _message(error: Any) -> str:
     from pydantic import ValidationError
     from typer._click.exceptions import BadParameter, MissingParameter, NoSuchOption
 
-    from cluster.errors import limit_of
+    from cluster.validation import limit_of
 
     cause = error.__cause__
     if isinstance(error, MissingParameter):

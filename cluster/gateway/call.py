@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.messages import Acceptance, CacheUse, SpeculationStats
+from actors.messages import Acceptance, SpeculationStats
+from cluster.generation import HTTP_TEMPERATURE, GenerationOptions
 from cluster.text.text_codec import Prompt
+
+HTTP_DEFAULTS = GenerationOptions(temperature=HTTP_TEMPERATURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,25 +23,10 @@ class GenerationCall:
     prompt_field: str = "prompt"
     model: str | None = None  # None: whatever is served
     n: int = 1
-    max_new_tokens: int | None = None  # None: the gateway's default, as far as the model's length allows
+    options: GenerationOptions = HTTP_DEFAULTS
     max_tokens_field: str = "max_tokens"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None  # -2**63 <= seed < 2**63; None: drawn
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    drafters: tuple[str, ...] | None = None  # None: the cluster's own; (): no speculation
-    max_draft_tokens: int | None = None
-    cache: CacheUse = "read_write"
     cache_salt: str = ""  # keeps what is learnt apart from the rest of the tenant's, or with policy group finds others
-    namespace: str = ""  # name of a part of what the tenant has
     wants_padding: bool | None = None  # of a stream's chunks; None: as the cluster does it
     wants_stats: bool = False
     prediction: str = ""  # what the caller thinks will come out

@@ -67,7 +67,14 @@ class Gateway:
             self._tracing = open_tracing(observability, paceline_version())
         router_client = HandleRouterClient(router)
         service = GenerationService(
-            router_client, tokenizer, model, config, metrics, gatekeeper, self._tracing, self._metrics_of_all
+            router_client,
+            tokenizer,
+            model,
+            config,
+            metrics=metrics,
+            gatekeeper=gatekeeper,
+            tracing=self._tracing,
+            all_gateways=self._metrics_of_all,
         )
         self._grpc = InferenceServicer(service, config)
         self._app = create_app(service, config, answers_request_id=False)
@@ -155,7 +162,7 @@ def gateway_application(
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
         ray_actor_options=ray_actor_options or {"num_cpus": 0.1},
     )
-    return deployment.bind(router, tokenizer_dir, model, config, access, observability)
+    return deployment.bind(router, tokenizer_dir, model, config, access=access, observability=observability)
 
 
 def start_proxies(config: GatewayConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:

@@ -80,6 +80,17 @@ _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | 
 UNAVAILABLE_RETRY_AFTER_S = 1.0
 
 
+def internal_error(status: int = 500) -> ErrorStatus:
+    """The client is not told more: the error's text may hold anything."""
+    return ErrorStatus(
+        http=status,
+        grpc=grpc.StatusCode.INTERNAL,
+        type="server_error",
+        code="internal_error",
+        message="internal error",
+    )
+
+
 def unwrap(error: BaseException) -> BaseException:
     """The error as it was raised: Ray wraps what comes from another process, perhaps more than once."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) and error.cause is not error:
@@ -104,5 +115,14 @@ def status_of(error: BaseException) -> ErrorStatus:
         if isinstance(error, InvalidRequest):
             param = error.field
             code = error.code if kind is InvalidRequest else code
-        return ErrorStatus(http, grpc_code, openai_type, code, str(error), param, retry_after_s, retry_helps)
-    return ErrorStatus(500, grpc.StatusCode.INTERNAL, "server_error", "internal_error", "internal error")
+        return ErrorStatus(
+            http=http,
+            grpc=grpc_code,
+            type=openai_type,
+            code=code,
+            message=str(error),
+            param=param,
+            retry_after_s=retry_after_s,
+            retry_helps=retry_helps,
+        )
+    return internal_error()

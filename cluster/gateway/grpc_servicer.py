@@ -22,12 +22,13 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from actors.messages import SpeculationStats
 from cluster.config import GatewayConfig
+from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.openai_answer import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.schema import chat_call, completion_call, parse_chat, parse_completion
-from cluster.gateway.service import GenerationService, PreparedCall
+from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import pad
 from cluster.tenants.gatekeeper import Tenant
 

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
+from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
 from cluster.gateway.openai_answer import AnswerWriter, Endpoint
@@ -35,7 +36,7 @@ from cluster.gateway.schema import (
     parse_completion,
     parse_json_object,
 )
-from cluster.gateway.service import GenerationService, PreparedCall
+from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import padded_json
 
 Result = TypeVar("Result")
@@ -252,7 +253,9 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
             raise
         except Exception as error:  # the service has logged it
             return _error_answer(error)
-        return EventStream(_events(first, pieces, writer, body.wants_usage_chunk, prepared.stream_shape.pads))
+        return EventStream(
+            _events(first, pieces, writer, with_usage=body.wants_usage_chunk, pads=prepared.stream_shape.pads)
+        )
 
 
 async def _collect(service: GenerationService, prepared: PreparedCall) -> list[Piece]:

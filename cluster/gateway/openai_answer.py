@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from actors.messages import SpeculationStats
+from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import Piece
-from cluster.gateway.service import PreparedCall
 
 Endpoint = Literal["completion", "chat"]
 

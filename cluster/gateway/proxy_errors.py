@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import DeadlineExceeded, Overloaded, Unavailable
 from actors.logs import REQUEST_ID_HEADER, request_id_of
-from cluster.gateway.errors import ErrorStatus, status_of
+from cluster.gateway.errors import ErrorStatus, internal_error, status_of
 
 _RETRY_AFTER_S = 1.0
 
@@ -34,8 +34,10 @@ def proxy_error(status: int, text: str) -> ErrorStatus:
     if status == 503:
         return status_of(Unavailable(text))
     if status >= 500:
-        return ErrorStatus(status, grpc.StatusCode.INTERNAL, "server_error", "internal_error", "internal error")
-    return ErrorStatus(status, grpc.StatusCode.UNKNOWN, "invalid_request_error", "http_error", text)
+        return internal_error(status)
+    return ErrorStatus(
+        http=status, grpc=grpc.StatusCode.UNKNOWN, type="invalid_request_error", code="http_error", message=text
+    )
 
 
 class ErrorObjects:

@@ -6,6 +6,8 @@ such, unless they hold what would be the default anyway.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -15,8 +17,16 @@ from actors.errors import InvalidRequest
 from actors.messages import CacheUse
 from cache_service.formats.namespaces import NAME_PATTERN
 from cluster.gateway.call import GenerationCall
-from cluster.request_limits import NumNewTokens, SamplingFields, StrictFields, field_path, first_problem, shown
+from cluster.generation import (
+    HTTP_TEMPERATURE,
+    GenerationOptions,
+    LogitBias,
+    MaxDraftTokens,
+    NumNewTokens,
+    SamplingFields,
+)
 from cluster.text.text_codec import ChatMessage, Prompt
+from cluster.validation import StrictFields, field_path, first_problem, shown, size_of
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
@@ -67,7 +77,7 @@ class SpeculationFields(StrictFields):
     enabled: bool = True
     drafters: Sources | None = None
     sources: Sources | None = None  # another name of drafters
-    max_draft_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
+    max_draft_tokens: MaxDraftTokens | None = None
     cache: CacheUse = "read_write"  # of the shared cache: what it drafts from, and where its answer goes
     namespace: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")] | None = None  # a part of it that has a name
 
@@ -97,7 +107,7 @@ class GenerationFields(SamplingFields):
     ) = None
     logit_bias: (
         Annotated[
-            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], LogitBias],
             Field(max_length=1024),
         ]
         | None
@@ -150,69 +160,71 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidRequest("body", f"{len(data)} bytes", f"it is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(parsed, dict):
-        raise InvalidRequest("body", type(parsed).__name__, "it must be a JSON object", "invalid_json")
+        raise InvalidRequest("body", size_of(parsed), "it must be a JSON object", "invalid_json")
     return parsed
 
 
-def parse_completion(fields: dict[str, Any]) -> CompletionBody:
+def parse_completion(fields: Mapping[str, Any]) -> CompletionBody:
     return _validated(CompletionBody, fields)
 
 
-def parse_chat(fields: dict[str, Any]) -> ChatBody:
+def parse_chat(fields: Mapping[str, Any]) -> ChatBody:
     return _validated(ChatBody, fields)
 
 
 def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
-    return _call(body, _prompts(body.prompt), "prompt", body.max_tokens, "max_tokens", timeout_s)
+    options = _options(body, body.max_tokens)
+    return _call(body, options, prompts=_prompts(body.prompt), prompt_field="prompt", timeout_s=timeout_s)
 
 
 def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
     conversation = tuple(ChatMessage(_role(message), _text(message.content)) for message in body.messages)
-    max_tokens, field = body.max_tokens, "max_tokens"
-    if body.max_completion_tokens is not None:
-        max_tokens, field = body.max_completion_tokens, "max_completion_tokens"
-    return _call(body, (conversation,), "messages", max_tokens, field, timeout_s)
+    newer = body.max_completion_tokens
+    options = _options(body, body.max_tokens if newer is None else newer)
+    call = _call(body, options, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
+    return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
 
 
 def _call(
     body: GenerationFields,
+    options: GenerationOptions,
+    *,
     prompts: tuple[Prompt, ...],
     prompt_field: str,
-    max_tokens: int | None,
-    max_tokens_field: str,
     timeout_s: float | None,
 ) -> GenerationCall:
     speculation = body.speculation or SpeculationFields()
-    drafters = _drafters(speculation)
     stream_options = body.stream_options or StreamOptions()
     return GenerationCall(
         prompts=prompts,
         prompt_field=prompt_field,
         model=body.model,
         n=body.n or 1,
-        max_new_tokens=max_tokens,
-        max_tokens_field=max_tokens_field,
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_or(body.min_p, 0.0),
-        seed=body.seed,
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
-        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        options=options,
         stop=_stops(body.stop),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        drafters=drafters if speculation.enabled else (),
-        max_draft_tokens=speculation.max_draft_tokens,
-        cache=speculation.cache,
         cache_salt=_salt(body.cache_salt),
-        namespace=speculation.namespace or "",
         wants_padding=stream_options.include_obfuscation,
         wants_stats=speculation.stats,
         prediction=_text(body.prediction.content) if body.prediction else "",
         timeout_s=timeout_s,
+    )
+
+
+def _options(body: GenerationFields, max_tokens: int | None) -> GenerationOptions:
+    speculation = body.speculation or SpeculationFields()
+    sampling = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    if body.temperature is None:
+        sampling["temperature"] = HTTP_TEMPERATURE
+    drafters = _drafters(speculation)
+    return GenerationOptions(
+        **sampling,
+        max_new_tokens=max_tokens,
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        ignore_eos=bool(body.ignore_eos),
+        drafters=drafters if speculation.enabled else (),
+        max_draft_tokens=speculation.max_draft_tokens,
+        namespace=speculation.namespace or "",
+        cache=speculation.cache,
     )
 
 
@@ -231,10 +243,6 @@ def _salt(salt: str | None) -> str:
     if salt is not None and len(salt) > MAX_SALT_CHARS:
         raise InvalidRequest("cache_salt", f"{len(salt)} characters", f"it must have at most {MAX_SALT_CHARS}")
     return salt or ""
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -265,14 +273,14 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Pro
     return prompts
 
 
-def _validated(kind: type[BodyKind], fields: dict[str, Any]) -> BodyKind:
+def _validated(kind: type[BodyKind], fields: Mapping[str, Any]) -> BodyKind:
     try:
         return kind.model_validate(_refuse_unsupported(fields))
     except ValidationError as error:
         raise _invalid(error) from None
 
 
-def _refuse_unsupported(fields: dict[str, Any]) -> dict[str, Any]:
+def _refuse_unsupported(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without those that are OpenAI's, not ours, and harmless."""
     kept = {}
     for name, value in fields.items():
@@ -280,7 +288,8 @@ def _refuse_unsupported(fields: dict[str, Any]) -> dict[str, Any]:
         if harmless is None:
             kept[name] = value
         elif value is not None and ... not in harmless and not any(_same(value, one) for one in harmless):
-            raise InvalidRequest(name, shown(value), "this parameter is not supported here", "unsupported_parameter")
+            told = size_of(value) if name == "suffix" else shown(value)  # it is text of a prompt
+            raise InvalidRequest(name, told, "this parameter is not supported here", "unsupported_parameter")
     return kept
 
 
@@ -296,14 +305,15 @@ def _invalid(error: ValidationError) -> InvalidRequest:
         return first_problem(error)
     if top == "prompt":
         limit = "it must be a string, a list of strings, a list of token ids or a list of lists of token ids"
-        return InvalidRequest("prompt", type(problem["input"]).__name__, limit)
+        return InvalidRequest("prompt", size_of(problem["input"]), limit)
     if top == "stop":
         limit = f"it must be a string or up to 4 strings, of 1 to {MAX_STOP_CHARS} characters each"
         return InvalidRequest("stop", shown(problem["input"]), limit)
     if top == "prediction" and "content" in problem["loc"]:
-        limit = "it must be a string or a list of text parts"
-        return InvalidRequest("prediction.content", type(problem["input"]).__name__, limit)
+        return InvalidRequest(
+            "prediction.content", size_of(problem["input"]), "it must be a string or a list of text parts"
+        )
     if top == "messages" and "content" in problem["loc"]:
-        limit = "content must be a string or a list of text parts"
-        return InvalidRequest(field_path(problem["loc"][:3]), type(problem["input"]).__name__, limit)
+        field = field_path(problem["loc"][:3])
+        return InvalidRequest(field, size_of(problem["input"]), "content must be a string or a list of text parts")
     return first_problem(error)

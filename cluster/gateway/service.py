@@ -9,31 +9,28 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters
-from actors.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
-from actors.messages import GenerationRequest, RequestTimes, SamplingParams, SpeculationStats, TokenChunk
+from actors.errors import InvalidRequest, PacelineError
+from actors.messages import GenerationRequest, no_tokens
 from cluster.config import GatewayConfig
-from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece, ServedModel
-from cluster.gateway.errors import ModelNotFound, status_of, unwrap
+from cluster.gateway.answer import Answer, AnswerText, PreparedCall
+from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
+from cluster.gateway.errors import ModelNotFound, status_of
 from cluster.gateway.metrics import GatewayMetrics
-from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
-from cluster.request_limits import check_token_ids, num_new_tokens
+from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
-from cluster.text.detokenizer import Detokenizer
-from cluster.text.stop_strings import StopStrings
 from cluster.text.text_codec import TextCodec
 
 if TYPE_CHECKING:
@@ -44,23 +41,6 @@ logger = logging.getLogger(__name__)
 MAX_CHOICES = 32  # prompts x n of one call
 
 _RECENT_S = 2.0  # for which probes go by what the router has last said
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCall:
-    """A call that can be served: one request per answer, in order of choice."""
-
-    call_id: str
-    origin: CallOrigin
-    arrived: float  # time.monotonic()
-    call: GenerationCall
-    requests: tuple[GenerationRequest, ...]
-    num_prompt_tokens: int  # all prompts, each counted once
-    deadline: float  # time.monotonic()
-    scope: Scope
-    stream_shape: StreamShape  # of a stream of it
-    tenant: Tenant | None = None  # None: nobody needs a key
-    trace: CallTrace | None = None  # None: it is not traced
 
 
 class GenerationService:
@@ -138,10 +118,14 @@ class GenerationService:
         """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
         arrived = time.monotonic()
         origin = origin or CallOrigin(call_id)
-        trace = None if self._tracing is None else self._tracing.begin(call, call_id, origin, self.model.name, arrived)
+        trace = (
+            None
+            if self._tracing is None
+            else self._tracing.begin(call, call_id, origin, model=self.model.name, arrived=arrived)
+        )
         try:
             with self.counting_refusals():
-                return await self._prepare(call, call_id, tenant, origin, trace, arrived)
+                return await self._prepare(call, call_id, tenant=tenant, origin=origin, trace=trace, arrived=arrived)
         except BaseException as error:
             if trace is not None:
                 trace.end(_code_of(error))
@@ -185,184 +169,88 @@ class GenerationService:
         self,
         call: GenerationCall,
         call_id: str,
+        *,
         tenant: Tenant | None,
         origin: CallOrigin,
         trace: CallTrace | None,
         arrived: float,
     ) -> PreparedCall:
         model = self.model  # one for the whole call: another may take its place while text is encoded
-        if call.model is not None and call.model != model.name:
-            raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
-        if len(call.prompts) * call.n > MAX_CHOICES:
-            raise InvalidRequest(
-                "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
-            )
-        if call.drafters is not None:
-            _check_drafters(call.drafters, model)
-        check_token_ids("stop_token_ids", call.stop_token_ids, model.vocab_size)
-        check_token_ids("logit_bias", (token for token, _ in call.logit_bias), model.vocab_size)
-        stop_token_ids = call.stop_token_ids
-        if not call.ignore_eos:
-            stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
-        timeout_s = min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
-        scope = scope_of(None if tenant is None else tenant.sharing, call.cache, call.cache_salt, call.namespace)
+        _check_call(call, model)
+        deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
+        scope = self._scope(call, tenant)
         if scope.reads_others:
             call = replace(call, wants_stats=False)  # they would tell what others have said
-        seed = secrets.randbits(64) if call.seed is None else call.seed
+        prompts, prediction = await self._encode(call, model)
+        budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
+        timeout_s = max(0.001, deadline - time.monotonic())
+        shared = _request_of(call, model, scope, tenant)
+        seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
+        requests = tuple(
+            msgspec.structs.replace(
+                shared,
+                request_id=f"{call_id}-{index * call.n + answer}",
+                prompt_token_ids=token_ids,
+                sampling=call.options.sampling(seed + answer),
+                max_new_tokens=budgets[index],
+                timeout_s=timeout_s,
+                # Statistics in each chunk, for a stop string ends a request here, before its last chunk.
+                wants_stats=call.wants_stats or (trace is not None and bool(call.stop)),
+                prediction_token_ids=prediction[: model.max_model_len],
+                caller_id=origin.request_id,
+                timed_rounds=-1 if trace is None else trace.round_spans,
+            )
+            for index, token_ids in enumerate(prompts)
+            for answer in range(call.n)
+        )
+        return PreparedCall(
+            call_id=call_id,
+            origin=origin,
+            arrived=arrived,
+            call=call,
+            requests=requests,
+            num_prompt_tokens=sum(len(prompt) for prompt in prompts),
+            deadline=time.monotonic() + timeout_s,
+            scope=scope,
+            stream_shape=stream_shape(self._config, tenant is not None, call.wants_padding),
+            tenant=tenant,
+            trace=trace,
+        )
 
+    @staticmethod
+    def _scope(call: GenerationCall, tenant: Tenant | None) -> Scope:
+        sharing = None if tenant is None else tenant.sharing
+        return scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace)
+
+    async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[np.ndarray], np.ndarray]:
+        """The prompts and the prediction, int32 [n] each."""
         prompts: list[np.ndarray] = []
         for prompt in call.prompts:
             if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
                 check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
             prompts.append(await self._codec.encode_prompt(prompt, call.prompt_field))
-        prediction = await self._codec.encode_text(call.prediction)
-        budgets = [self._max_new_tokens(call, len(prompt), model.max_model_len) for prompt in prompts]
-        timeout_s = max(0.001, timeout_s - (time.monotonic() - arrived))
-        requests: list[GenerationRequest] = []
-        for token_ids, max_new_tokens in zip(prompts, budgets, strict=True):
-            for answer in range(call.n):
-                requests.append(
-                    GenerationRequest(
-                        request_id=f"{call_id}-{len(requests)}",
-                        prompt_token_ids=token_ids,
-                        sampling=SamplingParams(
-                            seed=(seed + answer) % 2**64,
-                            temperature=call.temperature,
-                            top_k=call.top_k,
-                            top_p=call.top_p,
-                            min_p=call.min_p,
-                            presence_penalty=call.presence_penalty,
-                            frequency_penalty=call.frequency_penalty,
-                            repetition_penalty=call.repetition_penalty,
-                            logit_bias=call.logit_bias,
-                        ),
-                        max_new_tokens=max_new_tokens,
-                        stop_token_ids=stop_token_ids,
-                        timeout_s=timeout_s,
-                        # A stop string ends a request here, before its last chunk.
-                        wants_stats=call.wants_stats or (trace is not None and bool(call.stop)),
-                        drafters=call.drafters,
-                        max_draft_tokens=call.max_draft_tokens,
-                        prediction_token_ids=prediction[: model.max_model_len],
-                        tenant="" if tenant is None else tenant.id,
-                        namespace=scope.namespace,
-                        cache=scope.cache,
-                        readable=scope.readable,
-                        # What a group has is not one tenant's to limit.
-                        cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
-                        promotes=scope.promotes,
-                        caller_id=origin.request_id,
-                        timed_rounds=-1 if trace is None else trace.round_spans,
-                    )
-                )
-        num_prompt_tokens = sum(len(prompt) for prompt in prompts)
-        deadline = time.monotonic() + timeout_s
-        shape = stream_shape(self._config, tenant is not None, call.wants_padding)
-        return PreparedCall(
-            call_id, origin, arrived, call, tuple(requests), num_prompt_tokens, deadline, scope, shape, tenant, trace
-        )
+        return prompts, await self._codec.encode_text(call.prediction)
 
-    def _max_new_tokens(self, call: GenerationCall, num_prompt: int, max_model_len: int) -> int:
+    def _max_new_tokens(self, call: GenerationCall, num_prompt: int, model: ServedModel) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
-        most = self._config.max_new_tokens
-        if call.max_new_tokens is not None and call.max_new_tokens > most:
-            raise InvalidRequest(call.max_tokens_field, call.max_new_tokens, f"at most {most} tokens are generated")
-        return num_new_tokens(
-            call.max_new_tokens,
-            min(self._config.default_max_tokens, most),
-            num_prompt,
-            max_model_len,
-            call.prompt_field,
-            call.max_tokens_field,
-            self.model.max_side_len,
+        asked, most = call.options.max_new_tokens, self._config.max_new_tokens
+        if asked is not None and asked > most:
+            raise InvalidRequest(call.max_tokens_field, asked, f"at most {most} tokens are generated")
+        limits = LengthLimits(
+            max_model_len=model.max_model_len,
+            max_side_len=model.max_side_len,
+            prompt_field=call.prompt_field,
+            max_tokens_field=call.max_tokens_field,
         )
+        return limits.num_new_tokens(asked, min(self._config.default_max_tokens, most), num_prompt)
 
-    async def _answer(self, prepared: PreparedCall, choice: int, shape: StreamShape) -> AsyncGenerator[Piece, None]:
-        """One answer's pieces, counted in the metrics. One for each token, if that is the measure of their shape."""
-        metrics = self.metrics
+    def _answer(self, prepared: PreparedCall, choice: int, shape: StreamShape) -> AsyncGenerator[Piece, None]:
+        """One answer's pieces, counted in the metrics."""
         request = prepared.requests[choice]
+        # The answer of a decoder alone continues its prompt.
         context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
-        text = _AnswerText(self._codec, prepared.call.stop, request, context)
-        gauge = metrics.requests_waiting
-        gauge.inc()
-        metrics.prompt_tokens.inc(len(request.prompt_token_ids))
-        outcome = "cancelled"
-        last_token_at = 0.0
-        num_cached = 0
-        stats: SpeculationStats | None = None
-        times: RequestTimes | None = None
-        last_chunk_at = 0.0
-
-        def on_resume() -> None:
-            metrics.request_resumed.inc()
-            if prepared.trace is not None:
-                prepared.trace.resumed()
-
-        try:
-            chunks = generate_unbroken(self.router, request, on_resume)
-            async with aclosing(chunks):
-                while True:
-                    try:
-                        async with asyncio.timeout(prepared.deadline - time.monotonic()):
-                            chunk = await anext(chunks)
-                    except TimeoutError:
-                        raise DeadlineExceeded(
-                            f"the time limit of {request.timeout_s:.3g} s passed after {text.num_tokens} tokens"
-                        ) from None
-                    if chunk.finish_reason == "cancelled":
-                        raise Unavailable("the router gave the request up")
-                    now = time.monotonic()
-                    if chunk.token_ids:
-                        if gauge is metrics.requests_waiting:
-                            metrics.time_to_first_token.observe(now - prepared.arrived)
-                            gauge.dec()
-                            gauge = metrics.requests_running
-                            gauge.inc()
-                            _observe_tokens(metrics, len(chunk.token_ids) - 1, 0.0)
-                        else:
-                            _observe_tokens(metrics, len(chunk.token_ids), now - last_token_at)
-                        last_token_at = now
-                    if not prepared.scope.has_company:
-                        num_cached = max(num_cached, chunk.num_cached_tokens)
-                    num_before = text.num_tokens
-                    shown: list[str] = []
-                    finish_reason: FinishReason | None = None
-                    for part in _by_token(chunk) if shape.num_tokens else (chunk,):
-                        new_text, finish_reason = text.push(part)
-                        if new_text or shape.num_tokens or finish_reason is not None:
-                            shown.append(new_text)
-                        if finish_reason is not None:
-                            break
-                    if prepared.tenant is not None:
-                        prepared.tenant.limiter.spend(text.num_tokens - num_before)
-                    times, last_chunk_at = chunk.times, now
-                    if chunk.stats is not None:
-                        stats = _without(chunk.stats, chunk.sources[text.num_tokens - num_before :])
-                    if finish_reason is not None:
-                        outcome = finish_reason
-                        metrics.request_success.labels(finish_reason).inc()
-                        metrics.request_latency.observe(now - prepared.arrived)
-                        break
-                    for new_text in shown:
-                        yield Piece(choice, new_text)
-            # The router's stream is closed by now: after a stop string nothing more is generated.
-            for new_text in shown[:-1]:
-                yield Piece(choice, new_text)
-            yield Piece(choice, shown[-1], finish_reason, text.num_tokens, num_cached, stats)
-        except Exception as error:
-            status = status_of(error)
-            outcome = status.code
-            if status.http == 500:
-                logger.error("%s failed", request.request_id, exc_info=unwrap(error))
-            raise
-        finally:
-            gauge.dec()
-            metrics.generation_tokens.inc(text.num_tokens)
-            _log_end(prepared, request, outcome, text.num_tokens)
-            if prepared.trace is not None:
-                prepared.trace.answered(choice, outcome, text.num_tokens, stats, times, last_chunk_at)
-            if outcome not in ("stop", "length"):
-                metrics.request_failure.labels(outcome).inc()
+        text = AnswerText(self._codec, prepared.call.stop, request, context)
+        return Answer(prepared, choice, text, self.metrics).pieces(self.router, by_token=bool(shape.num_tokens))
 
 
 async def _traced(
@@ -386,17 +274,18 @@ def _code_of(error: BaseException) -> str:
     return status_of(error).code if isinstance(error, Exception) else "cancelled"
 
 
-def _log_end(prepared: PreparedCall, request: GenerationRequest, outcome: str, num_tokens: int) -> None:
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    num_prompt, elapsed_s = len(request.prompt_token_ids), time.monotonic() - prepared.arrived
-    logger.info(
-        "%s ended: %s, %d tokens after %d in %.3f s", request.request_id, outcome, num_tokens, num_prompt, elapsed_s,
-        extra={
-            "request_id": prepared.origin.request_id, "answer_id": request.request_id, "outcome": outcome,
-            "prompt_tokens": num_prompt, "completion_tokens": num_tokens, "seconds": round(elapsed_s, 6),
-        },
-    )  # fmt: skip
+def _check_call(call: GenerationCall, model: ServedModel) -> None:
+    """Raises InvalidRequest or ModelNotFound."""
+    if call.model is not None and call.model != model.name:
+        raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
+    if len(call.prompts) * call.n > MAX_CHOICES:
+        raise InvalidRequest(
+            "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
+        )
+    if call.options.drafters is not None:
+        _check_drafters(call.options.drafters, model)
+    check_token_ids("stop_token_ids", call.options.stop_token_ids or (), model.vocab_size)
+    check_token_ids("logit_bias", (token for token, _ in call.options.logit_bias), model.vocab_size)
 
 
 def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
@@ -409,64 +298,25 @@ def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
             raise InvalidRequest("speculation.drafters", name, f"here run {have}")
 
 
-def _by_token(chunk: TokenChunk) -> Iterator[TokenChunk]:
-    """A chunk for each token; the last one ends as the whole does."""
-    for token in chunk.token_ids[:-1]:
-        yield msgspec.structs.replace(chunk, token_ids=(token,), finish_reason=None)
-    if chunk.token_ids or chunk.finish_reason is not None:
-        yield msgspec.structs.replace(chunk, token_ids=chunk.token_ids[-1:])
-
-
-def _observe_tokens(metrics: GatewayMetrics, count: int, elapsed_s: float) -> None:
-    for _ in range(count):
-        metrics.inter_token_latency.observe(elapsed_s / count)
-
-
-def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationStats:
-    """The statistics less accepted tokens that came after a stop string, by who proposed them."""
-    dropped = Counter(sources)
-    kept = {source: count - dropped[source] for source, count in stats.accepted_tokens.items()}
-    return msgspec.structs.replace(stats, accepted_tokens={source: count for source, count in kept.items() if count})
-
-
-class _AnswerText:
-    """Text of one answer: detokenised, cut at stop strings and stop tokens."""
-
-    def __init__(
-        self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest, context: Sequence[int]
-    ) -> None:
-        """context: the last tokens before the answer's text."""
-        self._detokenizer = Detokenizer(codec.decode, context)
-        self._stops = StopStrings(stops)
-        self._has_stops = bool(stops)
-        self._stop_token_ids = frozenset(request.stop_token_ids)
-        self.num_tokens = 0  # that count: a stop string's last token is the last of them
-
-    def push(self, chunk: TokenChunk) -> tuple[str, FinishReason | None]:
-        """Text to show now, and why the answer ends if it does."""
-        token_ids = chunk.token_ids
-        if self._has_stops:
-            before = self._detokenizer.copy(), self._stops.copy()
-        num_before = self.num_tokens
-        self.num_tokens += len(token_ids)
-        spoken = token_ids
-        if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_token_ids:
-            spoken = token_ids[:-1]
-        text = self._detokenizer.push(spoken) if spoken else ""
-        if chunk.finish_reason is not None:
-            text += self._detokenizer.flush()
-        shown, matched = self._stops.push(text)
-        if matched:
-            self.num_tokens = num_before + _tokens_to_match(*before, spoken)
-            return shown, "stop"
-        if chunk.finish_reason is None:
-            return shown, None
-        return shown + self._stops.flush(), "length" if chunk.finish_reason == "length" else "stop"
-
-
-def _tokens_to_match(detokenizer: Detokenizer, stops: StopStrings, token_ids: tuple[int, ...]) -> int:
-    """How many of the tokens complete the stop string, so that the count does not depend on the size of chunks."""
-    for count, token in enumerate(token_ids, 1):
-        if stops.push(detokenizer.push((token,)))[1]:
-            return count
-    return len(token_ids)
+def _request_of(call: GenerationCall, model: ServedModel, scope: Scope, tenant: Tenant | None) -> GenerationRequest:
+    """What the requests of a call have in common."""
+    options = call.options
+    stop_token_ids = tuple(options.stop_token_ids or ())
+    if not options.ignore_eos:
+        stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
+    return GenerationRequest(
+        request_id="",
+        prompt_token_ids=no_tokens(),
+        sampling=options.sampling(seed=0),
+        max_new_tokens=1,
+        stop_token_ids=stop_token_ids,
+        drafters=options.drafters,
+        max_draft_tokens=options.max_draft_tokens,
+        tenant="" if tenant is None else tenant.id,
+        namespace=scope.namespace,
+        cache=scope.cache,
+        readable=scope.readable,
+        # What a group has is not one tenant's to limit.
+        cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
+        promotes=scope.promotes,
+    )

@@ -68,10 +68,14 @@ class Tracing:
             f"{operation} {model}",
             parent,
             SpanKind.SERVER,
-            _attributes_of(call, call_id, origin, operation, model),
+            _attributes_of(call, call_id, origin, operation=operation, model=model),
             start_time=wall_ns,
         )
-        return CallTrace(self._tracer, span, self.round_spans, wall_ns, arrived) if span.is_recording() else None
+        return (
+            CallTrace(self._tracer, span, self.round_spans, wall_ns=wall_ns, arrived=arrived)
+            if span.is_recording()
+            else None
+        )
 
     def close(self) -> None:
         """Send what is left, for some seconds at most: a collector that is away must hold up nobody's end."""
@@ -114,16 +118,17 @@ class CallTrace:
         # What the last chunk took to come here is taken for nothing, so that all lies within the call.
         start = max(self._arrived, last_chunk_at - times.ended_s)
         mark = {"paceline.choice": choice}
-        self._child(self._context, "queue", start, start + times.started_s, mark)
-        self._child(self._context, "prefill", start + times.started_s, start + times.first_token_s, mark)
+        started, first_token = start + times.started_s, start + times.first_token_s
+        self._child(self._context, "queue", start, started, attributes=mark)
+        self._child(self._context, "prefill", started, first_token, attributes=mark)
         if times.ended_s <= times.first_token_s:
             return
         context = self._child(
             self._context,
             "rounds",
-            start + times.first_token_s,
+            first_token,
             start + times.ended_s,
-            mark
+            attributes=mark
             | {
                 "gen_ai.usage.output_tokens": num_tokens,
                 "paceline.drafting_seconds": times.draft_s,
@@ -134,7 +139,7 @@ class CallTrace:
         for one in times.rounds:
             planned, drafted, verified = (start + at for at in (one.planned_s, one.drafted_s, one.verified_s))
             counts = {"paceline.tokens": one.num_tokens, "paceline.draft_tokens": one.num_drafted}
-            inner = self._child(context, "round", planned, verified, counts)
+            inner = self._child(context, "round", planned, verified, attributes=counts)
             self._child(inner, "drafting", planned, drafted)
             self._child(inner, "verification", drafted, verified)
 
@@ -193,26 +198,28 @@ def _is_conversation(prompt: object) -> bool:
 
 
 def _attributes_of(
-    call: GenerationCall, call_id: str, origin: CallOrigin, operation: str, model: str
+    call: GenerationCall, call_id: str, origin: CallOrigin, *, operation: str, model: str
 ) -> dict[str, Any]:
     """By the semantic conventions; what they call opt-in (messages, instructions) is left out, and so are stop strings,
     which are the client's text."""
+    options = call.options
+    sampling = options.sampling(seed=0)
     found: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": SYSTEM,
         "gen_ai.request.model": model if call.model in (None, model) else _OTHER_MODEL,
         "gen_ai.response.model": model,
         "gen_ai.response.id": call_id,
-        "gen_ai.request.temperature": call.temperature,
-        "gen_ai.request.top_p": call.top_p,
-        "gen_ai.request.frequency_penalty": call.frequency_penalty,
-        "gen_ai.request.presence_penalty": call.presence_penalty,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
         "paceline.request_id": origin.request_id,
     }
     numbers = {
-        "gen_ai.request.max_tokens": call.max_new_tokens,
-        "gen_ai.request.seed": call.seed,
-        "gen_ai.request.top_k": call.top_k or None,
+        "gen_ai.request.max_tokens": options.max_new_tokens,
+        "gen_ai.request.seed": options.seed,
+        "gen_ai.request.top_k": sampling.top_k or None,
         "gen_ai.request.choice.count": call.n if call.n != 1 else None,
     }
     # One number beyond the format's 64 bits would cost all spans that are sent with it.

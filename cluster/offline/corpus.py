@@ -49,7 +49,13 @@ def build_corpus(
             progress("counting occurrences", 1, 1)
         except ValueError as error:  # of the automata: more than they can hold
             raise ConfigError(f"the corpus cannot be indexed: {error}") from None
-        header = CorpusHeader(info.name, info.tokenizer_fingerprint, info.vocab_size, num_documents, num_tokens)
+        header = CorpusHeader(
+            target=info.name,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            vocab_size=info.vocab_size,
+            num_documents=num_documents,
+            num_tokens=num_tokens,
+        )
         with staged_directory(out) as staging:
             progress("writing", 0, 1)
             write_index(staging, header, static)

@@ -12,15 +12,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import msgspec
-from pydantic import ValidationError
 
 from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.drafters.contract import Drafter
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
@@ -33,8 +32,6 @@ from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
 from actors.messages import (
-    Acceptance,
-    CacheUse,
     DraftBatch,
     DraftResult,
     GenerationRequest,
@@ -46,20 +43,14 @@ from actors.messages import (
 )
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
-from actors.options import (
-    DEFAULT_EAGLE_DEPTH,
-    DEFAULT_EAGLE_TOP_K,
-    DraftOptions,
-    LookaheadOptions,
-    Quantization,
-    TargetOptions,
-)
+from actors.models.source import ModelSource
 from actors.training.drafter_build import resolve_draft_model
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.shared_cache import SharedCache
-from cluster.config import RouterConfig, SpeculationConfig, paceline_home
-from cluster.offline.requests import GenerateOptions, LocalRequests, Prompt
-from cluster.request_limits import first_problem
+from cluster.config import ClusterConfig, SpeculationConfig, paceline_home
+from cluster.generation import GenerationOptions, changed, generation_options
+from cluster.offline.options import local_config
+from cluster.offline.requests import LocalRequests, Prompt
 from cluster.router.core import RouterCore
 from cluster.router.required_rows import check_required_rows, least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
@@ -149,146 +140,91 @@ class LocalEngine:
         self,
         model: str = "smollm2",
         *,
-        draft_model: str = "auto",
-        eagle_head: str | Path = "none",
-        drafters: Sequence[str] = ("auto",),
-        corpora: Sequence[str | Path] = (),
-        drafter_options: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
-        gamma: int = 4,
-        branch: int = 2,
-        eagle_depth: int = DEFAULT_EAGLE_DEPTH,
-        eagle_top_k: int = DEFAULT_EAGLE_TOP_K,
-        lookahead: LookaheadOptions | None = None,
-        batch_size: int = 8,
-        dtype: str = "float32",
-        draft_dtype: str | None = None,
-        quantization: Quantization = "none",
-        draft_quantization: Quantization | None = None,
-        device: str = "auto",
-        exact: Literal["default", "bitwise"] = "default",
-        acceptance: Acceptance = "coupled",
-        max_draft_tokens: int = 16,
-        max_rows: int | None = None,
-        kv_cache_tokens: int | None = None,
+        config: ClusterConfig | None = None,
         cache: SharedCache | None = None,
         seconds_of_rows: Callable[[int], float] | None = None,
         home: Path | None = None,
         progress: Progress = silent,
+        **options: Any,
     ) -> None:
-        """model and draft_model: a prepared name, a directory, a GGUF file or a hub id; draft_model may also be
-        "auto" (the drafter built for the target, if there is one) or "none"; its vocabulary may be another than the
-        target's. eagle_head: the directory of an EAGLE head of the target, which drafts `eagle_depth` levels far,
-        `eagle_top_k` nodes wide; or "none". corpora: directories of `paceline corpus build`, for the drafter retrieval.
-        drafter_options: of each CPU drafter by its name, {"suffix": {"len_threshold": 5}}: the keywords of its module's
-        `create_drafter`. gamma and branch: tokens ahead that the draft model guesses a round, and guesses for each of
-        them. lookahead: how the drafter ouroboros has it guess instead, None for the defaults. quantization: bits of
-        the weights of linear layers, "none", "int8" or "int4"; draft_dtype and draft_quantization None: as the
-        target's. acceptance: "rejection": the rule of p to q, under which the draft model alone drafts.
-        max_draft_tokens: draft tokens of a sequence in a round; max_rows: rows of a round spent on drafts, a lookahead
-        window included, None: 64, or more if a window needs it. cache: the shared cache of this model, to draft from
-        and to publish to; whoever has opened it closes it. seconds_of_rows: what a forward of so many rows is taken to
-        last, instead of the clock's word: then which drafts are verified does not depend on how busy the machine is.
-        Raises ModelError or InvalidRequest.
+        """model: a prepared name, a directory, a GGUF file or a Hugging Face id.
+
+        options: any of `cluster.offline.options.KEYS`, as in `draft_model="none", gamma=5`; they stand for keys of a
+        cluster's configuration, which docs/configuration.md describes, and go before those of `config`. None stands
+        for the default, which is that of the configuration but for these: batch_size is 8; draft_dtype and
+        draft_quantization are those of the target; max_rows is 64, or what a lookahead window needs if that is more.
+
+        cache: the shared cache of this model, to draft from and to publish to; the caller closes it. seconds_of_rows:
+        what a forward of so many rows is taken to last, in place of the clock: then the drafts that are verified do
+        not depend on how busy the machine is. Raises ModelError or InvalidRequest.
         """
         home = home or paceline_home()
+        config = local_config(config, options)
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
         if cache is not None and cache.fingerprint != self.info.fingerprint:
             raise InvalidRequest("cache", cache.fingerprint, f"it must belong to {model!r}, {self.info.fingerprint}")
         self.tokenizer = load_tokenizer(source)
         self._codec = TextCodec(self.tokenizer, self.info.name)
-        draft_source = resolve_draft_model(draft_model, source, home, progress)
-        has_head = str(eagle_head) != "none"
-        names = expand_drafters(
-            list(drafters), has_draft_model=draft_source is not None, has_head=has_head, acceptance=acceptance
-        )
-        if needs_draft_model(names) and draft_source is None:
-            name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
-            raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {draft_model!r}")
-        if OUROBOROS in names and draft_source is not None:
-            refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
-        if EAGLE in names and not has_head:
-            raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
-        local = create_drafters(
-            names,
-            corpora=corpora,
-            tokenizer_fingerprint=self.info.tokenizer_fingerprint,
-            options=drafter_options,
-            index=None if cache is None else cache.index,
-            delta_bytes=0 if cache is None else DELTA_BYTES,
-        )
-        if max_rows is None:
-            max_rows = max(SpeculationConfig().max_rows, least_max_rows(local.values()) + max_draft_tokens)
-        router_config, speculation = _router_options(names, batch_size, max_draft_tokens, max_rows)
-        check_required_rows(local.values(), max_rows, "max_rows")
-        try:
-            target_options = TargetOptions.model_validate(
-                {
-                    "dtype": dtype,
-                    "quantization": quantization,
-                    "device": device,
-                    "kv_cache_tokens": kv_cache_tokens,
-                    "exact": exact,
-                    "eagle_head": str(eagle_head) if EAGLE in names else "none",
-                    "eagle_depth": eagle_depth,
-                    "eagle_top_k": eagle_top_k,
-                }
-            )
-            # It drafts nothing ahead: while the target verifies, this process does nothing else.
-            draft_options = DraftOptions.model_validate(
-                {
-                    "dtype": draft_dtype or dtype,
-                    "quantization": draft_quantization or quantization,
-                    "device": device,
-                    "kv_cache_tokens": kv_cache_tokens,
-                    "ahead": 0,
-                    "lookahead": lookahead or LookaheadOptions(),
-                }
-            )
-        except ValidationError as error:
-            raise first_problem(error) from None
-        self._target = build_target_engine(source, target_options)
+        draft_source = resolve_draft_model(config.draft.model, source, home, progress)
+        self.drafter_names = _drafter_names(config, draft_source)
+        drafters = self._cpu_drafters(config, cache)
+        speculation = _speculation(config.speculation, self.drafter_names, drafters)
+        self._target = _build_target(config, source, self.drafter_names)
         self._draft: DraftEngine | RetokenizedDraftEngine | None = None
-        if needs_draft_model(names) and draft_source is not None:
-            self._draft = build_draft_engine(draft_source, draft_options, target=source)
-        self.drafter_names = names
-        self.acceptance = acceptance
-        options = self._target.options
+        if needs_draft_model(self.drafter_names) and draft_source is not None:
+            self._draft = _build_draft(config, draft_source, source)
+        self.acceptance = config.speculation.acceptance
+        self.max_draft_tokens = config.speculation.max_draft_tokens
+        self._batch_size = config.router.max_running
         self._seconds_of_rows = seconds_of_rows
         self._told_s = 0.0  # that all rounds have lasted, where they are told
-        profile = warm_up(self._target)
-        if seconds_of_rows is not None:
-            profile = [(rows, seconds_of_rows(rows)) for rows, _ in profile]
-        sharing = None if cache is None else cache.share_counts(local)
-        self.max_model_len = min(self.info.max_model_len, options.num_blocks * options.block_size)
+        info = self._target_info()
+        self.max_model_len = info.max_model_len
+        sharing = None if cache is None else cache.share_counts(drafters)
         self.core = RouterCore(
-            WorkerInfo(
-                role="target",
-                incarnation=0,
-                vocab_size=self._target.vocab_size,
-                max_model_len=self.max_model_len,
-                block_size=options.block_size,
-                total_blocks=options.num_blocks,
-                step_times=list(profile),
-                has_head=self._target.has_head,
-                row_steps=list(self._target.row_steps),
-            ),
-            router_config,
+            info,
+            config.router.model_copy(update={"max_waiting": self._batch_size}),
             speculation,
-            local,
-            draft_shape=DraftShape(gamma, branch),
+            drafters,
+            draft_shape=DraftShape(config.draft.gamma, config.draft.branch),
             shared=SharedLearning(token_sink=cache, soft_sharing=sharing, index=None if cache is None else cache.index),
         )
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
         self._requests = LocalRequests(
-            self.tokenizer, self.info, self._target.vocab_size, self.max_model_len, names, acceptance
+            self.tokenizer, self.info, info, drafter_names=self.drafter_names, acceptance=self.acceptance
         )
-        self.max_draft_tokens = max_draft_tokens
-        self._batch_size = batch_size
         # What rounds have emitted and nobody has taken yet, by request. A round serves all of them.
         self._inboxes: dict[str, deque[RouterEvent]] = {}
         self._is_in_round = False
+
+    def _cpu_drafters(self, config: ClusterConfig, cache: SharedCache | None) -> dict[str, Drafter]:
+        return create_drafters(
+            self.drafter_names,
+            corpora=config.speculation.corpora,
+            tokenizer_fingerprint=self.info.tokenizer_fingerprint,
+            options=config.speculation.drafter_options,
+            index=None if cache is None else cache.index,
+            delta_bytes=0 if cache is None else DELTA_BYTES,
+        )
+
+    def _target_info(self) -> WorkerInfo:
+        options = self._target.options
+        profile = warm_up(self._target)
+        if self._seconds_of_rows is not None:
+            profile = [(rows, self._seconds_of_rows(rows)) for rows, _ in profile]
+        return WorkerInfo(
+            role="target",
+            incarnation=0,
+            vocab_size=self._target.vocab_size,
+            max_model_len=min(self.info.max_model_len, options.num_blocks * options.block_size),
+            block_size=options.block_size,
+            total_blocks=options.num_blocks,
+            step_times=list(profile),
+            has_head=self._target.has_head,
+            row_steps=list(self._target.row_steps),
+        )
 
     @property
     def target(self) -> TargetEngine:
@@ -297,54 +233,21 @@ class LocalEngine:
     def generate(
         self,
         prompts: Sequence[Prompt],
+        options: GenerationOptions | None = None,
         *,
-        max_new_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        ignore_eos: bool = False,
-        stop_token_ids: Sequence[int] = (),
-        drafters: Sequence[str] | None = None,
-        max_draft_tokens: int | None = None,
         predictions: Sequence[str | Sequence[int]] = (),
-        namespace: str = "",
-        cache: CacheUse = "read_write",
         on_progress: Callable[[int, int], None] | None = None,
         on_round: OnRound | None = None,
+        **changes: Any,
     ) -> list[Generation]:
         """Generate for each prompt: text, chat messages or token ids. Prompt i is sampled with seed + i.
 
-        max_new_tokens None: 256, or what the model has room for. drafters: some of the engine's own, () for none,
-        None for all; max_draft_tokens: at most so many a round, or None. predictions: what will probably come out of
-        each prompt, text or token ids, "" for no idea; () for none. namespace: within which all that is learnt stays,
-        here and in the shared cache. cache: whether to draft from the shared cache, and add to it.
+        changes: fields of `GenerationOptions`, as in `max_new_tokens=16`, in place of those of `options`. predictions:
+        what will probably come out of each prompt, text or token ids, "" for no idea; () for none.
         on_progress(prompts finished, tokens emitted) is called for every chunk of tokens, on_round after every round.
         Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
         """
-        options: GenerateOptions = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "seed": seed,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "repetition_penalty": repetition_penalty,
-            "ignore_eos": ignore_eos,
-            "stop_token_ids": stop_token_ids,
-            "drafters": drafters,
-            "max_draft_tokens": max_draft_tokens,
-            "predictions": predictions,
-            "namespace": namespace,
-            "cache": cache,
-        }
-        requests = self._requests.make([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        requests = self._requests.make(_numbered(prompts), changed(options, changes), predictions)
         done: dict[str, Generation] = {}
         running: dict[str, _Running] = {}
         emitted = 0
@@ -359,14 +262,20 @@ class LocalEngine:
         return [done[request.request_id] for request in requests]
 
     def stream(
-        self, prompt: Prompt, *, on_round: OnRound | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        *,
+        predictions: Sequence[str | Sequence[int]] = (),
+        on_round: OnRound | None = None,
+        **changes: Any,
     ) -> Generator[StreamPiece, None, None]:
         """Generate for one prompt and yield what every round emits, as it comes; options as in `generate`.
 
         Whichever way the generator ends, closed or dropped half-way too, nothing of the request is left in the engine.
         Several streams may be open at a time; their rounds are shared. Raises InvalidRequest at once.
         """
-        request = self._requests.make([("prompt", prompt)], options)[0]
+        request = self._requests.make([("prompt", prompt)], changed(options, changes), predictions)[0]
         return self._stream(request, on_round)
 
     def beam_search(
@@ -388,12 +297,10 @@ class LocalEngine:
             raise InvalidRequest("num_beams", num_beams, f"it must be from 2 to {MAX_BEAMS}")
         if not -10.0 <= length_penalty <= 10.0:
             raise InvalidRequest("length_penalty", length_penalty, "it must be from -10 to 10")
-        options: GenerateOptions = {
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": ignore_eos,
-            "stop_token_ids": stop_token_ids,
-        }
-        requests = self._requests.make([(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)], options)
+        options = generation_options(
+            max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids
+        )
+        requests = self._requests.make(_numbered(prompts), options)
         return [self._search(request, num_beams, length_penalty) for request in requests]
 
     def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
@@ -409,12 +316,12 @@ class LocalEngine:
         stopped = beam.token_ids[-1] in stops
         token_ids = beam.token_ids[:-1] if stopped else beam.token_ids
         return BeamSearchResult(
-            prompt,
-            token_ids,
-            self.tokenizer.decode(token_ids, skip_special_tokens=True),
-            "stop" if stopped else "length",
-            beam.score,
-            time.perf_counter() - started,
+            prompt_token_ids=prompt,
+            token_ids=token_ids,
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            finish_reason="stop" if stopped else "length",
+            score=beam.score,
+            seconds=time.perf_counter() - started,
         )
 
     def _stream(self, request: GenerationRequest, on_round: OnRound | None) -> Generator[StreamPiece, None, None]:
@@ -430,7 +337,13 @@ class LocalEngine:
                 if chunk.finish_reason is not None:
                     rest = detokenizer.flush()
                     generation = self._finish(answer, chunk)
-                yield StreamPiece("".join(texts) + rest, chunk.token_ids, chunk.sources, tuple(texts), generation)
+                yield StreamPiece(
+                    text="".join(texts) + rest,
+                    token_ids=chunk.token_ids,
+                    sources=chunk.sources,
+                    token_texts=tuple(texts),
+                    generation=generation,
+                )
 
     def _chunks(
         self, requests: Sequence[GenerationRequest], running: dict[str, _Running], on_round: OnRound | None
@@ -558,29 +471,62 @@ class LocalEngine:
         seconds = time.perf_counter() - running.started
         assert last.finish_reason in ("stop", "length")
         return Generation(
-            running.prompt_token_ids,
-            running.token_ids,
-            self.tokenizer.decode(running.token_ids, skip_special_tokens=True),
-            last.finish_reason,
-            stats.rounds,
-            running.round_tokens,
-            stats.target_rows,
-            stats.draft_tokens,
-            dict(stats.accepted_tokens),
-            seconds,
-            len(running.token_ids) / seconds if seconds > 0 else 0.0,
+            prompt_token_ids=running.prompt_token_ids,
+            token_ids=running.token_ids,
+            text=self.tokenizer.decode(running.token_ids, skip_special_tokens=True),
+            finish_reason=last.finish_reason,
+            rounds=stats.rounds,
+            round_tokens=running.round_tokens,
+            target_rows=stats.target_rows,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=dict(stats.accepted_tokens),
+            seconds=seconds,
+            tokens_per_second=len(running.token_ids) / seconds if seconds > 0 else 0.0,
         )
 
 
-def _router_options(
-    names: Sequence[str], batch_size: int, max_draft_tokens: int, max_rows: int
-) -> tuple[RouterConfig, SpeculationConfig]:
-    """Raises InvalidRequest that names the engine's own argument."""
-    try:
-        return RouterConfig(max_running=batch_size, max_waiting=batch_size), SpeculationConfig(
-            drafters=tuple(names) or ("none",), max_draft_tokens=max_draft_tokens, max_rows=max_rows
-        )
-    except ValidationError as error:
-        problem = first_problem(error)
-        field = "batch_size" if problem.field == "max_running" else problem.field
-        raise InvalidRequest(field, problem.value, problem.limit) from None
+def _numbered(prompts: Sequence[Prompt]) -> list[tuple[str, Prompt]]:
+    """The prompts with what errors call them."""
+    return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+
+
+def _drafter_names(config: ClusterConfig, draft_source: ModelSource | None) -> tuple[str, ...]:
+    """The drafters that run. Raises ModelError for one whose model is missing."""
+    has_head = config.target.eagle_head != "none"
+    names = expand_drafters(
+        config.speculation.drafters,
+        has_draft_model=draft_source is not None,
+        has_head=has_head,
+        acceptance=config.speculation.acceptance,
+    )
+    if needs_draft_model(names) and draft_source is None:
+        name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
+        raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {config.draft.model!r}")
+    if OUROBOROS in names and draft_source is not None:
+        refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
+    if EAGLE in names and not has_head:
+        raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
+    return names
+
+
+def _speculation(
+    config: SpeculationConfig, names: tuple[str, ...], drafters: Mapping[str, Drafter]
+) -> SpeculationConfig:
+    """With the drafters that run, and room in a round for the rows that they require."""
+    max_rows = config.max_rows
+    if "max_rows" not in config.model_fields_set:
+        max_rows = max(max_rows, least_max_rows(drafters.values()) + config.max_draft_tokens)
+    check_required_rows(drafters.values(), max_rows, "max_rows")
+    return config.model_copy(update={"drafters": names or ("none",), "max_rows": max_rows})
+
+
+def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, ...]) -> TargetEngine:
+    options = config.target if EAGLE in names else config.target.model_copy(update={"eagle_head": "none"})
+    return build_target_engine(source, options)
+
+
+def _build_draft(
+    config: ClusterConfig, source: ModelSource, target: ModelSource
+) -> DraftEngine | RetokenizedDraftEngine:
+    """It drafts nothing ahead: while the target verifies, this process does nothing else."""
+    return build_draft_engine(source, config.draft.model_copy(update={"ahead": 0}), target=target)

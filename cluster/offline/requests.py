@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, cast, get_args
+from typing import Any, cast
 
 import jinja2
 import numpy as np
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import InvalidRequest
-from actors.messages import Acceptance, CacheUse, GenerationRequest, SamplingParams
+from actors.messages import Acceptance, GenerationRequest, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.errors import SettingError
 from cache_service.formats.namespaces import OPEN
 from cache_service.formats.store_keys import StoreKeys
-from cluster.request_limits import check_local_fields, check_token_ids, num_new_tokens
+from cluster.generation import LOCAL_NEW_TOKENS, GenerationOptions, LengthLimits, check_token_ids
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-
-DEFAULT_NEW_TOKENS = 256
-
-
-class GenerateOptions(TypedDict, total=False):
-    """The options of `LocalEngine.generate`, which describes them; the defaults are the same."""
-
-    max_new_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    ignore_eos: bool
-    stop_token_ids: Sequence[int]
-    drafters: Sequence[str] | None
-    max_draft_tokens: int | None
-    predictions: Sequence[str | Sequence[int]]
-    namespace: str
-    cache: CacheUse
 
 
 class LocalRequests:
@@ -51,37 +28,37 @@ class LocalRequests:
         self,
         tokenizer: Any,
         info: ModelInfo,
-        vocab_size: int,
-        max_model_len: int,
+        target: WorkerInfo,
         drafter_names: tuple[str, ...],
         acceptance: Acceptance,
     ) -> None:
-        """tokenizer: of `transformers`. vocab_size, max_model_len: of the engine, which may have less room than the
-        model."""
+        """tokenizer: of `transformers`. target: the engine, which may have less room than the model."""
         self._tokenizer = tokenizer
         self._info = info
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self._vocab_size = target.vocab_size
+        self._max_model_len = target.max_model_len
         self._drafter_names = drafter_names
         self._acceptance = acceptance
         self._num_requests = 0
 
-    def make(self, prompts: Sequence[tuple[str, Prompt]], options: GenerateOptions) -> list[GenerationRequest]:
+    def make(
+        self,
+        prompts: Sequence[tuple[str, Prompt]],
+        options: GenerationOptions,
+        predictions: Sequence[str | Sequence[int]] = (),
+    ) -> list[GenerationRequest]:
         """prompts: with what an error calls them. Raises InvalidRequest."""
-        stop_token_ids = options.get("stop_token_ids", ())
-        own = ("ignore_eos", "drafters", "predictions", "namespace", "cache")
-        checked = {name: value for name, value in options.items() if name not in own}
-        check_local_fields({**checked, "stop_token_ids": list(stop_token_ids)})
-        check_token_ids("stop_token_ids", stop_token_ids, self._vocab_size)
-        drafters = self._chosen_drafters(options.get("drafters"))
-        namespace, cache = options.get("namespace", ""), options.get("cache", "read_write")
-        self._check_sharing(namespace, cache)
-        seed = options.get("seed")
-        base_seed = secrets.randbits(64) if seed is None else seed
-        predictions = options.get("predictions") or [""] * len(prompts)
+        stops = tuple(options.stop_token_ids or ())
+        check_token_ids("stop_token_ids", stops, self._vocab_size)
+        check_token_ids("logit_bias", (token for token, _ in options.logit_bias), self._vocab_size)
+        self._check_drafters(options.drafters)
+        self._check_namespace(options.namespace)
+        predictions = predictions or [""] * len(prompts)
         if len(predictions) != len(prompts):
             raise InvalidRequest("predictions", f"{len(predictions)} of them", f"there are {len(prompts)} prompts")
-        stops = tuple(stop_token_ids) + (() if options.get("ignore_eos") else self._info.eos_token_ids)
+        if not options.ignore_eos:
+            stops += self._info.eos_token_ids
+        seed = secrets.randbits(64) if options.seed is None else options.seed
         requests = []
         for index, (name, prompt) in enumerate(prompts):
             token_ids = self._encode(prompt, name)
@@ -90,53 +67,41 @@ class LocalRequests:
                 GenerationRequest(
                     request_id=str(self._num_requests),
                     prompt_token_ids=np.asarray(token_ids, dtype=np.int32),
-                    sampling=SamplingParams(
-                        seed=(base_seed + index) % 2**64,
-                        temperature=options.get("temperature", 0.0),
-                        top_k=max(0, options.get("top_k", 0)),
-                        top_p=options.get("top_p", 1.0),
-                        min_p=options.get("min_p", 0.0),
-                        presence_penalty=options.get("presence_penalty", 0.0),
-                        frequency_penalty=options.get("frequency_penalty", 0.0),
-                        repetition_penalty=options.get("repetition_penalty", 1.0),
-                        acceptance=self._acceptance,
-                    ),
-                    max_new_tokens=num_new_tokens(
-                        options.get("max_new_tokens"),
-                        DEFAULT_NEW_TOKENS,
-                        len(token_ids),
-                        self._max_model_len,
-                        name,
-                        "max_new_tokens",
-                        self._info.max_side_len,
-                    ),
+                    sampling=options.sampling(seed + index, self._acceptance),
+                    max_new_tokens=self._num_new_tokens(options.max_new_tokens, len(token_ids), name),
                     stop_token_ids=stops,
-                    namespace=namespace,
-                    cache=cache,
-                    drafters=drafters,
-                    max_draft_tokens=options.get("max_draft_tokens"),
+                    namespace=options.namespace,
+                    cache=options.cache,
+                    drafters=options.drafters,
+                    max_draft_tokens=options.max_draft_tokens,
                     prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
                 )
             )
         return requests
 
-    def _check_sharing(self, namespace: str, cache: str) -> None:
-        if cache not in get_args(CacheUse):
-            raise InvalidRequest("cache", cache, f"it must be one of {', '.join(get_args(CacheUse))}")
+    def _num_new_tokens(self, asked: int | None, num_prompt: int, prompt_field: str) -> int:
+        limits = LengthLimits(
+            max_model_len=self._max_model_len,
+            max_side_len=self._info.max_side_len,
+            prompt_field=prompt_field,
+            max_tokens_field="max_new_tokens",
+        )
+        return limits.num_new_tokens(asked, LOCAL_NEW_TOKENS, num_prompt)
+
+    def _check_namespace(self, namespace: str) -> None:
         try:
             StoreKeys(self._info.fingerprint, namespace or OPEN)
         except SettingError as error:
             raise InvalidRequest("namespace", namespace, error.limit) from None
 
-    def _chosen_drafters(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    def _check_drafters(self, names: tuple[str, ...] | None) -> None:
         if names is None:
-            return None
-        expand_drafters(list(names), acceptance=self._acceptance)
+            return
+        expand_drafters(names, acceptance=self._acceptance)
         for name in names:
             if name not in (AUTO, NONE, *self._drafter_names):
                 have = ", ".join(self._drafter_names) or "none"
                 raise InvalidRequest("drafters", name, f"this engine was made with {have}")
-        return tuple(names)
 
     def _encode(self, prompt: Prompt, field: str) -> list[int]:
         if isinstance(prompt, str):

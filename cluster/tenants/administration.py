@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from actors.errors import InvalidRequest
-from cluster.request_limits import first_problem
 from cluster.tenants.audit import AuditLog
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import MAX_LIVE_KEYS, Registry, StoredKey, StoredTenant, TenantLimits, now_utc
 from cluster.tenants.registry_file import locked, read_registry, write_registry
+from cluster.validation import first_problem
 
 _LIMITS = tuple(TenantLimits.model_fields)
 

@@ -131,7 +131,9 @@ class Gatekeeper:
                 logger.warning("tenant %s has policy promoted; cache.promotion.enabled is false here", stored.id)
                 policy = "isolated"
             may_write = stored.limits.cache_bytes != 0
-            sharing = Sharing(stored.id, policy, stored.group, bytes.fromhex(registry.server_key), may_write)
+            sharing = Sharing(
+                stored.id, policy, stored.group, server_key=bytes.fromhex(registry.server_key), may_write=may_write
+            )
             tenant = Tenant(stored.id, sharing, stored.limits, limiters[stored.id])
             for key in stored.keys:
                 digest = bytes.fromhex(key.sha256)

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cluster.request_limits import field_path
 from cluster.tenants.errors import RegistryUnusable
+from cluster.validation import field_path, limit_of
 
 MAX_LIVE_KEYS = 8  # of a tenant
 
@@ -93,8 +93,8 @@ def parse_registry(data: bytes, where: str) -> Registry:
     try:
         return Registry.model_validate_json(data)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise RegistryUnusable(f"{where}: {field_path(problem['loc'])}: {problem['msg']}") from None
+        problem = error.errors(include_url=False, include_input=False)[0]
+        raise RegistryUnusable(f"{where}: {field_path(problem['loc'])}: {limit_of(problem)}") from None
 
 
 def dump_registry(registry: Registry) -> bytes:

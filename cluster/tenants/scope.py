@@ -84,4 +84,10 @@ def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str 
     if cache == "read_write" and sharing is not None and not sharing.may_write:
         cache = "read"
     promotes = feeds if cache == "read_write" else ""
-    return Scope(part, () if cache == "off" else readable, cache, has_company, promotes)
+    return Scope(
+        namespace=part,
+        readable=() if cache == "off" else readable,
+        cache=cache,
+        has_company=has_company,
+        promotes=promotes,
+    )

@@ -55,7 +55,7 @@ def read_documents(
 
             if path.suffix in _ROW_SUFFIXES:
                 for where, key, value in read_rows(path, DOCUMENT_KEYS, show):
-                    yield from _pieces_of_row(where, key, value, tokenizer, vocab_size)
+                    yield from _pieces_of_row(where, (key, value), tokenizer, vocab_size)
             else:
                 yield from _pieces_of_text(path, show)
         progress("indexing", total, total)
@@ -73,7 +73,7 @@ def tokenise_rows(
         for number, line in enumerate(lines, 1):
             if line.strip():
                 key, value = _read_row(f"{where}:{number}", line, DOCUMENT_KEYS)
-                yield from _pieces_of_row(f"{where}:{number}", key, value, tokenizer, vocab_size)
+                yield from _pieces_of_row(f"{where}:{number}", (key, value), tokenizer, vocab_size)
 
     yield from _tokenised(pieces(), tokenizer)
 
@@ -143,8 +143,9 @@ def _is_message(message: object) -> bool:
 
 
 def _pieces_of_row(
-    where: str, key: str, value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int
+    where: str, row: tuple[str, Any], tokenizer: PreTrainedTokenizerBase, vocab_size: int
 ) -> Iterator[Piece]:
+    key, value = row
     if key in ("text", "prompt"):
         yield from _pieces_of(io.StringIO(value))
         return

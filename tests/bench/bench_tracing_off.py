@@ -26,6 +26,7 @@ from actors.messages import GenerationRequest, SamplingParams
 from actors.models.toy_target import ToyTarget
 from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
 from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.generation import GenerationOptions
 from cluster.router.run_round import run_local_round
 from paceline_testing.rounds import toy_info
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -136,7 +137,9 @@ async def seconds(modules: dict[str, ModuleType], tokens: int) -> float:
     client = CoreClient(modules["cluster.router.core"].RouterCore)
     service = modules["cluster.gateway.service"].GenerationService(client, TOKENIZER, MODEL, GatewayConfig())
     begun = time.thread_time()
-    prepared = await service.prepare(GenerationCall(prompts=("the quick fox",), max_new_tokens=tokens), "caller")
+    prepared = await service.prepare(
+        GenerationCall(prompts=("the quick fox",), options=GenerationOptions(max_new_tokens=tokens)), "caller"
+    )
     count = 0
     async for _ in service.stream(prepared):
         count += 1

@@ -365,7 +365,7 @@ def test_status_codes_and_details_name_what_is_wrong(stub, router):
     for call in (unary, stream):
         code, details = call(temperature=3)
         assert code == grpc.StatusCode.INVALID_ARGUMENT
-        assert details == "temperature is 3.0; it should be less than or equal to 2"
+        assert details == "temperature is 3.0; it must be at most 2"
         assert call(model="other")[0] == grpc.StatusCode.NOT_FOUND
         assert call(prompt="")[0] == grpc.StatusCode.INVALID_ARGUMENT
         assert call(max_tokens=5000)[0] == grpc.StatusCode.INVALID_ARGUMENT

@@ -300,7 +300,7 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     with pytest.raises(ModelError, match="nowhere"):
         LocalEngine("/nowhere/at/all")
     for field, value in (("max_rows", 0), ("max_draft_tokens", -1), ("max_draft_tokens", 257), ("batch_size", 0)):
-        with pytest.raises(InvalidRequest, match=f"^{field} is {value}; it should be "):
+        with pytest.raises(InvalidRequest, match=f"^{field} is {value}; it must be "):
             LocalEngine(str(model_dirs["llama"][0]), draft_model="none", **{field: value})
 
 

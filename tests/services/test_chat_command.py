@@ -287,7 +287,7 @@ def test_a_conversation_with_a_server(url, environment):
             "--acceptance is 'rejection'; the server at --url has its own; leave it out",
         ),
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models does not list a model"),
-        (["--top-p", "0"], "--top-p is 0.0; it should be greater than 0"),
+        (["--top-p", "0"], "--top-p is 0.0; it must be above 0"),
     ],
 )
 def test_wrong_options_are_one_line(environment, arguments, expected):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InvalidRequest
-from cluster.request_limits import is_text
+from cluster.validation import is_text
 
 NO_TASK = "prompts"  # task of rows that name none
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from actors.errors import InvalidRequest
-from cluster.request_limits import check_local_fields
+from cluster.generation import generation_options
 
 
 class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ def changed(settings: ChatSettings, **fields: object) -> ChatSettings:
 def checked(settings: ChatSettings) -> ChatSettings:
     """Raises InvalidRequest."""
     numbers = [name for name, kind in _KINDS.items() if kind != "on or off"]
-    check_local_fields({name: getattr(settings, name) for name in numbers})
+    generation_options(**{name: getattr(settings, name) for name in numbers})
     return settings
 
 

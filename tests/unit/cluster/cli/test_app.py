@@ -291,14 +291,14 @@ def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, tm
 @pytest.mark.parametrize(
     ("option", "value", "limit"),
     [
-        ("--top-p", "0", "it should be greater than 0"),
-        ("--top-p", "1.5", "it should be less than or equal to 1"),
-        ("--temperature", "2.5", "it should be less than or equal to 2"),
-        ("--temperature", "nan", "it should be a finite number"),
-        ("--top-k", "-2", "it should be greater than or equal to -1"),
-        ("--seed", str(2**63), f"it should be less than {2**63}"),
-        ("--seed", str(-(2**70)), f"it should be greater than or equal to {-(2**63)}"),
-        ("--max-new-tokens", "0", "it should be greater than or equal to 1"),
+        ("--top-p", "0", "it must be above 0"),
+        ("--top-p", "1.5", "it must be at most 1"),
+        ("--temperature", "2.5", "it must be at most 2"),
+        ("--temperature", "nan", "it must be a finite number"),
+        ("--top-k", "-2", "it must be at least -1"),
+        ("--seed", str(2**63), f"it must be below {2**63}"),
+        ("--seed", str(-(2**70)), f"it must be at least {-(2**63)}"),
+        ("--max-new-tokens", "0", "it must be at least 1"),
     ],
 )
 def test_a_sampling_option_out_of_range_is_named_with_its_limit_before_a_model_is_looked_for(

@@ -28,6 +28,7 @@ from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tracing import Tracing, open_tracing
+from cluster.generation import GenerationOptions
 from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, run_local_round
 from paceline_testing.echo_router import EchoRouter
@@ -231,7 +232,9 @@ async def test_what_failed_says_so(exporter):
 
 async def test_a_client_that_leaves_is_no_error(exporter):
     service = service_of(EchoRouter(delay_s=0.01), exporter)
-    prepared = await service.prepare(GenerationCall(prompts=("a b c d e f",), max_new_tokens=50), "call")
+    prepared = await service.prepare(
+        GenerationCall(prompts=("a b c d e f",), options=GenerationOptions(max_new_tokens=50)), "call"
+    )
     pieces = service.stream(prepared)
     await anext(pieces)
     await pieces.aclose()
@@ -360,7 +363,7 @@ def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(monkeypatch):
 @pytest.mark.parametrize("number", [2**63, 10**30, -(2**63) - 1])
 def test_a_number_beyond_the_format_costs_no_spans(exporter, number):
     tracing = Tracing(SimpleSpanProcessor(exporter), 1.0, 4, "1.0")
-    call = GenerationCall(prompts=("a",), seed=number, max_new_tokens=number)
+    call = GenerationCall(prompts=("a",), options=GenerationOptions.model_construct(seed=number, max_new_tokens=number))
     tracing.begin(call, "id", CallOrigin("a"), "toy", 0.0).end(None)
     (span,) = exporter.get_finished_spans()
     assert not [key for key in span.attributes if key.endswith(("seed", "max_tokens"))]

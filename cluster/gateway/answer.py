@@ -1,0 +1,250 @@
+"""One answer to a call: its text out of the router's tokens, and what is counted, logged and traced of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from actors.errors import DeadlineExceeded, Unavailable
+from actors.messages import GenerationRequest, RequestTimes, SpeculationStats, TokenChunk
+from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece
+from cluster.gateway.errors import status_of, unwrap
+from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.resume import generate_unbroken
+from cluster.gateway.router_client import RouterClient
+from cluster.gateway.streams import StreamShape
+from cluster.tenants.gatekeeper import Tenant
+from cluster.tenants.scope import Scope
+from cluster.text.detokenizer import Detokenizer
+from cluster.text.stop_strings import StopStrings
+from cluster.text.text_codec import TextCodec
+
+if TYPE_CHECKING:
+    from cluster.gateway.tracing import CallTrace  # which brings OpenTelemetry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call that can be served: one request per answer, in order of choice."""
+
+    call_id: str
+    origin: CallOrigin
+    arrived: float  # time.monotonic()
+    call: GenerationCall
+    requests: tuple[GenerationRequest, ...]
+    num_prompt_tokens: int  # all prompts, each counted once
+    deadline: float  # time.monotonic()
+    scope: Scope
+    stream_shape: StreamShape  # of a stream of it
+    tenant: Tenant | None = None  # None: nobody needs a key
+    trace: CallTrace | None = None  # None: it is not traced
+
+
+class Answer:
+    """One answer while it is generated. Runs once."""
+
+    def __init__(self, prepared: PreparedCall, choice: int, text: AnswerText, metrics: GatewayMetrics) -> None:
+        self._prepared = prepared
+        self._choice = choice
+        self._request = prepared.requests[choice]
+        self._text = text
+        self._metrics = metrics
+        self._num_cached = 0
+        self._stats: SpeculationStats | None = None
+        self._times: RequestTimes | None = None
+        self._last_chunk_at = 0.0
+        self._last_token_at: float | None = None
+
+    async def pieces(self, router: RouterClient, by_token: bool) -> AsyncGenerator[Piece, None]:
+        """The text as it comes, and the end with its counts. by_token: a piece for each token, even an empty one.
+
+        Raises DeadlineExceeded, Unavailable, and what the router raises.
+        """
+        self._metrics.requests_waiting.inc()
+        self._metrics.prompt_tokens.inc(len(self._request.prompt_token_ids))
+        outcome = "cancelled"
+        try:
+            chunks = generate_unbroken(router, self._request, self._on_resume)
+            async with aclosing(chunks):
+                while True:
+                    shown, finish_reason = self._take(await self._next(chunks), by_token)
+                    if finish_reason is not None:
+                        outcome = finish_reason
+                        break
+                    for new_text in shown:
+                        yield Piece(self._choice, new_text)
+            # The router's stream is closed by now: after a stop string nothing more is generated.
+            for new_text in shown[:-1]:
+                yield Piece(self._choice, new_text)
+            yield Piece(
+                self._choice,
+                shown[-1],
+                finish_reason=finish_reason,
+                num_completion_tokens=self._text.num_tokens,
+                num_cached_tokens=self._num_cached,
+                stats=self._stats,
+            )
+        except Exception as error:
+            status = status_of(error)
+            outcome = status.code
+            if status.http == 500:
+                logger.error("%s failed", self._request.request_id, exc_info=unwrap(error))
+            raise
+        finally:
+            self._end(outcome)
+
+    async def _next(self, chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk:
+        try:
+            async with asyncio.timeout(self._prepared.deadline - time.monotonic()):
+                chunk = await anext(chunks)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the time limit of {self._request.timeout_s:.3g} s passed after {self._text.num_tokens} tokens"
+            ) from None
+        if chunk.finish_reason == "cancelled":
+            raise Unavailable("the router gave the request up")
+        return chunk
+
+    def _take(self, chunk: TokenChunk, by_token: bool) -> tuple[list[str], FinishReason | None]:
+        """New pieces of text of a chunk, and why the answer ends if it does: then there is at least one piece."""
+        prepared, text = self._prepared, self._text
+        now = time.monotonic()
+        if chunk.token_ids:
+            self._count_tokens(len(chunk.token_ids), now)
+        if not prepared.scope.has_company:
+            self._num_cached = max(self._num_cached, chunk.num_cached_tokens)
+        num_before = text.num_tokens
+        shown: list[str] = []
+        finish_reason: FinishReason | None = None
+        for part in _by_token(chunk) if by_token else (chunk,):
+            new_text, finish_reason = text.push(part)
+            if new_text or by_token or finish_reason is not None:
+                shown.append(new_text)
+            if finish_reason is not None:
+                break
+        num_new = text.num_tokens - num_before
+        if prepared.tenant is not None:
+            prepared.tenant.limiter.spend(num_new)
+        self._times, self._last_chunk_at = chunk.times, now
+        if chunk.stats is not None:
+            self._stats = _without(chunk.stats, chunk.sources[num_new:])
+        if finish_reason is not None:
+            self._metrics.request_success.labels(finish_reason).inc()
+            self._metrics.request_latency.observe(now - prepared.arrived)
+        return shown, finish_reason
+
+    def _count_tokens(self, count: int, now: float) -> None:
+        metrics, elapsed_s = self._metrics, 0.0
+        if self._last_token_at is None:
+            metrics.time_to_first_token.observe(now - self._prepared.arrived)
+            metrics.requests_waiting.dec()
+            metrics.requests_running.inc()
+            count -= 1
+        else:
+            elapsed_s = now - self._last_token_at
+        for _ in range(count):
+            metrics.inter_token_latency.observe(elapsed_s / count)
+        self._last_token_at = now
+
+    def _on_resume(self) -> None:
+        self._metrics.request_resumed.inc()
+        if self._prepared.trace is not None:
+            self._prepared.trace.resumed()
+
+    def _end(self, outcome: str) -> None:
+        metrics, num_tokens = self._metrics, self._text.num_tokens
+        (metrics.requests_waiting if self._last_token_at is None else metrics.requests_running).dec()
+        metrics.generation_tokens.inc(num_tokens)
+        _log_end(self._prepared, self._request, outcome, num_tokens)
+        if self._prepared.trace is not None:
+            self._prepared.trace.answered(
+                self._choice,
+                outcome,
+                num_tokens,
+                stats=self._stats,
+                times=self._times,
+                last_chunk_at=self._last_chunk_at,
+            )
+        if outcome not in ("stop", "length"):
+            metrics.request_failure.labels(outcome).inc()
+
+
+class AnswerText:
+    """Text of one answer: detokenised, cut at stop strings and stop tokens."""
+
+    def __init__(
+        self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest, context: Sequence[int]
+    ) -> None:
+        """context: the last tokens before the answer's text."""
+        self._detokenizer = Detokenizer(codec.decode, context)
+        self._stops = StopStrings(stops)
+        self._has_stops = bool(stops)
+        self._stop_token_ids = frozenset(request.stop_token_ids)
+        self.num_tokens = 0  # that count: a stop string's last token is the last of them
+
+    def push(self, chunk: TokenChunk) -> tuple[str, FinishReason | None]:
+        """Text to show now, and why the answer ends if it does."""
+        token_ids = chunk.token_ids
+        if self._has_stops:
+            before = self._detokenizer.copy(), self._stops.copy()
+        num_before = self.num_tokens
+        self.num_tokens += len(token_ids)
+        spoken = token_ids
+        if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_token_ids:
+            spoken = token_ids[:-1]
+        text = self._detokenizer.push(spoken) if spoken else ""
+        if chunk.finish_reason is not None:
+            text += self._detokenizer.flush()
+        shown, matched = self._stops.push(text)
+        if matched:
+            self.num_tokens = num_before + _tokens_to_match(*before, spoken)
+            return shown, "stop"
+        if chunk.finish_reason is None:
+            return shown, None
+        return shown + self._stops.flush(), "length" if chunk.finish_reason == "length" else "stop"
+
+
+def _tokens_to_match(detokenizer: Detokenizer, stops: StopStrings, token_ids: tuple[int, ...]) -> int:
+    """How many of the tokens complete the stop string, so that the count does not depend on the size of chunks."""
+    for count, token in enumerate(token_ids, 1):
+        if stops.push(detokenizer.push((token,)))[1]:
+            return count
+    return len(token_ids)
+
+
+def _log_end(prepared: PreparedCall, request: GenerationRequest, outcome: str, num_tokens: int) -> None:
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    num_prompt, elapsed_s = len(request.prompt_token_ids), time.monotonic() - prepared.arrived
+    logger.info(
+        "%s ended: %s, %d tokens after %d in %.3f s", request.request_id, outcome, num_tokens, num_prompt, elapsed_s,
+        extra={
+            "request_id": prepared.origin.request_id, "answer_id": request.request_id, "outcome": outcome,
+            "prompt_tokens": num_prompt, "completion_tokens": num_tokens, "seconds": round(elapsed_s, 6),
+        },
+    )  # fmt: skip
+
+
+def _by_token(chunk: TokenChunk) -> Iterator[TokenChunk]:
+    """A chunk for each token; the last one ends as the whole does."""
+    for token in chunk.token_ids[:-1]:
+        yield msgspec.structs.replace(chunk, token_ids=(token,), finish_reason=None)
+    if chunk.token_ids or chunk.finish_reason is not None:
+        yield msgspec.structs.replace(chunk, token_ids=chunk.token_ids[-1:])
+
+
+def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationStats:
+    """The statistics less accepted tokens that came after a stop string, by who proposed them."""
+    dropped = Counter(sources)
+    kept = {source: count - dropped[source] for source, count in stats.accepted_tokens.items()}
+    return msgspec.structs.replace(stats, accepted_tokens={source: count for source, count in kept.items() if count})

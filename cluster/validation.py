@@ -1,0 +1,151 @@
+"""What pydantic finds wrong, in sentences of ours that name field, value and limit. For requests and configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from actors.errors import InvalidRequest
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+MAX_SHOWN_CHARS = 64  # of a wrong value, in an error
+
+# Fields that hold text of a conversation. Errors show its length at most.
+_PRIVATE_FIELDS = frozenset(("prompt", "messages", "content", "prediction", "text", "input", "cache_salt"))
+_MUST_BE = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "bool": "true or false",
+    "string": "a string",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "path": "a path",
+    "none_required": "null",
+}
+_BOUNDS = {
+    "greater_than": "it must be above {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than": "it must be below {lt}",
+    "less_than_equal": "it must be at most {le}",
+    "multiple_of": "it must be a multiple of {multiple_of}",
+    "literal_error": "it must be {expected}",
+    "enum": "it must be {expected}",
+    "string_pattern_mismatch": "it must match {pattern}",
+    "string_too_long": "it must have at most {max_length} characters",
+    "string_too_short": "it must have at least {min_length} characters",
+    "too_long": "it must have at most {max_length} items",
+    "too_short": "it must have at least {min_length} items",
+}
+
+
+class StrictFields(BaseModel):
+    """A request or a part of one: unknown fields are errors, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def first_problem(error: ValidationError) -> InvalidRequest:
+    """The first problem of a request."""
+    problem = error.errors(include_url=False)[0]
+    field = field_path(problem["loc"])
+    if problem["type"] == "missing":
+        return InvalidRequest(field, None, "it is required", "missing_required_parameter")
+    value = size_of(problem["input"]) if _is_private(problem) else shown(problem["input"])
+    if problem["type"] == "extra_forbidden":
+        return InvalidRequest(field, value, "there is no such parameter", "unknown_parameter")
+    return InvalidRequest(field, value, limit_of(problem))
+
+
+def describe(error: ValidationError) -> str:
+    """All that is wrong with a configuration, in one line."""
+    parts = []
+    for problem in error.errors(include_url=False):
+        field = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        if problem["type"] == "extra_forbidden":
+            parts.append(f"{field}: unknown key")
+        elif problem["type"] == "missing":
+            parts.append(f"{field}: it is required")
+        elif problem["type"] == "value_error":
+            parts.append(f"{field}: {limit_of(problem)}")
+        else:
+            value = re.sub(r"//\S*@", "//...@", repr(problem["input"]))  # a URL may have a password in it
+            parts.append(f"{field} is {value}; {limit_of(problem)}")
+    return "; ".join(parts)
+
+
+def limit_of(problem: ErrorDetails) -> str:
+    """What the value must be, in words, from one of the `errors()` of a pydantic ValidationError."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in _BOUNDS:
+        return _BOUNDS[kind].format(**{name: _number(value) for name, value in context.items()})
+    for known, words in _MUST_BE.items():
+        if kind == known or kind.startswith(f"{known}_"):
+            return f"it must be {words}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return message.replace("Input should", "it must", 1) if message.startswith("Input") else message
+
+
+def _number(bound: object) -> object:
+    return f"{bound:g}" if isinstance(bound, float) else bound
+
+
+def field_path(location: Sequence[int | str]) -> str:
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier():  # others are the names that pydantic gives to the branches of a union
+            path += f".{part}" if path else part
+    return path[:MAX_SHOWN_CHARS] or "body"
+
+
+def shown(value: object) -> object:
+    """Enough of a value to recognise it. Not for text of prompts and messages: see `size_of`."""
+    if value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) <= MAX_SHOWN_CHARS):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
+
+
+def size_of(value: object) -> object:
+    """How much a value holds, where the value itself must not be shown."""
+    if isinstance(value, str):
+        return f"a string of {len(value)} characters"
+    if isinstance(value, Mapping):
+        return f"an object with {len(value)} fields"
+    if isinstance(value, Sequence):
+        return f"a list of {len(value)} items"
+    return shown(value)
+
+
+def is_text(value: object, *, may_be_empty: bool = False) -> TypeGuard[str]:
+    """Whether a tokenizer takes it. Lone surrogates, which JSON and the command line can hold, are not text."""
+    if not isinstance(value, str) or not (value or may_be_empty):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_private(problem: ErrorDetails) -> bool:
+    """Whether the value may hold text of a conversation: so may a field that nobody knows."""
+    known = problem["type"] != "extra_forbidden" or isinstance(problem["input"], (bool, int, float))
+    return not known or any(part in _PRIVATE_FIELDS for part in problem["loc"])
+
+
+def checked(kind: type[Fields], fields: Mapping[str, object]) -> Fields:
+    """A record of that kind. Raises InvalidRequest for the first field that is wrong."""
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        raise first_problem(error) from None
