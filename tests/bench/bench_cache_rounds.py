@@ -23,7 +23,6 @@ import numpy as np
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams, VerifyBatch, VerifyResult
-from actors.models.toy_target import ToyTarget
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import RouterConfig, SpeculationConfig
@@ -31,6 +30,7 @@ from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_target import ToyTarget
 
 STATES = ("none", "live", "stopped", "gone")
 VOCAB_SIZE = 5_000

@@ -20,11 +20,11 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.messages import DraftBatch, DraftResult, GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 50_000
 

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
 from cluster.gateway.call import GenerationCall, ServedModel
 from cluster.generation import GenerationOptions
 from cluster.router.run_round import run_local_round
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_target import ToyTarget
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()

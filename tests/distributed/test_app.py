@@ -14,12 +14,12 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from actors.models.toy import save_tiny_model
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
+from paceline_testing.tiny_models import save_tiny_model
 
 TEXT = """
 proxy_location: HeadOnly

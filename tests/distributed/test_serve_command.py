@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.models.toy import save_tiny_model
 from cluster.cli.serve import _report_build, _start_building_drafter
 from cluster.config import load_config
 from paceline_testing.free_ports import free_ports
+from paceline_testing.tiny_models import save_tiny_model
 
 NAMES = ("http_port", "grpc_port")
 

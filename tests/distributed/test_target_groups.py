@@ -17,7 +17,6 @@ import pytest
 import ray
 from ray import serve
 
-from actors.models.toy import save_tiny_model
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.offline.engine import LocalEngine
@@ -27,6 +26,7 @@ from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
 TOKENS = 60

@@ -13,7 +13,6 @@ import ray
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray import serve
 
-from actors.models.toy import save_tiny_model
 from actors.workers.ray_environment import prepare_own_ray
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
@@ -23,6 +22,7 @@ from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from cluster.tenants.administration import TenantAdministration
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
+from paceline_testing.tiny_models import save_tiny_model
 
 # Longer than a few blocks of the prefix cache, and with something in it that comes again.
 PROMPT = "what one tenant asks, another may not find out: " * 3

@@ -21,12 +21,12 @@ from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_gro
 from actors.errors import Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from actors.options import TargetGroupOptions
 from actors.workers.target_group import RankHealth, TargetGroup
 from actors.workers.target_worker import TargetSettings
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.free_ports import free_ports
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))

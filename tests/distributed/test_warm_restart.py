@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actors.models.toy import save_tiny_model
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash")]
 NEW_TOKENS = 100

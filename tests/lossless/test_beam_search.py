@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest
-from actors.models.toy import save_tiny_model
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import save_tiny_model
 
 EOS = 256
 STOPS = (EOS, *range(96, 128))  # many, so that beams end by one

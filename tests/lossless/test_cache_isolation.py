@@ -16,7 +16,6 @@ import pytest
 
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.publisher import PublisherSettings
 from cache_service.store.embedded_server import EmbeddedServer
@@ -26,6 +25,7 @@ from cluster.router.trace import RoundTrace
 from cluster.tenants.registry import Policy
 from cluster.tenants.scope import Scope, Sharing, scope_of
 from paceline_testing.cache_stores import until
+from paceline_testing.tiny_models import save_tiny_model
 
 SERVER_KEY = bytes(range(32))
 SALT = "a salt that both of them know"

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from actors.models.source import VOCAB_MAP_FILE
-from actors.models.toy import save_tiny_model
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")]
 KEPT = torch.arange(40, 250, 3)

@@ -9,8 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest, ModelError
-from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.offline.engine import Generation, LocalEngine
+from paceline_testing.tiny_models import (
+    make_byte_tokenizer,
+    make_tiny_model,
+    save_eagle_head,
+    save_tiny_model,
+    tiny_eagle_tensors,
+)
 
 HEADS: dict[str, tuple[str, dict]] = {
     "eagle1": ("eagle", {}),

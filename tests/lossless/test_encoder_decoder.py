@@ -30,11 +30,11 @@ from actors.errors import InvalidRequest, ModelError
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import load_config, read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import TINY_ENCODER_DECODER_KINDS, make_tiny_model, save_tiny_model
 from actors.options import TargetOptions
 from cluster.offline.engine import LocalEngine
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.other_vocabularies import merging_tokenizer
+from paceline_testing.tiny_models import TINY_ENCODER_DECODER_KINDS, make_tiny_model, save_tiny_model
 
 NEW_TOKENS = 24
 EOS = 256

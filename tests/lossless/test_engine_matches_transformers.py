@@ -25,8 +25,8 @@ from actors.messages import (
     VerifyItem,
     no_tokens,
 )
-from actors.models.toy import TINY_KINDS, make_tiny_model
 from paceline_testing.drafting import tree_to_verify
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
 GREEDY = SamplingParams(seed=1, temperature=0.0)

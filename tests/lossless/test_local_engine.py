@@ -15,8 +15,8 @@ from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_config
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
-from actors.models.toy import TINY_KINDS, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import TINY_KINDS, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 NEW_TOKENS = 24
 EOS = 256

@@ -31,8 +31,6 @@ from actors.messages import (
     encode_message,
     no_tokens,
 )
-from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_tiny_model
-from actors.models.toy_target import ToyTarget
 from actors.sampling.processors import process_logits
 from actors.sampling.sampler import SequenceSampling, draft_with_probs, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejection
@@ -40,6 +38,8 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
 from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.tiny_models import make_byte_tokenizer, make_tiny_model, save_tiny_model
+from paceline_testing.toy_target import ToyTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 61

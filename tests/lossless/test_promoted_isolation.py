@@ -20,7 +20,6 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from actors.models.loader import load_model
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.log.publisher import PublisherSettings
 from cache_service.promotion import promotion_gate as promotion
@@ -38,6 +37,7 @@ from cluster.tenants.registry_file import write_registry
 from cluster.tenants.scope import Sharing, scope_of
 from paceline_testing.cache_stores import until
 from paceline_testing.rounds import toy_info
+from paceline_testing.tiny_models import save_tiny_model
 
 VOCAB = 259
 K = 5

@@ -9,8 +9,8 @@ import torch
 
 from actors.models.loader import load_model, load_tokenizer
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew")]
 EOS = 256

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
-from actors.models.toy import save_tiny_model
 from cluster.offline.engine import LocalEngine
 from paceline_testing.other_vocabularies import (
     TEXT,
@@ -15,6 +14,7 @@ from paceline_testing.other_vocabularies import (
     save_renumbered_pair,
     sentence_piece_tokenizer,
 )
+from paceline_testing.tiny_models import save_tiny_model
 
 NEW_TOKENS = 24
 PROMPTS = [TEXT[first : first + 30] for first in range(0, 56, 8)] + ["x"]

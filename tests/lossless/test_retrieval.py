@@ -9,9 +9,9 @@ import pytest
 
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cluster.offline.corpus import build_corpus
 from cluster.offline.engine import Generation, LocalEngine
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")]
 OPTIONS = {"max_new_tokens": 48, "ignore_eos": True, "seed": 5}

@@ -14,7 +14,6 @@ import pytest
 
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cache_service.formats.documents import document_id_of
 from cache_service.formats.namespaces import OPEN
 from cache_service.formats.store_keys import StoreKeys
@@ -26,6 +25,7 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
 from paceline_testing.cache_stores import until
+from paceline_testing.tiny_models import save_tiny_model
 
 NEW_TOKENS = 32
 VOCAB_SIZE = 259

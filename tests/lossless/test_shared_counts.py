@@ -10,12 +10,12 @@ import pytest
 from actors.errors import InvalidRequest
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cache_service.counts.soft_exchange import SoftExchangeSettings
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.offline.engine import LocalEngine
 from paceline_testing.cache_stores import until
+from paceline_testing.tiny_models import save_tiny_model
 
 EAGER = SoftExchangeSettings(export_every_s=0.0, poll_s=0.01, idle_poll_s=0.01, tick_s=0.1)
 PROMPTS = ["say oak and", "say elm and"]

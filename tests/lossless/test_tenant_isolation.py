@@ -17,7 +17,6 @@ from actors.drafters.registry import CPU_DRAFTER_NAMES, create_drafters
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
-from actors.models.toy import make_tiny_model
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.calibration import NamespaceSlots
 from cluster.router.core import RouterCore
@@ -26,6 +25,7 @@ from cluster.router.step_time import StepTimeCurve
 from cluster.router.traffic import Traffic, TrafficRecords
 from cluster.tenants.scope import Scope, Sharing, scope_of
 from paceline_testing.rounds import toy_info
+from paceline_testing.tiny_models import make_tiny_model
 
 VOCAB = 40
 SERVER_KEY = bytes(range(32))

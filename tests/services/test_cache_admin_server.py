@@ -13,7 +13,6 @@ import pytest
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
-from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.admin.administration import CacheAdministration
 from cache_service.admin.audit_log import AuditLog
 from cache_service.formats.key_ring import KeyRing
@@ -28,6 +27,7 @@ from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.tenants.registry_file import read_registry
 from paceline_testing.cache_stores import PATIENCE_S, Namespace, piece
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 TOKEN = "a-credential-of-32-characters-00"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

@@ -15,7 +15,6 @@ import pytest
 
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cache_service.index.warm_index import WarmIndexSettings
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.follower import FollowerSettings
@@ -27,6 +26,7 @@ from cluster.offline.engine import LocalEngine
 from paceline_testing.bad_network import BadNetwork, bad_network
 from paceline_testing.cache_stores import until
 from paceline_testing.sentinel_group import Member, SentinelGroup, sentinel_group
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm")]
 GREEDY = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}

@@ -14,7 +14,6 @@ import pytest
 
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
-from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.formats.key_ring import KeyRing
 from cache_service.formats.namespaces import namespace_of, namespace_of_group
 from cache_service.formats.store_keys import StoreKeys
@@ -27,6 +26,7 @@ from cluster.config import paceline_home
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.registry_file import read_registry
 from paceline_testing.cache_stores import Namespace, piece, until
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 
 @pytest.fixture(scope="module")

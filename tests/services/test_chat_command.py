@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from actors.models.toy import save_tiny_model
 from cluster.cli.main import main
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.http_app import create_app
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.tiny_models import save_tiny_model
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 COMMAND = [str(Path(sys.executable).with_name("paceline")), "chat"]

@@ -15,12 +15,12 @@ import typer
 from actors.drafters.registry import CPU_DRAFTER_NAMES, DRAFTER_NAMES, create_drafter, expand_drafters
 from actors.models.loader import load_config
 from actors.models.source import ModelSource
-from actors.models.toy import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.config import load_config as load_cluster_config
 from cluster.gateway.schema import parse_completion
 from cluster.offline.engine import Generation, LocalEngine
+from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 PACELINE = typer.main.get_command(app)
 ROOT = Path(__file__).resolve().parents[2]

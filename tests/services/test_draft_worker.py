@@ -9,10 +9,10 @@ from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
-from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from actors.options import DraftPoolOptions
 from actors.workers.draft_worker import DraftSettings, DraftWorker
 from paceline_testing.other_vocabularies import save_renumbered_pair
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 OPTIONS = DraftPoolOptions(device="cpu", kv_cache_tokens=1024)
 

@@ -15,7 +15,6 @@ from actors.errors import ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_draft_model, load_model, load_tokenizer
 from actors.models.source import ModelSource
-from actors.models.toy import TINY_KINDS, save_tiny_model
 from actors.training.drafter_build import CARD_FILE, DrafterExists, DrafterRecipe, build_drafter, default_drafter_dir
 from actors.training.target_text import encode_prompts, write_answers
 from actors.training.target_writer import TargetWriter, batches_by_length
@@ -24,6 +23,7 @@ from cluster.cli.main import main
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.serve import plan_cluster
+from paceline_testing.tiny_models import TINY_KINDS, save_tiny_model
 
 QUICK = DrafterRecipe(layers=1, vocab_size=120, text_tokens=600, answer_tokens=24, write_rows=16, epochs=1)
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from actors.models.loader import load_draft_model
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from actors.training import training_checkpoint
 from actors.training.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, tokens_per_round
 from actors.training.training_checkpoint import TrainingCheckpoint
 from cluster.cli.app import app
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]
 RECIPE = DrafterRecipe(

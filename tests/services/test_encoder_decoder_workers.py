@@ -17,10 +17,10 @@ from actors.messages import (
     VerifyItem,
 )
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from actors.options import DraftPoolOptions, TargetGroupOptions
 from actors.workers.draft_worker import DraftSettings, DraftWorker
 from actors.workers.target_worker import TargetSettings, TargetWorker
+from paceline_testing.tiny_models import save_tiny_model
 
 
 async def test_what_one_worker_drafts_the_other_one_accepts(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cache_service.admin.administration import CacheAdministration
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.errors import SettingError
@@ -26,6 +25,7 @@ from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
 from paceline_testing.rounds import serve, toy_info
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
 QUICK = {"look_s": 0.01, "retry_s": 0.01}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import psutil
 
-from actors.models.toy import save_tiny_model
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import save_tiny_model
 
 
 def test_resident_memory_does_not_grow_over_2000_requests(tmp_path):

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from actors.models.loader import load_tokenizer
 from actors.models.source import ModelSource
-from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from cache_service.admin.administration import CacheAdministration
 from cache_service.formats.documents import document_id_of
 from cache_service.formats.namespaces import PUBLIC
@@ -37,6 +36,7 @@ from cluster.tenants.registry import Registry, StoredTenant
 from cluster.tenants.registry_file import read_registry, write_registry
 from paceline_testing.cache_stores import Namespace, until
 from paceline_testing.other_vocabularies import merging_tokenizer, sentence_piece_tokenizer
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 K = 5
 CONFIG = PromotionConfig(min_tenants=K, min_age_s=0, release_every_s=1, never=("Project Hush",))

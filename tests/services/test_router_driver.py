@@ -27,7 +27,6 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
-from actors.models.toy_target import ToyTarget
 from actors.workers.directory import WorkerEntry
 from actors.workers.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
@@ -38,6 +37,7 @@ from cluster.router.metrics import RouterMetrics
 from cluster.router.status import router_status
 from paceline_testing.clock import Clock
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_target import ToyTarget
 
 EOS = 3
 ROUTER_KEYS = LinkKeys.generate()

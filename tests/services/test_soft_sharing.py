@@ -15,7 +15,6 @@ from prometheus_client.exposition import generate_latest
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cache_service.counts.soft_exchange import DELTA_BYTES, SoftExchangeSettings
 from cache_service.index.epoch_watch import EpochWatchSettings
 from cache_service.store.connection import ConnectionSettings, open_client
@@ -27,6 +26,7 @@ from cluster.router.metrics import soft_metrics
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
 from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.toy_target import ToyTarget
 
 NOWHERE = ConnectionSettings("redis://127.0.0.1:1")
 VOCAB_SIZE = 97

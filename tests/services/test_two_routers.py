@@ -12,13 +12,13 @@ import pytest
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache, settings_of
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 5_000
 NEW_TOKENS = 64

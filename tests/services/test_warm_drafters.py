@@ -10,8 +10,6 @@ import pytest
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy import save_tiny_model
-from actors.models.toy_target import ToyTarget
 from cache_service.admin.administration import CacheAdministration
 from cache_service.automata.shared_phrases import SharedPhrases
 from cache_service.formats.store_keys import StoreKeys
@@ -24,6 +22,8 @@ from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
 from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.tiny_models import save_tiny_model
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 997
 PROMPTS = [np.random.default_rng(row).integers(0, 8, 12).astype(np.int32) for row in range(2)]

@@ -17,7 +17,6 @@ import numpy as np
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
-from actors.models.toy_target import ToyTarget
 from cache_service.counts.soft_compactor import SoftCompactorSettings
 from cache_service.counts.soft_exchange import DELTA_BYTES, SoftExchangeSettings
 from cache_service.formats.documents import document_id_of
@@ -35,6 +34,7 @@ from cluster.router.round import RequestFailed
 from cluster.router.run_round import run_local_round
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_target import ToyTarget
 
 FINGERPRINT = "soak"
 VOCAB_SIZE = 5_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from actors.models.toy import BYTE_VOCAB_SIZE, make_byte_tokenizer
+from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
 
 
 def speak_ascii(directory: Path) -> None:

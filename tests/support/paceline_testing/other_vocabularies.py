@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from actors.models.source import VOCAB_MAP_FILE
-from actors.models.toy import make_byte_tokenizer, save_tiny_model
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 TEXT = (
     "the cat and the dog sat on the mat, and then the other cat went to the market in the rain. "

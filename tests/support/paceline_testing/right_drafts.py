@@ -6,8 +6,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from actors.models.toy import save_tiny_model
 from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.tiny_models import save_tiny_model
 
 # Any work at all is reason enough for one worker more: what is shown is how they come and go.
 EAGER_SCALING = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.models.toy import save_tiny_model
 from cluster.deploy.profiles import OVERLAYS
 from cluster.deploy.values import DeployValues
 from cluster.offline.engine import LocalEngine
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.served_load import Question
+from paceline_testing.tiny_models import save_tiny_model
 
 _KV_TOKENS = 16_384
 _WORDS = ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")

@@ -6,9 +6,9 @@ import pytest
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
 from ray.serve.exceptions import RayServeException
 
-from actors.models.toy import save_tiny_model
 from cluster.app import build, plan_elsewhere
 from cluster.config import ClusterConfig
+from paceline_testing.tiny_models import save_tiny_model
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from actors.drafters.registry import create_drafters
 from actors.links.keys import LinkKeys
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import RouterConfig, SpeculationConfig
@@ -34,6 +33,7 @@ from paceline_testing.panels import (
     panels_of,
 )
 from paceline_testing.rounds import serve, toy_info
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
 PROMTOOL = shutil.which("promtool")

@@ -11,7 +11,6 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from actors.models.toy import save_tiny_model
 from cluster.config import (
     CacheConfig,
     ClusterConfig,
@@ -26,6 +25,7 @@ from cluster.offline.corpus import build_corpus
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.serve import plan_cluster, served_model
 from paceline_testing.other_vocabularies import merging_tokenizer
+from paceline_testing.tiny_models import save_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from actors.draft_model.known_guesses import KnownGuesses
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
-from actors.models.toy import TINY_KINDS, make_tiny_model
 from paceline_testing.drafting import Path, count_forwards, paths_of
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
 SHAPE = {"max_nodes": 8, "max_depth": 4, "branch": 2}

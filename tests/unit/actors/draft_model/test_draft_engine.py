@@ -12,7 +12,7 @@ import torch
 from actors.draft_model.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
-from actors.models.toy import make_tiny_model
+from paceline_testing.tiny_models import make_tiny_model
 
 VOCAB = 61
 POSITIONS = 32

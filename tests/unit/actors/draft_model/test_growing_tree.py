@@ -17,9 +17,9 @@ from actors.draft_model.growing_tree import ROOT, GrowingTree, most_computed
 from actors.draft_tree import DraftTree, depths_of
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, no_tokens
-from actors.models.toy import TINY_KINDS, make_tiny_model
 from actors.sampling import noise
 from paceline_testing.drafting import Path, count_forwards, paths_of
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
 MIN_CONFIDENCE, MAX_EXPANDED = 0.08, 4

@@ -14,10 +14,10 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
-from actors.models.toy import TINY_KINDS, make_tiny_model
 from actors.options import LookaheadOptions
 from actors.sampling import noise
 from paceline_testing.drafting import count_forwards, paths_of
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
 GAMMA = 4

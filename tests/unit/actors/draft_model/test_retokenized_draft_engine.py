@@ -14,10 +14,10 @@ from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText
-from actors.models.toy import make_byte_tokenizer, make_tiny_model
 from actors.options import DraftOptions
 from cluster.router.rejection_chain import is_chain
 from paceline_testing.other_vocabularies import TEXT, merging_tokenizer, save_renumbered_pair
+from paceline_testing.tiny_models import make_byte_tokenizer, make_tiny_model
 
 TARGET = TokenText(make_byte_tokenizer(), "target")
 DRAFT = TokenText(merging_tokenizer(), "draft")

@@ -13,13 +13,13 @@ from actors.draft_model.retokenized_sequence import RetokenizedSequence
 from actors.draft_tree import DraftTree
 from actors.messages import SamplingParams, SequenceStart
 from actors.models.token_text import TokenText
-from actors.models.toy import make_byte_tokenizer
 from paceline_testing.other_vocabularies import (
     TEXT,
     changing_tokenizer,
     merging_tokenizer,
     sentence_piece_tokenizer,
 )
+from paceline_testing.tiny_models import make_byte_tokenizer
 
 VOCABULARIES = {
     "bytes": TokenText(make_byte_tokenizer(), "bytes"),

@@ -14,8 +14,8 @@ from actors.drafters.lookahead import LookaheadDrafter
 from actors.drafters.registry import create_drafters
 from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
-from actors.models.toy_target import ToyTarget
 from paceline_testing.drafting import Path, paths_of
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB = 23
 SEED = 11

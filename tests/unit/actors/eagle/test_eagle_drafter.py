@@ -16,9 +16,9 @@ from actors.eagle.eagle_head import load_eagle_head
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
-from actors.models.toy import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
 from actors.options import EagleOptions, TargetOptions
 from paceline_testing.drafting import paths_of
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
 
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
 HEAD_KINDS = {

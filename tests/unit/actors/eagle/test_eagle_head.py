@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from actors.eagle.eagle_head import load_eagle_head
 from actors.errors import ModelError
-from actors.models.toy import make_tiny_model, save_eagle_head, tiny_eagle_tensors
+from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, tiny_eagle_tensors
 
 TARGET = make_tiny_model("llama", vocab_size=61, layers=4, hidden_size=32).config
 HEADS = {

@@ -29,8 +29,8 @@ from actors.messages import (
     VerifyItem,
     no_tokens,
 )
-from actors.models.toy import make_tiny_model
 from actors.workers.worker_loop import IdleSequences
+from paceline_testing.tiny_models import make_tiny_model
 
 GREEDY = SamplingParams(seed=1, temperature=0.0)
 PROMPT = np.arange(20, dtype=np.int32)

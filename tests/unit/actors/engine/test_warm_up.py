@@ -7,7 +7,7 @@ import pytest
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
-from actors.models.toy import make_tiny_model
+from paceline_testing.tiny_models import make_tiny_model
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from actors.models import catalog
 from actors.models.catalog import CATALOG, prepare_model, prepared_path, resolve_model
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
-from actors.models.toy import make_byte_tokenizer, make_tiny_model
+from paceline_testing.tiny_models import make_byte_tokenizer, make_tiny_model
 
 
 def one_line(error: pytest.ExceptionInfo[ModelError]) -> str:

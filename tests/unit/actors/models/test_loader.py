@@ -21,8 +21,8 @@ from actors.models.loader import (
     read_model_info,
 )
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
-from actors.models.toy import TINY_KINDS, make_byte_tokenizer, make_tiny_model, save_tiny_model
 from actors.training.seed_prompts import built_in_prompts, read_prompts
+from paceline_testing.tiny_models import TINY_KINDS, make_byte_tokenizer, make_tiny_model, save_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from actors.errors import ModelError
 from actors.models.loader import load_draft_model, load_model
 from actors.models.quantization import Int4Linear, Int8Linear, has_byte_product, quantize_linears
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
-from actors.models.toy import save_tiny_model
 from cluster.config import TargetConfig
+from paceline_testing.tiny_models import save_tiny_model
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from actors.errors import ModelError
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
-from actors.models.toy import make_byte_tokenizer, save_tiny_model
 from paceline_testing.other_vocabularies import (
     TEXT,
     changing_tokenizer,
@@ -23,6 +22,7 @@ from paceline_testing.other_vocabularies import (
     save_renumbered_pair,
     sentence_piece_tokenizer,
 )
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 TOKENIZERS = {
     "bytes": make_byte_tokenizer(),

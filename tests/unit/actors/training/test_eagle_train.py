@@ -13,13 +13,19 @@ from actors.eagle.eagle_head import load_eagle_head
 from actors.errors import ModelError
 from actors.models.loader import load_config, load_model
 from actors.models.source import ModelSource
-from actors.models.toy import make_byte_tokenizer, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from actors.training import eagle_train, training_checkpoint
 from actors.training.eagle_recipe import HeadRecipe
 from actors.training.eagle_train import train_head, unrolled_mask
 from actors.training.training_checkpoint import TrainingPaused
 from cluster.cli.app import app
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import (
+    make_byte_tokenizer,
+    make_tiny_model,
+    save_eagle_head,
+    save_tiny_model,
+    tiny_eagle_tensors,
+)
 
 PROMPTS = [f"say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]
 RECIPE = HeadRecipe(

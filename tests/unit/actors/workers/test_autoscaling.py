@@ -13,7 +13,6 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
-from actors.models.toy_target import ToyTarget
 from actors.options import TargetGroupOptions
 from actors.workers.autoscaling import AutoscalingConfig, TargetLimits, TargetPolicy, TargetSignals, desired_groups
 from actors.workers.demand import TargetDemand, combined_targets
@@ -24,6 +23,7 @@ from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from paceline_testing.rounds import toy_info, toy_round
 from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
+from paceline_testing.toy_target import ToyTarget
 
 SHARES = st.floats(0.0, 1.0)
 WAITS = st.floats(0.0, 100.0)

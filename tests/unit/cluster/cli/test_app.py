@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from actors.models.toy import save_tiny_model
 from cluster.cli import app as commands
 from cluster.cli import serve
 from cluster.errors import ConfigError
+from paceline_testing.tiny_models import save_tiny_model
 
 COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", "size", "version"]
 

@@ -12,13 +12,13 @@ import pytest
 
 from actors.models.catalog import resolve_model, silent
 from actors.models.loader import read_model_info
-from actors.models.toy import START_OF_TURN, make_byte_tokenizer, save_tiny_model
 from cache_service.automata.corpus_index import ARRAYS_FILE, HEADER_FILE, CorpusIndex, open_index
 from cache_service.automata.suffix_automaton import Cursor
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.offline.corpus import build_corpus
 from cluster.text.documents import _PIECE_CHARS, read_documents
+from paceline_testing.tiny_models import START_OF_TURN, make_byte_tokenizer, save_tiny_model
 
 
 @pytest.fixture(scope="module")

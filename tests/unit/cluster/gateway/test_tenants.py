@@ -17,7 +17,6 @@ from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_ser
 
 from actors.drafters.contract import DraftContext
 from actors.messages import SamplingParams
-from actors.models.toy import save_tiny_model
 from cache_service.formats.namespaces import OPEN, PUBLIC
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
@@ -34,6 +33,7 @@ from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.tiny_models import save_tiny_model
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()

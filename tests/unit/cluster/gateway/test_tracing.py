@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from actors.errors import Overloaded, RouterLost
 from actors.logs import ObservabilityConfig
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
 from cluster.gateway import tracing as tracing_module
 from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
@@ -33,6 +32,7 @@ from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, run_local_round
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.rounds import toy_info, toy_round
+from paceline_testing.toy_target import ToyTarget
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from actors.errors import InvalidRequest
-from actors.models.toy import save_tiny_model
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPT = "one two three one two three one two"
 OPTIONS = {"max_new_tokens": 40, "ignore_eos": True}

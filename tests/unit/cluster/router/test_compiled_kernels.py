@@ -29,7 +29,6 @@ def serve_many_requests(corpus: Path) -> list[str]:
     """Every drafter, prompts of all lengths, arrays as they come from messages: the kernels that got a version more."""
     from actors.drafters.registry import CPU_DRAFTER_NAMES, create_drafters
     from actors.messages import GenerationRequest, SamplingParams, Successors, decode_message, encode_message
-    from actors.models.toy_target import ToyTarget
     from cache_service.automata.automata_index import Automata
     from cache_service.automata.corpus_index import CorpusHeader, open_index, write_index
     from cache_service.automata.live_tail import LiveTail
@@ -39,6 +38,7 @@ def serve_many_requests(corpus: Path) -> list[str]:
     from cluster.config import RouterConfig, SpeculationConfig
     from cluster.router.core import RouterCore
     from paceline_testing.rounds import toy_info
+    from paceline_testing.toy_target import ToyTarget
 
     rng = np.random.default_rng(0)
     automaton = SuffixAutomaton()

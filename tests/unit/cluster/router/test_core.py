@@ -20,12 +20,12 @@ from actors.messages import (
     decode_message,
     encode_message,
 )
-from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 50
 EOS = 49

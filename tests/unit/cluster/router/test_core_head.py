@@ -9,10 +9,10 @@ import pytest
 
 from actors.draft_tree import DraftTree
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
-from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from paceline_testing.rounds import toy_info, toy_round
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 50
 

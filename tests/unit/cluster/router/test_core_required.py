@@ -9,12 +9,12 @@ import pytest
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import InvalidRequest
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk, VerifyBatch
-from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
 from paceline_testing.rounds import serve as toy_serve
 from paceline_testing.rounds import texts_of, toy_info, toy_round
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB = 89
 WINDOW = 19  # rows of the default window

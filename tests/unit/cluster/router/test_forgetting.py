@@ -11,14 +11,14 @@ from actors.drafters.registry import create_drafters
 from actors.engine.options import EngineOptions
 from actors.lookahead.phrase_pool import PhrasePool
 from actors.messages import DraftBatch, DraftItem, GenerationRequest, SamplingParams, SequenceDelta, SequenceStart
-from actors.models.toy import make_tiny_model
-from actors.models.toy_target import ToyTarget
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.calibration import SourceCalibration
 from cluster.router.core import RouterCore
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.traffic import TrafficRecords
 from paceline_testing.rounds import toy_info
+from paceline_testing.tiny_models import make_tiny_model
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
 REMEMBERING = ("lookahead", "ngram_table", "soft_ngram", "token_recycling")

@@ -11,12 +11,12 @@ import pytest
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
 from actors.messages import GenerationRequest, SamplingParams
-from actors.models.toy_target import ToyTarget
 from cache_service.formats.documents import DOCUMENT_ID_BYTES
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import serve, texts_of, toy_info, toy_round
+from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
 EOS = 96

@@ -26,12 +26,12 @@ from actors.messages import (
     VerifyItem,
     VerifyResult,
 )
-from actors.models.toy import save_tiny_model
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.learning import rows_of_prompt, successors_of
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.rounds import toy_info, toy_round
+from paceline_testing.tiny_models import save_tiny_model
 
 VOCAB = 50
 

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.errors import InvalidRequest
-from actors.models.toy import save_tiny_model
 from cluster.cli.bench.app import app
 from cluster.cli.bench.cache import CachePlan, run_cache
 from cluster.cli.bench.cache_prompts import edit_prompts, make_scenarios, repeated_prompts, templated_prompts
 from cluster.cli.bench.methods import EngineSettings
 from cluster.cli.bench.prompts import BenchPrompt
+from paceline_testing.tiny_models import save_tiny_model
 
 KINDS = ["repeated", "templated", "edits", "unrelated", "other-topic", "stale", "random", "hostile"]
 SETS = (("cache",), ("soft_ngram",))

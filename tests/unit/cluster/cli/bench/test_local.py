@@ -13,13 +13,19 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_model, load_tokenizer
 from actors.models.quantization import Int8Linear
 from actors.models.source import ModelSource
-from actors.models.toy import END_OF_TURN, make_tiny_model, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.cli.bench.app import app
 from cluster.cli.bench.local import LocalPlan, compare_answers, encode_prompt, run_blocks, run_local
 from cluster.cli.bench.methods import EngineSettings, GenerateMethod, create_engines, logit_gap
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.speed import Answer, TimedBlock
 from paceline_testing.other_vocabularies import merging_tokenizer
+from paceline_testing.tiny_models import (
+    END_OF_TURN,
+    make_tiny_model,
+    save_eagle_head,
+    save_tiny_model,
+    tiny_eagle_tensors,
+)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from actors.models.loader import load_config
 from actors.models.source import ModelSource
-from actors.models.toy import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 from cluster.cli.bench.app import app
 from cluster.cli.bench.local import LocalPlan, run_local
 from cluster.cli.bench.local_report import print_cell
@@ -20,6 +19,7 @@ from cluster.cli.bench.methods import EngineSettings
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.speed import Difference, Equality
 from cluster.offline.engine import LocalEngine
+from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 QUESTIONS = [
     {"question_id": 201, "category": "translation", "turns": ["abc abc abc abc abc"]},

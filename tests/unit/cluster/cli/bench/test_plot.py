@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from actors.models.toy import save_tiny_model
 from cluster.cli.bench.acceptance import Acceptance, PositionAcceptance
 from cluster.cli.bench.app import app
 from cluster.cli.bench.local import CellResult, MethodResult
 from cluster.cli.bench.plot import draw_comparison
 from cluster.cli.bench.speed import Speed
+from paceline_testing.tiny_models import save_tiny_model
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)  # of the first and second set of drafters
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
-from actors.models.toy import save_tiny_model
 from actors.printable import printable
 from cluster.cli.chat.backend import AnswerPart, AnswerTotals
 from cluster.cli.chat.conversation import Conversation, Message
@@ -34,6 +33,7 @@ from cluster.cli.chat.stats import TurnTimes, decode_rate, format_comparison, fo
 from cluster.cli.chat.view import View, make_console
 from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
+from paceline_testing.tiny_models import save_tiny_model
 
 
 class Parrot:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.models.toy import make_tiny_model, save_tiny_model
 from cluster.config import load_config
 from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
@@ -27,6 +26,7 @@ from cluster.deploy.size.estimate import (
 from cluster.deploy.size.hardware import GPUS, PRECISIONS, GpuGroup, measure_cpu, parse_gpus
 from cluster.deploy.size.model_shape import MODELS, read_model_shape
 from cluster.deploy.size.roofline import PlacedModel, free_rows, memory_fit
+from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
 
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sizing.md").read_text(encoding="utf-8")
 
