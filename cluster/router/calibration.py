@@ -1,4 +1,4 @@
-"""What a drafter's confidence is worth, in which context, alone and beside others: learnt online, curve by curve."""
+"""Online calibration: which share of the nodes that a drafter proposes with some confidence is accepted."""
 
 from __future__ import annotations
 
@@ -65,11 +65,9 @@ class Calibration:
     other, and a round counts for those only that were in it.
     """
 
-    def __init__(self, num_curves: int, general: Calibration | None = None) -> None:
-        """With one group. general: one whose n curves are the priors of curves 0 to n - 1, of n to 2n - 1, and so on of
-        the same group: what is known in general, where little is known of the special case."""
+    def __init__(self, num_curves: int) -> None:
+        """With one group."""
         self._num_curves = num_curves
-        self._general = general
         self.curves = _new_curves(num_curves)  # KNOT [curves, knots]; the planner's kernels read and add to them
         self._rounds = np.zeros(1, np.int64)  # by group
         self._fitted_weight = np.zeros(1)  # of all trials of a group when its curves were fitted last
@@ -121,13 +119,9 @@ class Calibration:
         hits *= scale
         self._in_groups("hits")[groups], self._in_groups("trials")[groups] = hits, trials
         self._fitted_weight[groups] = _sums(trials)
-        if self._general is None:
-            promised = (trials * KNOTS).sum(axis=2)
-            ratio = np.clip((hits.sum(axis=2) + 2.0) / (promised + 2.0), 0.02, 4.0)
-            prior = np.clip(ratio[:, :, None] * KNOTS, 0.0, 1.0)
-        else:
-            general = self._general
-            prior = np.tile(general._in_groups("level")[groups], (1, self._num_curves // general._num_curves, 1))
+        promised = (trials * KNOTS).sum(axis=2)
+        ratio = np.clip((hits.sum(axis=2) + 2.0) / (promised + 2.0), 0.02, 4.0)
+        prior = np.clip(ratio[:, :, None] * KNOTS, 0.0, 1.0)
         fitted = ((hits + _PRIOR_STRENGTH * prior) / (trials + _PRIOR_STRENGTH)).reshape(-1, len(KNOTS))
         weights = (trials + _PRIOR_STRENGTH).reshape(-1, len(KNOTS))
         for curve in np.flatnonzero((np.diff(fitted, axis=1) < 0.0).any(axis=1)):
@@ -174,7 +168,7 @@ def observe(value, is_accepted, curve):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def curve_of_sources(sources, group, num_sources):  # type: ignore[no-untyped-def]
-    """The `agreement` curve of nodes with these sources (one bit each): the only one's, or the last for several."""
+    """The `by_sources` curve of nodes with these sources (one bit each): the only one's, or the last for several."""
     curve = num_sources
     if sources & (sources - 1) == 0:
         curve = 0
@@ -189,42 +183,7 @@ def _sums(groups: np.ndarray) -> np.ndarray:
     return sums
 
 
-AS_EXPECTED, WORSE, BETTER = range(3)
-NUM_RECORDS = 3
 MAX_NAMESPACES = 64  # that are known at a time, beside those that are in a round
-
-_FADING = 0.97  # of a text's record, each round that adds to it
-_DOUBT = 4.0  # nodes that a record lacks to be clear
-_WORSE_BELOW = 0.8  # accepted to expected
-_BETTER_ABOVE = 1.25
-
-
-class DraftRecord:
-    """Of one text: nodes of each source that were accepted, and how many were to be expected; old ones fade.
-
-    `outcomes` do not: of each source, verified and accepted nodes in AS_EXPECTED, then in WORSE and in BETTER.
-    """
-
-    __slots__ = ("_accepted", "_expected", "classes", "outcomes")
-
-    def __init__(self, num_sources: int) -> None:
-        self._accepted = [0.0] * num_sources
-        self._expected = [0.0] * num_sources
-        self.classes = [AS_EXPECTED] * num_sources  # of each source: AS_EXPECTED, WORSE or BETTER
-        self.outcomes = [[0] * (2 * NUM_RECORDS) for _ in range(num_sources)]
-
-    def add(self, verified: list[int], accepted: list[int], expected: list[float]) -> None:
-        """Take in a round: nodes by source. A source without verified nodes keeps its record."""
-        for source, tried in enumerate(verified):
-            if not tried:
-                continue
-            outcome, first = self.outcomes[source], 2 * self.classes[source]
-            outcome[first] += tried
-            outcome[first + 1] += accepted[source]
-            right = self._accepted[source] = self._accepted[source] * _FADING + accepted[source]
-            hoped = self._expected[source] = self._expected[source] * _FADING + expected[source]
-            ratio = (right + _DOUBT) / (hoped + _DOUBT)
-            self.classes[source] = WORSE if ratio < _WORSE_BELOW else BETTER if ratio > _BETTER_ABOVE else AS_EXPECTED
 
 
 class NamespaceSlots:
@@ -254,27 +213,24 @@ class NamespaceSlots:
 
 
 class SourceCalibration:
-    """The calibrations of draft sources, of each namespace by itself.
+    """The calibrations of draft sources, separate for each namespace.
 
-    How much of its drafts a request verifies shows in how it is answered. So nothing that another namespace's traffic
-    has taught may have a part in it, and whoever is new begins with the sources' own word.
+    How many of its drafts a request verifies shows in how it is answered. So nothing that another namespace's traffic
+    has taught may influence it, and a new namespace begins with the confidences that the sources report.
 
-    The curves of a namespace are a group of each calibration; group 0 is there before any namespace is. `own` has a
-    curve per source: what its confidence is worth on average. `in_context` has one per source and context class,
-    `context * num_sources + source`, and begins with the average. A context class is a namespace and how the source has
-    fared in the text so far, see `context_class`. `agreement` starts from there: curve s is for nodes that source s
-    alone proposes, the last one for nodes of several sources. `chain` has one, for chains of the draft model under the
-    rejection rule.
+    The curves of a namespace are one group of each calibration; group 0 is there before any namespace is.
+
+    by_sources: of merged nodes. Curve s is for nodes that source s alone proposes, the last one for nodes of several
+    sources.
+    chain: one curve, for chains of the draft model under the rejection rule.
     """
 
     def __init__(self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES) -> None:
         """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those."""
         self.num_sources = num_sources
-        self.own = Calibration(num_sources)
-        self.in_context = Calibration(num_sources * NUM_RECORDS, self.own)
-        self.agreement = Calibration(num_sources + 1)
+        self.by_sources = Calibration(num_sources + 1)
         self.chain = Calibration(1)
-        self._all = (self.own, self.in_context, self.agreement, self.chain)  # a special one after its general one
+        self._all = (self.by_sources, self.chain)
         self._slots = NamespaceSlots(max_sequences, max_namespaces)
         self._num_groups = 1
 
@@ -296,14 +252,6 @@ class SourceCalibration:
         if slot is not None:
             for calibration in self._all:
                 calibration.forget(slot)
-
-    def group_of(self, context: int) -> int:
-        """The group of a context class."""
-        return context // NUM_RECORDS
-
-    def first_context(self, namespace: str) -> int:
-        """The first of a namespace's NUM_RECORDS context classes: that of AS_EXPECTED."""
-        return self.group(namespace) * NUM_RECORDS
 
     def end_round(self, namespaces: Iterable[str] | None = None) -> None:
         """namespaces: those that were in the round; None: all."""

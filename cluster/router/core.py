@@ -29,9 +29,10 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
-from cluster.router.draft_choice import DraftChoice
+from cluster.router.draft_choice import ChoiceLimits, DraftChoice
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
+from cluster.router.draft_wait import TrafficRecords
 from cluster.router.drafting import Drafting
 from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, sequences_in_turn
 from cluster.router.guarded_sink import GuardedSink
@@ -44,7 +45,6 @@ from cluster.router.shared_learning import SharedLearning
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.target_blocks import TargetBlocks
 from cluster.router.teaching import Teaching
-from cluster.router.traffic import TrafficRecords
 from cluster.router.verdicts import Verdicts
 from cluster.router.worker_drafting import DraftShape
 
@@ -96,15 +96,12 @@ class RouterCore:
         )
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
-            names,
-            speculation.max_rows,
-            target.vocab_size,
-            self.step_times,
-            self.counters,
-            config.max_running,
-            self._sources.head,
-            self._drafting.most_required,
-            self.draft_scaling,
+            self._sources,
+            ChoiceLimits(speculation.max_rows, config.max_running, target.vocab_size),
+            step_times=self.step_times,
+            counters=self.counters,
+            most_required=self._drafting.most_required,
+            scaling=self.draft_scaling,
         )
         self._scheduler = Scheduler(config, target.block_size)
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -11,9 +11,11 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
-from cluster.router.calibration import DraftRecord, SourceCalibration
+from cluster.router.calibration import SourceCalibration
 from cluster.router.counters import RouterCounters
+from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_scaling import DraftScaling
+from cluster.router.draft_sources import DraftSources
 from cluster.router.merged_trees import Proposal, SequenceLimits, merge_trees
 from cluster.router.planner import (
     choose_nodes,
@@ -22,8 +24,7 @@ from cluster.router.planner import (
     tally_nodes,
 )
 from cluster.router.rejection_chain import parent_confidence
-from cluster.router.round import ChosenNodes, Emitted, Round
-from cluster.router.sequence import Sequence
+from cluster.router.round import Emitted, Round
 from cluster.router.step_time import StepTimeCurve
 
 PlannerDecision = Literal[
@@ -43,37 +44,38 @@ _HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
 _ROW_CAUTION = 1.3
 
 
-class DraftChoice:
-    """Per round `set_budgets`, then, when the drafts are there, `choose`, and in the end `learn`.
+@dataclass(frozen=True, slots=True)
+class ChoiceLimits:
+    max_rows: int  # draft nodes of all sequences in a round, the required ones included
+    max_sequences: int  # in a round
+    vocab_size: int
 
-    `names` are the sources by index. `head` is the index of the target's head, where there is one.
-    """
+
+class DraftChoice:
+    """A round calls `set_budgets`, then `choose` when the drafts are there, and `learn` at its end."""
 
     def __init__(
         self,
-        names: SequenceOf[str],
-        max_rows: int,
-        vocab_size: int,
+        sources: DraftSources,
+        limits: ChoiceLimits,
+        *,
         step_times: StepTimeCurve,
         counters: RouterCounters,
-        max_sequences: int,
-        head: int | None = None,
         most_required: Mapping[int, int] = MappingProxyType({}),
         scaling: DraftScaling | None = None,
     ) -> None:
-        """max_rows: draft nodes of all sequences in a round, the required ones included; max_sequences: in a round;
-        most_required: nodes that a source requires of a sequence, by its index, if it does; scaling: told of the rounds
-        that asked draft workers."""
-        self._step_times = step_times
-        self._names = list(names)
+        """most_required: nodes that a source requires of a sequence, by its index, if it does; scaling: told of the
+        rounds that asked draft workers."""
+        self._names = list(sources.names)
+        self._head = sources.head
         # Source indices of the draft workers; a sequence has drafts of one of them only.
-        self._from_workers = [index for index, name in enumerate(names) if name in (DRAFT_MODEL, OUROBOROS)]
-        self._calibration = SourceCalibration(len(names), max_sequences)
-        self._max_rows = max_rows
-        self._most_required = most_required
-        self._vocab_size = vocab_size
+        self._from_workers = [index for index, name in enumerate(self._names) if name in (DRAFT_MODEL, OUROBOROS)]
+        self._calibration = SourceCalibration(len(self._names), limits.max_sequences)
+        self._max_rows = limits.max_rows
+        self._vocab_size = limits.vocab_size
+        self._step_times = step_times
         self._counters = counters
-        self._head = head
+        self._most_required = most_required
         self._scaling = scaling or DraftScaling()
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
@@ -139,99 +141,94 @@ class DraftChoice:
     def learn(
         self, round: Round, emitted: list[Emitted], verify_s: float, head_s: float, now: float
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Feed calibration, and the worth of waiting for the draft model and of the head's time. Returns verified and
+        """Feed the calibration, and what waiting for draft workers and for the head has brought. Returns verified and
         accepted nodes by [entry, source], int32, or None where no merged tree was verified."""
         chosen = round.chosen
         verified = accepted = None
-        num_heads_own = 0  # nodes verified that nobody but the head had proposed
+        num_head_only = 0  # verified nodes that nobody but the head proposed
         if chosen is not None:
-            was_verified = np.zeros(len(chosen.trees), np.bool_)
-            was_accepted = np.zeros(len(chosen.trees), np.bool_)
-            for index, _, path in emitted:
-                entry = round.entries[index]
-                was_verified[entry.node_start : entry.node_start + entry.num_verified] = True
-                if path and not entry.num_chain:
-                    was_accepted[entry.node_start : entry.node_end][path] = True
+            was_verified, was_accepted = _outcome(round, emitted, len(chosen))
+            nodes = chosen.nodes[was_verified]
             if self._head is not None:
-                num_heads_own = int(np.count_nonzero(chosen.trees.nodes["sources"][was_verified] == 1 << self._head))
-            credited = np.bincount(chosen.trees.nodes["best_source"][was_verified], minlength=len(self._names)).tolist()
+                num_head_only = int(np.count_nonzero(nodes["sources"] == 1 << self._head))
+            credited = np.bincount(nodes["best_source"], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
-            verified, accepted, expected = tally_nodes(
-                chosen.proposed, chosen.trees, chosen.index, was_verified, was_accepted, self._calibration
-            )
-            by_entry = verified.tolist(), accepted.tolist(), expected.tolist()
+            verified, accepted, expected = tally_nodes(chosen, was_verified, was_accepted, self._calibration)
             for index, _, _ in emitted:
                 record = round.entries[index].sequence.drafts.record
                 if record is not None:
-                    record.add(*(counts[index] for counts in by_entry))
-        num_tokens = num_gained = num_gained_by_head = 0
-        for index, first, path in emitted:
-            entry = round.entries[index]
-            num_tokens += entry.sequence.num_tokens - first
-            if entry.num_chain:
-                outcome = np.zeros(entry.num_verified, np.bool_)
-                outcome[: len(path)] = True
-                confidence = parent_confidence(entry.proposals[0][1])[: entry.num_verified]
-                self._calibration.chain.observe(self._group(entry.sequence), confidence, outcome)
-                num_gained += len(path)
-                self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
-            elif path and chosen is not None:
-                masks = chosen.trees.nodes["sources"][entry.node_start : entry.node_end][path].tolist()
-                num_gained += max(_owed_to(source, masks) for source in self._from_workers)
-                if self._head is not None:
-                    num_gained_by_head += _owed_to(self._head, masks)
+                    record.add(verified[index].tolist(), accepted[index].tolist(), expected[index].tolist())
+        self._learn_chains(round, emitted)
         self._calibration.end_round(round.entries[index].sequence.namespace for index, _, _ in emitted)
         if emitted:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
+            num_tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             share = self._share_of_decoding(round)
-            decoding_s = verify_s * share
-            round.traffic.draft_wait.observe(
-                round.size.num_emitting, round.asked.draft_model, num_tokens, num_gained, outside_s, decoding_s
-            )
-            if round.asked.draft_model:
-                self._observe_scaling(round, num_tokens, num_gained, outside_s, decoding_s, now)
+            self._learn_draft_wait(round, emitted, num_tokens, outside_s, verify_s * share, now)
             if self._head is not None and (round.asked.head or self._has_head_drafts(round)):
-                # The head drafts at the end of one round what the next one verifies; either half is a round's share.
-                # Without it, the rows of its own nodes would not have been computed either.
-                rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
-                own_share = 1.0 - self._step_times.seconds(max(1, rows - num_heads_own)) / self._step_times.seconds(
-                    rows
-                )
-                own_s = own_share * decoding_s
-                round.traffic.head_wait.observe(
-                    round.size.num_emitting,
-                    True,
-                    num_tokens,
-                    num_gained_by_head,
-                    head_s * share + own_s,
-                    outside_s + decoding_s - own_s,
-                )
-                if round.asked.head:
-                    self._head_s += (head_s * share - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
+                num_gained = self._gained(round, emitted, [self._head])
+                times = head_s * share, outside_s, verify_s * share
+                self._learn_head_wait(round, num_tokens, num_gained, num_head_only, times)
         return verified, accepted
+
+    def _learn_chains(self, round: Round, emitted: list[Emitted]) -> None:
+        for index, _, path in emitted:
+            entry = round.entries[index]
+            if entry.num_chain:
+                is_accepted = np.arange(entry.num_verified) < len(path)
+                confidence = parent_confidence(entry.proposals[0][1])[: entry.num_verified]
+                self._calibration.chain.observe(
+                    self._calibration.group(entry.sequence.namespace), confidence, is_accepted
+                )
+                self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
+
+    def _gained(self, round: Round, emitted: list[Emitted], sources: list[int]) -> int:
+        """Accepted nodes attributable to one of these sources, whichever has most in an entry."""
+        if round.chosen is None:
+            return 0
+        masks = round.chosen.nodes["sources"]
+        return sum(
+            max(_attributable(source, masks[entry.node_start : entry.node_end][path].tolist()) for source in sources)
+            for entry, path in ((round.entries[index], path) for index, _, path in emitted)
+            if path and not entry.num_chain
+        )
+
+    def _learn_draft_wait(
+        self, round: Round, emitted: list[Emitted], num_tokens: int, outside_s: float, decoding_s: float, now: float
+    ) -> None:
+        wait = round.traffic.draft_wait
+        num_gained = sum(len(path) for index, _, path in emitted if round.entries[index].num_chain)
+        num_gained += self._gained(round, emitted, self._from_workers)
+        wait.observe(round.size.num_emitting, round.asked.draft_model, num_tokens, num_gained, outside_s, decoding_s)
+        if round.asked.draft_model:
+            overhead_s = min(outside_s, wait.overhead_s)
+            num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
+            wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
+            self._scaling.observe_round(
+                num_sequences, round.asked.num_workers, num_tokens, num_gained, wait_s, plain_s, now
+            )
+
+    def _learn_head_wait(
+        self, round: Round, num_tokens: int, num_gained: int, num_head_only: int, times: tuple[float, float, float]
+    ) -> None:
+        """times: of the head, outside of head and target, and of the target; without the share of prompts.
+
+        The head drafts at the end of one round what the next one verifies; either half is a round's share. Without it,
+        the rows of the nodes that it alone proposed would not have been computed either.
+        """
+        head_s, outside_s, decoding_s = times
+        rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
+        others_s = self._step_times.seconds(max(1, rows - num_head_only))
+        own_s = (1.0 - others_s / self._step_times.seconds(rows)) * decoding_s
+        round.traffic.head_wait.observe(
+            round.size.num_emitting, True, num_tokens, num_gained, head_s + own_s, outside_s + decoding_s - own_s
+        )
+        if round.asked.head:
+            self._head_s += (head_s - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
 
     def drop(self, namespace: str) -> None:
         """Forget what drafts have been worth in a namespace."""
         self._calibration.drop(namespace)
-
-    def _observe_scaling(
-        self, round: Round, tokens: int, gained: int, outside_s: float, decoding_s: float, now: float
-    ) -> None:
-        overhead_s = min(outside_s, round.traffic.draft_wait.overhead_s)
-        num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
-        wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
-        self._scaling.observe_round(num_sequences, round.asked.num_workers, tokens, gained, wait_s, plain_s, now)
-
-    def _group(self, sequence: Sequence) -> int:
-        """Of the sequence's curves."""
-        return self._calibration.group(sequence.namespace)
-
-    def _contexts(self, sequence: Sequence) -> list[int]:
-        """The context class of each source's drafts for a sequence."""
-        if sequence.drafts.record is None:
-            sequence.drafts.record = DraftRecord(len(self._names))
-        first = self._calibration.first_context(sequence.namespace)
-        return [first + record for record in sequence.drafts.record.classes]
 
     def _has_head_drafts(self, round: Round) -> bool:
         return any(source == self._head for entry in round.entries for source, _ in entry.proposals)
@@ -257,7 +254,7 @@ class DraftChoice:
         expected, rows = 0.0, 0
         for entry in chains:
             tree = entry.proposals[0][1]
-            group = self._group(entry.sequence)
+            group = self._calibration.group(entry.sequence.namespace)
             count = 0
             for confidence in parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
                 probability = self._calibration.chain.probability(group, confidence)
@@ -276,8 +273,10 @@ class DraftChoice:
         stop_start = [0]
         for index, entry in enumerate(round.entries):
             if entry.proposals and entry.is_coupled:
-                contexts = self._contexts(entry.sequence)
-                proposals.extend(Proposal(index, source, tree, contexts[source]) for source, tree in entry.proposals)
+                if entry.sequence.drafts.record is None:
+                    entry.sequence.drafts.record = DraftRecord(len(self._names))
+                group = self._calibration.group(entry.sequence.namespace)
+                proposals.extend(Proposal(index, source, tree, group) for source, tree in entry.proposals)
                 stop_tokens.extend(entry.sequence.stop_tokens)
             stop_start.append(len(stop_tokens))
         if not proposals:
@@ -289,9 +288,8 @@ class DraftChoice:
             np.array(stop_tokens, np.int32),
             np.array(stop_start, np.int32),
         )
-        merged, proposed = merge_trees(proposals, limits, self._calibration, self._vocab_size)
+        merged, is_valid_tree = merge_trees(proposals, limits, self._calibration, self._vocab_size)
         self._counters.proposed_nodes += len(merged)
-        is_valid_tree = proposed.trees["is_valid"]
         if not is_valid_tree.all():
             for proposal, is_valid in zip(proposals, is_valid_tree.tolist(), strict=True):
                 if not is_valid:
@@ -304,14 +302,14 @@ class DraftChoice:
             round.size.num_rows + taken, round.size.num_running + taken, room + 1
         )
         verify_s = verify_s[0] + _ROW_CAUTION * (verify_s - verify_s[0])
-        chosen, chosen_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
+        chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
         if round.budget.explores:
             most = _LAST_EXPLORE_ROUNDS if len(chosen) > num_required else _IDLE_EXPLORE_ROUNDS
             round.traffic.explore_rounds = min(most, round.traffic.explore_rounds * 2)
             rows = round.size.num_rows + chain_rows + len(chosen)
             beyond = self._step_times.next_unsure_rows(rows) - (round.size.num_rows + taken)
-            chosen, chosen_index = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
-        round.chosen = ChosenNodes(chosen, chosen_index, proposed)
+            chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
+        round.chosen = chosen
         start = chosen.start.tolist()
         token_ids, parents = (np.ascontiguousarray(chosen.nodes[field]) for field in ("token_id", "parent"))
         confidence = chosen.nodes["probability"].astype(np.float32)
@@ -332,7 +330,19 @@ def _decision_of(round: Round) -> PlannerDecision:
     return "no_row_pays" if round.budget.wanted else "not_wanted"
 
 
-def _owed_to(source: int, masks: list[int]) -> int:
-    """Of the accepted nodes, those that would not have been without this source: from the first that it alone had."""
+def _outcome(round: Round, emitted: list[Emitted], num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which nodes of the round's trees were verified, and which of them accepted: bool [num_nodes] each."""
+    was_verified, was_accepted = np.zeros(num_nodes, np.bool_), np.zeros(num_nodes, np.bool_)
+    for index, _, path in emitted:
+        entry = round.entries[index]
+        was_verified[entry.node_start : entry.node_start + entry.num_verified] = True
+        if path and not entry.num_chain:
+            was_accepted[entry.node_start : entry.node_end][path] = True
+    return was_verified, was_accepted
+
+
+def _attributable(source: int, masks: list[int]) -> int:
+    """Accepted nodes attributable to this source: everything after the first node that only it proposed. masks: sources
+    of the nodes of an accepted path."""
     only = 1 << source
     return len(masks) - masks.index(only) if only in masks else 0

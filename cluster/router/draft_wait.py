@@ -1,7 +1,16 @@
-"""Whether it pays to wait for the draft models."""
+"""Whether it pays to wait for draft workers or the target's head, learnt separately for each namespace."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cache_service.store.fair_share import first_to_give_way
+
+FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
+
+_MAX_NAMESPACES = 64  # that are known at a time
 _DECAY = 0.97  # of what is known, each round that asked
 _FIRST_ROUNDS = 8.0  # asked anyway until this much is known
 _BURST = 4  # rounds of a new try; one alone would only measure how the worker catches up
@@ -130,3 +139,45 @@ class DraftWait:
                 load.begin_like(self._loads[min(known, key=lambda other: abs(other - size))])
             self._loads[size] = load
         return load
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the rounds of one namespace, or those of several, have shown of drafting.
+
+    What pays for one tenant's text says something of the text. So a round of one namespace is planned by what such
+    rounds of its own have shown, whatever others have asked before. Rounds of several namespaces share one record: a
+    request in such a round meets the other requests in its time anyway.
+    """
+
+    draft_wait: DraftWait = field(default_factory=DraftWait)
+    head_wait: DraftWait = field(default_factory=DraftWait)  # for the target's head
+    explore_rounds: int = FIRST_EXPLORE_ROUNDS
+    explore_in: int = FIRST_EXPLORE_ROUNDS
+
+
+class TrafficRecords:
+    """A `Traffic` for each namespace. When there are too many, the owner with most namespaces loses its least recently
+    used one."""
+
+    def __init__(self) -> None:
+        self._mixed = Traffic()
+        self._records: OrderedDict[str, Traffic] = OrderedDict()
+
+    def of(self, namespaces: Iterable[str]) -> Traffic:
+        """The record of a round of sequences of these namespaces."""
+        distinct = set(namespaces)
+        if len(distinct) != 1:
+            return self._mixed
+        namespace = distinct.pop()
+        record = self._records.get(namespace)
+        if record is None:
+            record = self._records[namespace] = Traffic()
+            if len(self._records) > _MAX_NAMESPACES:
+                del self._records[first_to_give_way(list(self._records))]
+        self._records.move_to_end(namespace)
+        return record
+
+    def drop(self, namespace: str) -> None:
+        """Drop this namespace's statistics; statistics of mixed rounds are shared and kept."""
+        self._records.pop(namespace, None)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.registry import DRAFT_MODEL
-from actors.messages import RoundTimes, SpeculationStats, TokenChunk, Verdict
+from actors.messages import RequestTimes, RoundTimes, SpeculationStats, TokenChunk, Verdict
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
 
@@ -70,7 +70,8 @@ def emit_tokens(
     for source in sources:
         if source is not TARGET:
             stats.accepted_tokens[source] = stats.accepted_tokens.get(source, 0) + 1
-    _note_times(round, entry, len(tokens), now)
+    if progress.times is not None:
+        _note_times(round, entry, progress.times, num_tokens=len(tokens), now=now)
     tells_stats = finish is not None or sequence.request.wants_stats
     chunk = TokenChunk(
         request_id=sequence.request_id,
@@ -100,15 +101,13 @@ def _sources_of(round: Round, entry: RoundEntry, path: list[int], source_names: 
     if entry.num_chain:
         return [DRAFT_MODEL] * len(path)
     assert round.chosen is not None
-    best = round.chosen.trees.nodes["best_source"][entry.node_start : entry.node_end]
+    best = round.chosen.nodes["best_source"][entry.node_start : entry.node_end]
     return [source_names[source] for source in best[path].tolist()]
 
 
-def _note_times(round: Round, entry: RoundEntry, num_tokens: int, now: float) -> None:
+def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, *, num_tokens: int, now: float) -> None:
     """Take in the times of a round that emits; the first such round ends the prefill."""
-    progress, times = entry.sequence.progress, entry.sequence.progress.times
-    if times is None:
-        return
+    progress = entry.sequence.progress
     arrived_at = progress.arrived_at
     times.ended_s = now - arrived_at
     if progress.chunk_index == 0:

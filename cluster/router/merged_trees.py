@@ -1,7 +1,7 @@
 """One tree per sequence out of the draft trees of all sources: equal prefixes become one node.
 
 Three sources propose for one sequence. A node of theirs is a token with its confidence; a node of the merged tree is a
-token with its probability, before the second calibration, and its sources:
+token with its probability, before the calibration, and its sources:
 
     a: suffix      b: soft_ngram    c: draft_model         merged tree
 
@@ -32,11 +32,9 @@ MAX_SOURCES = 62  # one bit each in a node's source mask
 
 SEQUENCE = np.dtype(
     [
-        ("max_nodes", "i4"),  # that it may verify, the required ones not counted
         ("max_depth", "i4"),  # tokens that it may still emit, less the target's own
         ("stop_start", "i4"),  # its stop tokens are stop_tokens[stop_start:stop_end]
         ("stop_end", "i4"),
-        ("group", "i4"),  # of its namespace's curves in the calibration
     ],
     align=True,
 )
@@ -46,8 +44,7 @@ PROPOSED_TREE = np.dtype(
         ("start", "i4"),  # its nodes are nodes[start:end] of the proposed nodes
         ("end", "i4"),
         ("sequence", "i4"),  # index in the round; trees are ordered by it
-        ("source", "i4"),  # index in the calibration
-        ("curve", "i4"),  # of its source in its context
+        ("source", "i4"),
         ("is_valid", "?"),  # whether it keeps the promises of `DraftTree`; set by merging
     ],
     align=True,
@@ -57,12 +54,11 @@ PROPOSED_NODE = np.dtype(
     [
         ("token_id", "i4"),
         ("parent", "i4"),  # within its tree; -1: child of the root
-        ("confidence", "f4"),
+        ("confidence", "f4"),  # merging makes it 0 for what is no guess, and at most the parent's
         ("is_required", "?"),
         # Set by merging:
         ("ends_text", "?"),  # a stop token, or behind one
         ("merged", "i4"),  # index in the merged nodes; -1: left out
-        ("probability", "f8"),  # the confidence after the first calibration, never above the parent's
     ],
     align=True,
 )
@@ -73,9 +69,9 @@ MERGED_NODE = np.dtype(
         ("parent", "i4"),  # within its sequence; -1: child of the root. Parents come before children
         ("depth", "i4"),  # children of the root have 1
         ("best_source", "i4"),  # the source that was most sure of the node; it gets the credit
-        ("best_probability", "f8"),  # that source's
+        ("best_confidence", "f8"),  # that source's
         ("sources", "i8"),  # bit s is set where source s proposed the node as a guess
-        ("uncalibrated_probability", "f8"),  # of all its sources together, before the second calibration
+        ("uncalibrated_probability", "f8"),  # of all its sources together
         ("probability", "f8"),  # of being on the accepted path
         ("is_required", "?"),  # computed whether it pays or not; so are its parents
     ],
@@ -90,7 +86,7 @@ class Proposal:
     sequence: int  # index of the sequence in the round; proposals are ordered by it
     source: int  # index of the source in the calibration
     tree: DraftTree
-    context: int = 0  # its context class in the calibration
+    group: int = 0  # of its sequence's namespace in the calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +106,16 @@ class MergedTrees:
 
     start: np.ndarray  # int32 [sequences + 1]: where each sequence's nodes begin
     nodes: np.ndarray  # MERGED_NODE [n]
+    groups: np.ndarray  # int32 [sequences]: of their namespaces in the calibration
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     @staticmethod
     def empty(num_sequences: int) -> MergedTrees:
-        return MergedTrees(np.zeros(num_sequences + 1, np.int32), np.empty(0, MERGED_NODE))
-
-
-@dataclass(frozen=True, slots=True)
-class ProposedTrees:
-    """Every tree as its source proposed it, for learning from what became of it."""
-
-    trees: np.ndarray  # PROPOSED_TREE [proposals]
-    nodes: np.ndarray  # PROPOSED_NODE [n]
-    sequences: np.ndarray  # SEQUENCE [sequences]
+        return MergedTrees(
+            np.zeros(num_sequences + 1, np.int32), np.empty(0, MERGED_NODE), np.zeros(num_sequences, np.int32)
+        )
 
 
 def has_tree_shape(tree: DraftTree, max_nodes: int, max_required: int = 0) -> bool:
@@ -155,49 +145,43 @@ def has_tree_shape(tree: DraftTree, max_nodes: int, max_required: int = 0) -> bo
 
 def merge_trees(
     proposals: Sequence[Proposal], limits: SequenceLimits, calibration: SourceCalibration, vocab_size: int
-) -> tuple[MergedTrees, ProposedTrees]:
-    """Merge the trees of all sources into one tree per sequence. Trees must have passed `has_tree_shape`.
+) -> tuple[MergedTrees, np.ndarray]:
+    """(one tree per sequence out of the trees of all sources; bool [proposals]: whether a tree was valid). Trees must
+    have passed `has_tree_shape`.
 
-    1. First calibration: a source's confidence becomes a probability by the source's curve in its context and
-       namespace, at most the parent's.
-    2. Where sources agree, the probability lies halfway between the greatest of theirs (they know the same) and the
-       noisy-or of them (they know nothing of each other).
+    1. A confidence counts at most as much as the parent's.
+    2. Where sources agree, the probability lies halfway between the greatest of their confidences (they know the same)
+       and the noisy-or of them (they know nothing of each other).
     3. Children that together exceed their parent are scaled down to it: `uncalibrated_probability`.
-    4. Second calibration: `probability`, by the curve of the node's only source, or by one curve for all nodes that
-       have several. A node that the others do not propose is worth less than its source's average, and one that they
-       do is worth more.
+    4. Calibration: `probability`, by the curve of the node's only source, or by one curve for all nodes that have
+       several; at most the parent's.
 
-    Left out are a tree that breaks its invariants, with `is_valid` False; stop tokens and what follows them, because
-    the target emits a stop token by itself and nothing after it is ever shown; and nodes deeper than max_depth, for
-    which there may be no position. A required stop token stays, because its drafter reads the target's prediction
-    there. A required node is no guess if its confidence is 0, or if the text has ended: then its source does not count
-    in the node's probability.
+    Left out are a tree that breaks its invariants; stop tokens and what follows them, because the target emits a stop
+    token by itself and nothing after it is ever shown; and nodes deeper than max_depth, for which there may be no
+    position. A required stop token stays, because its drafter reads the target's prediction there. A required node is
+    no guess if its confidence is 0, or if the text has ended: then its source does not count in the node's probability.
     """
     num_sequences = len(limits.max_nodes)
+    if not proposals:
+        return MergedTrees.empty(num_sequences), np.zeros(0, np.bool_)
     sequences = np.zeros(num_sequences, SEQUENCE)
-    sequences["max_nodes"] = limits.max_nodes
     sequences["max_depth"] = limits.max_depth
     sequences["stop_start"], sequences["stop_end"] = limits.stop_start[:-1], limits.stop_start[1:]
-    trees, nodes = _flat(proposals, calibration.num_sources)
-    if not proposals:
-        return MergedTrees.empty(num_sequences), ProposedTrees(trees, nodes, sequences)
-    for proposal in proposals:
-        sequences[proposal.sequence]["group"] = calibration.group_of(proposal.context)
-    start, merged = _merge(trees, nodes, sequences, limits.stop_tokens, calibration.in_context.curves, vocab_size)
-    _calibrate(start, merged, sequences, calibration.agreement.curves, calibration.num_sources)
-    return MergedTrees(start, merged), ProposedTrees(trees, nodes, sequences)
+    groups = np.zeros(num_sequences, np.int32)
+    groups[[proposal.sequence for proposal in proposals]] = [proposal.group for proposal in proposals]
+    trees, proposed = _flat(proposals)
+    start, nodes = _merge(trees, proposed, sequences, limits.stop_tokens, vocab_size)
+    _calibrate(start, nodes, groups, calibration.by_sources.curves, calibration.num_sources)
+    return MergedTrees(start, nodes, groups), trees["is_valid"]
 
 
-def _flat(proposals: Sequence[Proposal], num_sources: int) -> tuple[np.ndarray, np.ndarray]:
+def _flat(proposals: Sequence[Proposal]) -> tuple[np.ndarray, np.ndarray]:
     """The proposals as PROPOSED_TREE and PROPOSED_NODE arrays."""
     trees = np.zeros(len(proposals), PROPOSED_TREE)
-    if not proposals:
-        return trees, np.zeros(0, PROPOSED_NODE)
     trees["end"] = np.cumsum([len(proposal.tree.token_ids) for proposal in proposals])
     trees["start"][1:] = trees["end"][:-1]
     trees["sequence"] = [proposal.sequence for proposal in proposals]
     trees["source"] = [proposal.source for proposal in proposals]
-    trees["curve"] = [proposal.context * num_sources + proposal.source for proposal in proposals]
     nodes = np.zeros(trees["end"][-1], PROPOSED_NODE)
     nodes["token_id"] = np.concatenate([proposal.tree.token_ids for proposal in proposals])
     nodes["parent"] = np.concatenate([proposal.tree.parents for proposal in proposals])
@@ -227,7 +211,7 @@ def _is_valid(nodes, vocab_size):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _merge(trees, proposed, sequences, stop_tokens, curves, vocab_size):  # type: ignore[no-untyped-def]
+def _merge(trees, proposed, sequences, stop_tokens, vocab_size):  # type: ignore[no-untyped-def]
     """Steps 1 and 2 of `merge_trees`: (start, MERGED_NODE array). Sets what `trees` and `proposed` say is set here."""
     num_sequences = len(sequences)
     nodes = np.zeros(len(proposed), MERGED_NODE)
@@ -249,13 +233,15 @@ def _merge(trees, proposed, sequences, stop_tokens, curves, vocab_size):  # type
             node.merged = -1
             if not tree.is_valid:
                 continue
-            parent, depth, bound = -1, 1, 1.0
+            parent, depth = -1, 1
+            is_guess = not node.is_required or node.confidence > 0.0
             if node.parent >= 0:
                 above = proposed[tree.start + node.parent]
                 if above.merged < 0:
                     continue
-                parent, depth, bound = above.merged, nodes[above.merged].depth + 1, above.probability
+                parent, depth = above.merged, nodes[above.merged].depth + 1
                 node.ends_text = above.ends_text
+                node.confidence = min(node.confidence, above.confidence)
             for j in range(limits.stop_start, limits.stop_end):
                 if stop_tokens[j] == node.token_id:
                     node.ends_text = True
@@ -276,30 +262,31 @@ def _merge(trees, proposed, sequences, stop_tokens, curves, vocab_size):  # type
                 nodes[child].best_source = tree.source
             node.merged = child
             nodes[child].is_required |= node.is_required
-            if not node.ends_text and (not node.is_required or node.confidence > 0.0):
-                node.probability = min(bound, max(0.0, interpolate(node.confidence, curves[tree.curve])))
-                _add_guess(nodes[child], tree.source, node.probability)
+            if is_guess and not node.ends_text:
+                _add_guess(nodes[child], tree.source, float(node.confidence))
+            else:
+                node.confidence = 0.0
     start[sequence + 1 :] = count
     return start, nodes[:count].copy()
 
 
 @numba.njit(cache=True)
-def _add_guess(node, source, probability):  # type: ignore[no-untyped-def]
+def _add_guess(node, source, confidence):  # type: ignore[no-untyped-def]
     """One more source guesses the node."""
     if node.sources == 0:
-        node.uncalibrated_probability = probability
+        node.uncalibrated_probability = confidence
     else:
-        either = 1.0 - (1.0 - node.uncalibrated_probability) * (1.0 - probability)
-        node.uncalibrated_probability = 0.5 * (max(node.uncalibrated_probability, probability) + either)
-    if node.sources == 0 or probability > node.best_probability:
-        node.best_source, node.best_probability = source, probability
+        either = 1.0 - (1.0 - node.uncalibrated_probability) * (1.0 - confidence)
+        node.uncalibrated_probability = 0.5 * (max(node.uncalibrated_probability, confidence) + either)
+    if node.sources == 0 or confidence > node.best_confidence:
+        node.best_source, node.best_confidence = source, confidence
     node.sources |= 1 << source
 
 
 @numba.njit(cache=True)
-def _calibrate(start, nodes, sequences, curves, num_sources):  # type: ignore[no-untyped-def]
+def _calibrate(start, nodes, groups, curves, num_sources):  # type: ignore[no-untyped-def]
     """Steps 3 and 4 of `merge_trees`, in place."""
-    for s in range(len(sequences)):
+    for s in range(len(groups)):
         tree = nodes[start[s] : start[s + 1]]
         together = np.zeros(len(tree) + 1)  # of the children of each node; the root's first
         for m in range(len(tree)):
@@ -313,5 +300,5 @@ def _calibrate(start, nodes, sequences, curves, num_sources):  # type: ignore[no
             if children > limit:
                 node.uncalibrated_probability = min(node.uncalibrated_probability * limit / children, limit)
             if node.sources:
-                curve = curve_of_sources(node.sources, sequences[s].group, num_sources)
+                curve = curve_of_sources(node.sources, groups[s], num_sources)
                 node.probability = min(bound, max(0.0, interpolate(node.uncalibrated_probability, curves[curve])))

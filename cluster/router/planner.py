@@ -9,8 +9,8 @@ import numba
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from cluster.router.calibration import SourceCalibration, curve_of_sources, interpolate, observe
-from cluster.router.merged_trees import MergedTrees, Proposal, ProposedTrees, SequenceLimits, merge_trees
+from cluster.router.calibration import SourceCalibration, curve_of_sources, observe
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, merge_trees
 
 
 def choose_nodes(
@@ -20,7 +20,7 @@ def choose_nodes(
     fixed_s: float,
     verify_s: np.ndarray,
     min_rows: int = 0,
-) -> tuple[MergedTrees, np.ndarray]:
+) -> MergedTrees:
     """Keep the required nodes, and of the others those with which the round's rate, expected emitted tokens / time, is
     greatest.
 
@@ -32,17 +32,15 @@ def choose_nodes(
     expected_tokens: what the round emits without drafts, one for each sequence; verify_s: float64, seconds of a forward
     with all required nodes and k = 0, 1, ... others; min_rows: keep at least so many others, to measure a forward of
     that many rows.
-
-    Returns the smaller trees, and for every old node its new index or -1 (int32).
     """
     nodes = merged.nodes
     if not len(nodes) or (len(verify_s) < 2 and not nodes["is_required"].any()):
-        return MergedTrees.empty(len(max_nodes)), np.full(len(nodes), -1, np.int32)
+        return MergedTrees.empty(len(max_nodes))
     ranked, num_paying = _rank(merged.start, nodes, max_nodes, expected_tokens, fixed_s, verify_s)
     is_kept = nodes["is_required"].copy()
     is_kept[ranked[: max(num_paying, min_rows)]] = True
-    start, kept, new_index = _keep(merged.start, nodes, is_kept)
-    return MergedTrees(start, kept), new_index
+    start, kept = _keep(merged.start, nodes, is_kept)
+    return MergedTrees(start, kept, merged.groups)
 
 
 def most_nodes_that_can_pay(expected_tokens: float, fixed_s: float, verify_s: np.ndarray) -> int:
@@ -64,37 +62,19 @@ def price_of_a_row(expected_tokens: float, fixed_s: float, verify_s: np.ndarray)
 
 
 def tally_nodes(
-    proposed: ProposedTrees,
-    chosen: MergedTrees,
-    chosen_index: np.ndarray,
-    was_verified: np.ndarray,
-    was_accepted: np.ndarray,
-    calibration: SourceCalibration,
+    chosen: MergedTrees, was_verified: np.ndarray, was_accepted: np.ndarray, calibration: SourceCalibration
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Teach the calibration what became of the round's nodes, and count them per sequence and source.
 
-    chosen and chosen_index are the results of `choose_nodes`; was_verified and was_accepted are bool [len(chosen)].
-    Returns the verified and the accepted nodes of each source, int32 [sequences, sources], and how many were to be
-    expected by what the source's confidence is worth on average, float64 [sequences, sources]. A node of several
-    sources counts for each. A required node that is no guess counts for nobody.
+    was_verified and was_accepted are bool [len(chosen)]. Returns the verified and the accepted nodes of each source,
+    int32 [sequences, sources], and how many the calibration expected to be accepted, float64 [sequences, sources]. A
+    node of several sources counts for each. A required node that is no guess counts for nobody.
     """
-    shape = len(proposed.sequences), calibration.num_sources
-    verified, accepted, expected = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
+    shape = len(chosen.groups), calibration.num_sources
+    counts = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
     outcome = np.where(was_verified, was_accepted.view(np.int8), np.int8(-1))
-    _learn_agreement(
-        chosen.start, chosen.nodes, proposed.sequences, outcome, calibration.agreement.curves, calibration.num_sources
-    )
-    _learn_sources(
-        proposed.trees,
-        proposed.nodes,
-        proposed.sequences,
-        chosen_index,
-        chosen.nodes,
-        outcome,
-        (calibration.own.curves, calibration.in_context.curves),
-        (verified, accepted, expected),
-    )
-    return verified, accepted, expected
+    _learn(chosen.start, chosen.nodes, chosen.groups, outcome, calibration.by_sources.curves, counts)
+    return counts
 
 
 def warm_up() -> None:
@@ -102,10 +82,10 @@ def warm_up() -> None:
     calibration = SourceCalibration(1)
     limits = SequenceLimits(np.ones(1, np.int32), np.ones(1, np.int32), np.empty(0, np.int32), np.zeros(2, np.int32))
     tree = DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32))
-    merged, proposed = merge_trees([Proposal(0, 0, tree)], limits, calibration, 1)
-    chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(2))
+    merged, _ = merge_trees([Proposal(0, 0, tree)], limits, calibration, 1)
+    chosen = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(2))
     flags = np.ones(len(chosen), np.bool_)
-    tally_nodes(proposed, chosen, index, flags, flags, calibration)
+    tally_nodes(chosen, flags, flags, calibration)
     calibration.chain.observe(0, np.ones(1), flags)
 
 
@@ -143,7 +123,7 @@ def _rank(start, nodes, max_nodes, expected_tokens, fixed_s, verify_s):  # type:
 
 @numba.njit(cache=True)
 def _keep(start, nodes, is_kept):  # type: ignore[no-untyped-def]
-    """(start, kept nodes, new index of every node or -1); the parents of a kept node are kept."""
+    """(start, kept nodes); the parents of a kept node are kept."""
     new_index = np.full(len(nodes), -1, np.int32)
     new_start = np.zeros(len(start), np.int32)
     kept = nodes[is_kept]
@@ -156,33 +136,24 @@ def _keep(start, nodes, is_kept):  # type: ignore[no-untyped-def]
                     kept[count].parent = new_index[start[s] + nodes[m].parent] - new_start[s]
                 count += 1
         new_start[s + 1] = count
-    return new_start, kept, new_index
+    return new_start, kept
 
 
 @numba.njit(cache=True)
-def _learn_agreement(start, nodes, sequences, outcome, curves, num_sources):  # type: ignore[no-untyped-def]
-    """Add every verified guess to its second calibration. outcome int8 [n]: -1 not verified, else accepted or not."""
-    for s in range(len(sequences)):
-        for m in range(start[s], start[s + 1]):
-            if outcome[m] >= 0 and nodes[m].sources:
-                curve = curve_of_sources(nodes[m].sources, sequences[s].group, num_sources)
-                observe(nodes[m].uncalibrated_probability, outcome[m], curves[curve])
-
-
-@numba.njit(cache=True)
-def _learn_sources(trees, proposed, sequences, chosen_index, chosen, outcome, curves, counts):  # type: ignore[no-untyped-def]
-    """Add every verified guess to the first calibrations of its sources, and to the counts by sequence and source."""
-    own, in_context = curves
+def _learn(start, nodes, groups, outcome, curves, counts):  # type: ignore[no-untyped-def]
+    """Add every verified guess to its calibration curve, and to the counts by sequence and source. outcome: int8 [n],
+    -1 not verified, else whether it was accepted."""
     verified, accepted, expected = counts
-    for t in range(len(trees)):
-        sequence, source = trees[t].sequence, trees[t].source
-        curve = sequences[sequence].group * verified.shape[1] + source
-        for i in range(trees[t].start, trees[t].end):
-            node = chosen_index[proposed[i].merged] if proposed[i].merged >= 0 else -1
-            if node < 0 or outcome[node] < 0 or not chosen[node].sources >> source & 1:
+    num_sources = verified.shape[1]
+    for s in range(len(groups)):
+        for m in range(start[s], start[s + 1]):
+            node = nodes[m]
+            if outcome[m] < 0 or not node.sources:
                 continue
-            verified[sequence, source] += 1
-            accepted[sequence, source] += outcome[node]
-            expected[sequence, source] += interpolate(proposed[i].confidence, own[curve])
-            observe(proposed[i].confidence, outcome[node], own[curve])
-            observe(proposed[i].confidence, outcome[node], in_context[trees[t].curve])
+            curve = curve_of_sources(node.sources, groups[s], num_sources)
+            observe(node.uncalibrated_probability, outcome[m], curves[curve])
+            for source in range(num_sources):
+                if node.sources >> source & 1:
+                    verified[s, source] += 1
+                    accepted[s, source] += outcome[m]
+                    expected[s, source] += node.probability

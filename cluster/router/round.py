@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from actors.draft_tree import DraftTree
 from actors.errors import PacelineError
 from actors.messages import DraftBatch, TokenChunk
-from cluster.router.merged_trees import MergedTrees, ProposedTrees
+from cluster.router.draft_wait import Traffic
+from cluster.router.merged_trees import MergedTrees
 from cluster.router.sequence import Sequence
-from cluster.router.traffic import Traffic
 
 _NO_TREE = DraftTree.empty()
 
@@ -58,7 +56,7 @@ class RoundEntry:
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
     node_start: int = 0  # its nodes in the round's `chosen` trees
     node_end: int = 0
-    num_chain: int = 0  # nodes of a rejection chain, which `ChosenNodes` does not hold
+    num_chain: int = 0  # nodes of a rejection chain, which `Round.chosen` does not hold
     tree: DraftTree = field(default_factory=_no_tree)  # sent to the target
     num_verified: int = 0  # nodes that the target computed
 
@@ -92,15 +90,6 @@ class AskedDrafters:
 
 
 @dataclass(slots=True)
-class ChosenNodes:
-    """The nodes of all sequences sent to the target, and what they were chosen from."""
-
-    trees: MergedTrees
-    index: np.ndarray  # int32: merged node -> node of `trees`, or -1
-    proposed: ProposedTrees
-
-
-@dataclass(slots=True)
 class Round:
     """Made by `RouterCore.plan_round`; only `assembled_at` is set outside the core."""
 
@@ -112,7 +101,7 @@ class Round:
     traffic: Traffic  # statistics of rounds of this namespace, or of mixed rounds
     budget: RowBudget = field(default_factory=RowBudget)
     asked: AskedDrafters = field(default_factory=AskedDrafters)
-    chosen: ChosenNodes | None = None  # None: no tree was merged
+    chosen: MergedTrees | None = None  # the nodes sent to the target; None: no tree was merged
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
     assembled_at: float = 0.0  # on the clock of `planned_at`; 0: not known
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, no_tokens
-from cluster.router.calibration import DraftRecord
+from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_sources import AllowedSources
 
 _FIRST_ROOM = 256  # output tokens that fit before the buffer grows
@@ -93,8 +93,8 @@ class Sequence:
     """The router's record of a running or waiting request. Tokens are only ever appended."""
 
     __slots__ = (
-        "_buffer", "arrival", "begin", "deadline", "drafts", "max_tokens", "num_prompt", "num_tokens", "progress",
-        "request", "seq_id", "stop_tokens", "target",
+        "_buffer", "arrival", "begin", "deadline", "drafts", "max_tokens", "namespace", "num_prompt", "num_tokens",
+        "progress", "request", "request_id", "seq_id", "stop_tokens", "target",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,8 @@ class Sequence:
     ) -> None:
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int32)
         self.request = request
+        self.request_id = request.request_id
+        self.namespace = request.namespace
         self.seq_id = seq_id
         self.arrival = arrival  # order of age; kept when the sequence is preempted
         self.deadline = None if request.timeout_s is None else now + request.timeout_s
@@ -122,14 +124,6 @@ class Sequence:
         self.target = TargetState()
         self.drafts = drafts
         self.progress = RequestProgress(now, times=RequestTimes(rounds=[]) if request.timed_rounds >= 0 else None)
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
-    def namespace(self) -> str:
-        return self.request.namespace
 
     @property
     def num_uncomputed(self) -> int:

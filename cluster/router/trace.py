@@ -93,7 +93,7 @@ def format_trace(trace: RoundTrace, number: int) -> str:
 def _is_guess(round: Round, entry: RoundEntry, node: int) -> bool:
     if round.chosen is None or entry.num_chain:
         return True
-    return bool(round.chosen.trees.nodes["sources"][entry.node_start + node])
+    return bool(round.chosen.nodes["sources"][entry.node_start + node])
 
 
 def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[str]) -> list[str]:
@@ -102,4 +102,4 @@ def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[
     if round.chosen is None:
         return []
     nodes = slice(entry.node_start, entry.node_start + entry.num_verified)
-    return [source_names[source] for source in round.chosen.trees.nodes["best_source"][nodes].tolist()]
+    return [source_names[source] for source in round.chosen.nodes["best_source"][nodes].tolist()]

@@ -210,14 +210,14 @@ def replay_answer(
         context = DraftContext(seq_id, text[:size], known, prompt, max_nodes, SAMPLING)
         trees = [drafter.propose([context])[0] for drafter in drafters]
         proposals = [Proposal(0, source, tree) for source, tree in enumerate(trees) if len(tree)]
-        merged, proposed = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
-        chosen, index = choose_nodes(merged, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
+        merged, _ = merge_trees(proposals, limits, calibration, VOCAB_SIZE)
+        chosen = choose_nodes(merged, limits.max_nodes, 1.0, 1.0, np.zeros(max_nodes + 1))
         drafted = DraftTree(*(chosen.nodes[field] for field in ("token_id", "parent", "probability")))
         path = accepted_path(drafted, text[size:])
         if proposals:
             is_accepted = np.zeros(len(chosen), np.bool_)
             is_accepted[path] = True
-            tally_nodes(proposed, chosen, index, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+            tally_nodes(chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
         calibration.end_round()
         known, size = size, min(size + len(path) + 1, len(text))
         teach_answer(learners, answer, known - prompt, size - prompt)

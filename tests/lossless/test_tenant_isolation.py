@@ -20,9 +20,9 @@ from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.calibration import NamespaceSlots
 from cluster.router.core import RouterCore
+from cluster.router.draft_wait import Traffic, TrafficRecords
 from cluster.router.run_round import RoundHooks, run_local_round
 from cluster.router.step_time import StepTimeCurve
-from cluster.router.traffic import Traffic, TrafficRecords
 from cluster.tenants.scope import Scope, Sharing, scope_of
 from paceline_testing.rounds import toy_info
 from paceline_testing.tiny_models import make_tiny_model

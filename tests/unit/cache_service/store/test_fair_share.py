@@ -14,7 +14,7 @@ from actors.messages import SamplingParams
 from cache_service.formats.namespaces import OPEN, PUBLIC, named, namespace_of, namespace_of_salt, owner_of, salted
 from cache_service.store.fair_share import first_to_give_way
 from cluster.router.calibration import SourceCalibration
-from cluster.router.traffic import TrafficRecords
+from cluster.router.draft_wait import TrafficRecords
 
 KEY = bytes(32)
 HOME = namespace_of(KEY, "home")
@@ -85,15 +85,15 @@ def test_a_drafter_keeps_what_it_learnt_of_another_tenant(name):
 def test_the_planner_keeps_what_it_learnt_of_another_tenant():
     calibration, traffic, shares = SourceCalibration(1, 4), TrafficRecords(), SharesByNamespace(list)
     group, record, share = calibration.group(HOME), traffic.of([HOME]), shares.of(HOME)
-    calibration.own.observe(group, np.full(100, 0.9), np.zeros(100, bool))
+    calibration.by_sources.observe(2 * group, np.full(100, 0.9), np.zeros(100, bool))
     calibration.end_round([HOME])
-    known = calibration.own.curves["level"][group].tolist()
+    known = calibration.by_sources.curves["level"][2 * group].tolist()
     for namespace in SALTED:
         calibration.group(namespace)
         traffic.of([namespace])
         shares.of(namespace)
     assert calibration.group(HOME) == group
-    assert calibration.own.curves["level"][group].tolist() == known
+    assert calibration.by_sources.curves["level"][2 * group].tolist() == known
     assert traffic.of([HOME]) is record
     assert shares.of(HOME) is share
 

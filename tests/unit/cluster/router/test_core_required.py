@@ -188,7 +188,7 @@ def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected()
         outcome = toy_round(core, target.verify)
         assert outcome.round is not None
         assert outcome.round.chosen is not None
-        chosen = outcome.round.chosen.trees
+        chosen = outcome.round.chosen
         trace = trace_round(
             outcome.round,
             outcome.result,

@@ -14,8 +14,8 @@ from actors.messages import DraftBatch, DraftItem, GenerationRequest, SamplingPa
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.calibration import SourceCalibration
 from cluster.router.core import RouterCore
+from cluster.router.draft_wait import TrafficRecords
 from cluster.router.draft_workers import DraftWorkers
-from cluster.router.traffic import TrafficRecords
 from paceline_testing.rounds import toy_info
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.toy_target import ToyTarget
@@ -128,15 +128,17 @@ def test_records_and_curves_of_a_namespace_begin_anew():
     assert records.of("a") is not before
     assert records.of("b") is other
     calibration = SourceCalibration(1)
-    new = calibration.own.curves["level"][calibration.group("a")].copy()
+    new = calibration.by_sources.curves["level"][2 * calibration.group("a")].copy()
     for namespace in ("a", "b"):
-        calibration.own.observe(calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
+        calibration.by_sources.observe(2 * calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
     calibration.end_round()
-    learnt = calibration.own.curves["level"][calibration.group("b")].copy()
+    learnt = calibration.by_sources.curves["level"][2 * calibration.group("b")].copy()
     calibration.drop("a")
     calibration.drop("nobody")
-    assert calibration.own.curves["level"][calibration.group("a")].tolist() == new.tolist()
-    assert calibration.own.curves["level"][calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
+    assert calibration.by_sources.curves["level"][2 * calibration.group("a")].tolist() == new.tolist()
+    assert (
+        calibration.by_sources.curves["level"][2 * calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
+    )
 
 
 # --- draft workers

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree, depths_of
-from cluster.router.calibration import AS_EXPECTED, BETTER, NUM_RECORDS, WORSE, DraftRecord, SourceCalibration
+from cluster.router.calibration import SourceCalibration
 from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_tree_shape, merge_trees
 from cluster.router.planner import choose_nodes, most_nodes_that_can_pay, tally_nodes
 
@@ -77,8 +77,8 @@ def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data)
     stop = data.draw(st.sampled_from([(), (0,), (0, 3)]))
     max_depth = data.draw(st.integers(1, 5))
     proposals = [Proposal(i, source, one) for i, sequence in enumerate(batch) for source, one in sequence]
-    merged, proposed = merge(proposals, len(batch), max_depth=max_depth, stop=stop)
-    assert proposed.trees["is_valid"].all()
+    merged, is_valid = merge(proposals, len(batch), max_depth=max_depth, stop=stop)
+    assert is_valid.all()
     for index, sequence in enumerate(batch):
         expected = {}
         for source, one in sequence:
@@ -98,8 +98,8 @@ def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data)
 @given(st.lists(draft_trees(is_valid=False), min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
-    _, proposed = merge([Proposal(0, 0, one) for one in trees])
-    assert proposed.trees["is_valid"].tolist() == [one.is_valid(VOCAB_SIZE) for one in trees]
+    _, is_valid = merge([Proposal(0, 0, one) for one in trees])
+    assert is_valid.tolist() == [one.is_valid(VOCAB_SIZE) for one in trees]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
     ],
 )
 def test_a_broken_tree_does_not_take_the_others_with_it(broken):
-    merged, proposed = merge([Proposal(0, 0, broken), Proposal(0, 1, tree([(1, -1), (2, 0)]))])
-    assert proposed.trees["is_valid"].tolist() == [False, True]
+    merged, is_valid = merge([Proposal(0, 0, broken), Proposal(0, 1, tree([(1, -1), (2, 0)]))])
+    assert is_valid.tolist() == [False, True]
     assert set(paths(merged, 0)) == {(1,), (1, 2)}
 
 
@@ -172,13 +172,12 @@ def test_the_nodes_kept_give_the_best_rate_that_any_choice_of_nodes_gives(trees,
     max_nodes = np.array([data.draw(st.integers(0, 6)) for _ in trees], np.int32)
     steps = data.draw(st.lists(st.floats(0.0, 0.5), min_size=0, max_size=8))
     verify_s = np.cumsum([1.0, *steps])
-    chosen, index = choose_nodes(merged, max_nodes, float(len(trees)), 0.1, verify_s)
+    chosen = choose_nodes(merged, max_nodes, float(len(trees)), 0.1, verify_s)
     rate = (len(trees) + chosen.nodes["probability"].sum()) / (0.1 + verify_s[len(chosen)])
     assert rate == pytest.approx(brute_force_best(merged, max_nodes, float(len(trees)), 0.1, verify_s))
     for sequence in range(len(trees)):
         before, after = paths(merged, sequence), paths(chosen, sequence)
         assert {path: before[path] for path in after} == after
-    assert sorted(index[index >= 0].tolist()) == list(range(len(chosen)))
 
 
 def test_a_steep_curve_leaves_no_drafts_and_a_flat_one_leaves_all():
@@ -186,8 +185,8 @@ def test_a_steep_curve_leaves_no_drafts_and_a_flat_one_leaves_all():
     bound = np.full(1, 10, np.int32)
     steep = 1.0 * np.arange(1, 5)
     flat = np.full(4, 1.0)
-    assert len(choose_nodes(merged, bound, 1.0, 0.0, steep)[0]) == 0
-    assert len(choose_nodes(merged, bound, 1.0, 0.0, flat)[0]) == 3
+    assert len(choose_nodes(merged, bound, 1.0, 0.0, steep)) == 0
+    assert len(choose_nodes(merged, bound, 1.0, 0.0, flat)) == 3
     assert most_nodes_that_can_pay(1.0, 0.0, 2.0 * np.arange(1, 5) ** 1.5) == 0
     assert most_nodes_that_can_pay(1.0, 0.0, flat) == 3
 
@@ -195,43 +194,39 @@ def test_a_steep_curve_leaves_no_drafts_and_a_flat_one_leaves_all():
 def test_a_step_of_the_curve_is_crossed_when_what_lies_behind_it_pays():
     merged, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1), (4, 2)], [0.9, 0.9, 0.9, 0.9]))])
     verify_s = np.array([1.0, 2.2, 2.2, 2.2, 2.2])  # the first node alone does not pay
-    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, verify_s)[0]) == 4
+    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, verify_s)) == 4
 
 
 def test_rows_go_to_the_sequences_where_they_are_most_likely_accepted():
     good = tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7])
     bad = tree([(1, -1), (2, 0), (3, 1)], [0.3, 0.2, 0.1])
     merged, _ = merge([Proposal(0, 0, bad), Proposal(1, 0, good)], 2)
-    chosen, _ = choose_nodes(merged, np.full(2, 10, np.int32), 2.0, 0.0, np.full(4, 1.0))
+    chosen = choose_nodes(merged, np.full(2, 10, np.int32), 2.0, 0.0, np.full(4, 1.0))
     assert chosen.start.tolist() == [0, 0, 3]
 
 
 def test_exploring_verifies_more_rows_than_pay():
     merged, _ = merge([Proposal(0, 0, tree([(1, -1), (2, 0), (3, 1)], [0.9, 0.8, 0.7]))])
     steep = 1.0 * np.arange(1, 5)
-    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, steep, 2)[0]) == 2
-    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, steep, 99)[0]) == 3
+    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, steep, 2)) == 2
+    assert len(choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, steep, 99)) == 3
 
 
 def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_others():
     first, second = tree([(1, -1), (2, 0)], [0.9, 0.8]), tree([(1, -1), (5, -1)], [0.7, 0.0])
     calibration = SourceCalibration(2)
-    merged, proposed = merge_trees([Proposal(0, 0, first), Proposal(0, 1, second)], limits(1), calibration, VOCAB_SIZE)
-    chosen, index = choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
+    merged, _ = merge_trees([Proposal(0, 0, first), Proposal(0, 1, second)], limits(1), calibration, VOCAB_SIZE)
+    chosen = choose_nodes(merged, np.full(1, 10, np.int32), 1.0, 0.0, np.array([1.0, 1.0, 1.0, 1.001]))
     assert set(paths(chosen, 0)) == {(1,), (1, 2)}
     accepted = np.array([True, False])
-    verified, right, expected = tally_nodes(proposed, chosen, index, np.ones(2, np.bool_), accepted, calibration)
+    verified, right, expected = tally_nodes(chosen, np.ones(2, np.bool_), accepted, calibration)
     assert verified.tolist() == [[2, 1]]
     assert right.tolist() == [[1, 1]]
-    assert expected == pytest.approx(np.array([[1.7, 0.7]]))  # nothing is known yet: the sources' own word
-    assert calibration.own.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0])
-    assert calibration.own.curves["hits"].sum(axis=1).tolist() == pytest.approx([1.0, 1.0])
-    assert calibration.agreement.curves["trials"].sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
-    assert calibration.agreement.curves["hits"].sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
-    tally_nodes(proposed, chosen, index, np.zeros(2, np.bool_), accepted, calibration)
-    assert calibration.own.curves["trials"].sum() == pytest.approx(3.0)
-    assert calibration.in_context.curves["trials"].sum(axis=1).tolist() == pytest.approx([2.0, 1.0, 0, 0, 0, 0])
-    assert calibration.agreement.curves["trials"].sum() == pytest.approx(2.0)
+    assert expected == pytest.approx(np.array([[chosen.nodes["probability"].sum(), chosen.nodes["probability"][0]]]))
+    assert calibration.by_sources.curves["trials"].sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
+    assert calibration.by_sources.curves["hits"].sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0])
+    tally_nodes(chosen, np.zeros(2, np.bool_), accepted, calibration)
+    assert calibration.by_sources.curves["trials"].sum() == pytest.approx(2.0)
 
 
 def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_of_two():
@@ -240,53 +235,37 @@ def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_o
     unbounded = np.full(1, 10, np.int32)
     for _ in range(200):
         proposals = [Proposal(0, 0, both), Proposal(0, 1, alone)]
-        merged, proposed = merge_trees(proposals, limits(1), calibration, VOCAB_SIZE)
-        chosen, index = choose_nodes(merged, unbounded, 1.0, 0.0, np.array([1.0, 1.001, 1.002]), 2)
+        merged, _ = merge_trees(proposals, limits(1), calibration, VOCAB_SIZE)
+        chosen = choose_nodes(merged, unbounded, 1.0, 0.0, np.array([1.0, 1.001, 1.002]), 2)
         is_accepted = chosen.nodes["token_id"] == 1  # what both propose is always right, the other token never
-        tally_nodes(proposed, chosen, index, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+        tally_nodes(chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
         calibration.end_round()
     probability = dict(zip(merged.nodes["token_id"].tolist(), merged.nodes["probability"].tolist(), strict=True))
     assert probability[1] > 0.8
     assert probability[2] < 0.1
-    assert calibration.own.probability(1, 0.5) == pytest.approx(0.5, abs=0.05)  # half of its nodes were right
 
 
 def teach(calibration, proposals, bounds, is_accepted, namespaces):
-    merged, proposed = merge_trees(proposals, bounds, calibration, VOCAB_SIZE)
+    merged, _ = merge_trees(proposals, bounds, calibration, VOCAB_SIZE)
     times = 1.0 + 0.001 * np.arange(len(merged) + 1)
-    chosen, index = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, times, len(merged))
+    chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, times, len(merged))
     assert len(chosen) == len(is_accepted)
-    tally_nodes(proposed, chosen, index, np.ones(len(chosen), np.bool_), np.array(is_accepted), calibration)
+    tally_nodes(chosen, np.ones(len(chosen), np.bool_), np.array(is_accepted), calibration)
     calibration.end_round(namespaces)
 
 
-def claims(calibration, asked, one):
-    """Of the tree's only node, by (source, context)."""
-    proposals = [Proposal(i, source, one, context) for i, (source, context) in enumerate(asked)]
+def probabilities(calibration, asked, one):
+    """Of the tree's only node, by (source, group)."""
+    proposals = [Proposal(i, source, one, group) for i, (source, group) in enumerate(asked)]
     merged, _ = merge_trees(proposals, limits(len(asked)), calibration, VOCAB_SIZE)
-    return merged.nodes["uncalibrated_probability"].tolist()
-
-
-def test_what_a_source_is_worth_is_learnt_for_every_context_and_begins_with_the_average():
-    calibration = SourceCalibration(2)
-    bounds, one = limits(2), tree([(1, -1)], [0.9])
-    context = calibration.first_context("a")
-    for _ in range(100):
-        proposals = [Proposal(0, 1, one, context + BETTER), Proposal(1, 1, one, context + WORSE)]
-        teach(calibration, proposals, bounds, [True, False], ["a"])
-    asked = [(1, context + BETTER), (1, context + WORSE), (1, context), (0, context)]
-    better, worse, average, of_the_other = claims(calibration, asked, one)
-    assert better > 0.7
-    assert worse < 0.2
-    assert average == pytest.approx(0.5, abs=0.1)
-    assert of_the_other == pytest.approx(0.9)  # nothing is known of it: its own word
+    return merged.nodes["probability"].tolist()
 
 
 def test_no_namespace_learns_from_another():
     mixed, alone = SourceCalibration(2), SourceCalibration(2)
     one, two = tree([(1, -1)], [0.8]), tree([(1, -1), (2, -1)], [0.6, 0.4])
-    mine = alone.first_context("b")
-    others, also_mine = mixed.first_context("a"), mixed.first_context("b")
+    mine = alone.group("b")
+    others, also_mine = mixed.group("a"), mixed.group("b")
     assert others != also_mine
     for i in range(150):
         for _ in range(i % 4):  # a has rounds of its own in between
@@ -295,52 +274,33 @@ def test_no_namespace_learns_from_another():
         is_right = [i % 2 == 0, i % 3 == 0]
         teach(mixed, both, limits(2), [False, *is_right], ["a", "b"])
         teach(alone, [Proposal(0, 0, one, mine), Proposal(0, 1, two, mine)], limits(1), is_right, ["b"])
-    proposals = [Proposal(0, 0, one, mine + BETTER), Proposal(0, 1, two, mine)]
+    proposals = [Proposal(0, 0, one, mine), Proposal(0, 1, two, mine)]
     expected, _ = merge_trees(proposals, limits(1), alone, VOCAB_SIZE)
-    shift = also_mine - mine
-    proposals = [Proposal(0, 0, one, mine + BETTER + shift), Proposal(0, 1, two, mine + shift)]
+    proposals = [Proposal(0, 0, one, also_mine), Proposal(0, 1, two, also_mine)]
     found, _ = merge_trees(proposals, limits(1), mixed, VOCAB_SIZE)
     assert found.nodes["probability"].tolist() == expected.nodes["probability"].tolist()
     assert found.nodes["probability"].max() > 0.3  # while all that a saw was wrong
-    assert max(claims(mixed, [(0, others), (1, others)], one)) < 0.1
+    assert max(probabilities(mixed, [(0, others), (1, others)], one)) < 0.1
 
 
 def test_a_namespace_whose_curves_have_gone_to_another_begins_anew():
     calibration = SourceCalibration(2, max_namespaces=2)
     one = tree([(1, -1)], [0.9])
-    context = calibration.first_context("a")
+    group = calibration.group("a")
     for _ in range(50):
-        teach(calibration, [Proposal(0, 1, one, context)], limits(1), [False], ["a"])
-    assert claims(calibration, [(1, context)], one)[0] < 0.1
+        teach(calibration, [Proposal(0, 1, one, group)], limits(1), [False], ["a"])
+    assert probabilities(calibration, [(1, group)], one)[0] < 0.1
     for name in "bcd":
-        assert claims(calibration, [(1, calibration.first_context(name))], one) == [pytest.approx(0.9)]
-    assert calibration.first_context("a") % NUM_RECORDS == 0
-    assert claims(calibration, [(1, calibration.first_context("a"))], one) == [pytest.approx(0.9)]
-    assert len(calibration.in_context.curves) == 3 * NUM_RECORDS * 2
+        assert probabilities(calibration, [(1, calibration.group(name))], one) == [pytest.approx(0.9)]
+    assert probabilities(calibration, [(1, calibration.group("a"))], one) == [pytest.approx(0.9)]
+    assert len(calibration.by_sources.curves) == 3 * 3
     calibration.end_round(["nobody"])
 
 
-def test_a_text_has_a_record_of_how_its_sources_have_fared():
-    record = DraftRecord(3)
-    assert record.classes == [AS_EXPECTED] * 3
-    for _ in range(12):
-        record.add([4, 4, 0], [3, 0, 0], [1.0, 2.0, 0.0])
-    assert record.classes == [BETTER, WORSE, AS_EXPECTED]
-    for outcome, right in zip(record.outcomes, (3, 0, 0), strict=True):
-        assert sum(outcome[0::2]) == (0 if outcome is record.outcomes[2] else 12 * 4)
-        assert sum(outcome[1::2]) == 12 * right
-    assert record.outcomes[0][2 * WORSE :: 2] == [0, record.outcomes[0][2 * BETTER]], "each in the class it was made in"
-    assert record.outcomes[0][0] > 0, "the first were made before anything was known"
-    assert record.outcomes[1][2 * BETTER] == 0 < record.outcomes[1][2 * WORSE]
-    for _ in range(100):
-        record.add([0, 4, 0], [0, 2, 0], [0.0, 2.0, 0.0])
-    assert record.classes == [BETTER, AS_EXPECTED, AS_EXPECTED]
-
-
 def test_no_proposals_are_merged_to_nothing():
-    merged, proposed = merge([], 3)
+    merged, is_valid = merge([], 3)
     assert isinstance(merged, MergedTrees)
     assert len(merged) == 0
     assert merged.start.tolist() == [0, 0, 0, 0]
-    chosen, index = choose_nodes(merged, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))
-    assert len(chosen) == len(index) == len(proposed.nodes) == 0
+    chosen = choose_nodes(merged, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))
+    assert len(chosen) == len(is_valid) == 0

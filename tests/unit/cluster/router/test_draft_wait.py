@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.router.traffic import TrafficRecords
+from cluster.router.draft_wait import TrafficRecords
 
 
 def test_a_namespace_has_its_own_record_and_rounds_of_several_have_one_together():
