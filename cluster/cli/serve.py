@@ -313,14 +313,12 @@ def _start_building_drafter(target: str, progress_file: Path) -> subprocess.Pope
     except OSError as error:
         raise ConfigError(f"{log}: cannot be written: {error.strerror}; set PACELINE_HOME to another place") from None
     with output:
-        # A process group of its own, which the terminal's Ctrl-C does not reach, but not a session of its own: kernels
-        # that share the processor out by session would give the build as much as the cluster.
         return subprocess.Popen(
             command,
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
-            process_group=0,
+            start_new_session=True,  # the terminal's Ctrl-C does not reach it
             preexec_fn=_yield_to_others,
         )
 
@@ -353,9 +351,12 @@ def _report_build(
 
 
 def _yield_to_others() -> None:
-    """In the process that is being started: it computes when nobody else on this machine wants to, and ends when its
-    parent does, even by SIGKILL."""
+    """Runs in the child: it computes when nobody else on this machine wants to, and ends when its parent does, even by
+    SIGKILL."""
     os.nice(19)
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        # Linux divides the processor among sessions first: without this the build would get as much as the cluster.
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as group:
+            group.write("19")
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -142,7 +142,7 @@ def test_settings_that_pages_name_exist():
 def test_make_has_the_targets_that_are_named():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", README))
-    assert named >= {"setup", "serve", "test"}
+    assert named >= {"setup", "serve", "test", "check"}
     assert named <= targets
 
 
