@@ -41,7 +41,7 @@ from cluster.generation import generation_options
 from cluster.validation import is_text
 
 if TYPE_CHECKING:
-    from cluster.offline.engine import BeamSearchResult, Generation
+    from cluster.offline.engine import BeamSearchResult, Generation, LocalEngine
     from cluster.router.trace import RoundTrace
 
 
@@ -95,15 +95,13 @@ def generate(
     }
     check_sampling_options(sampling)
     prompts, predictions = _prompts(prompt, prompts_file, prediction)
-    if beams > 1 and temperature > 0:
-        raise InvalidRequest("--temperature", temperature, f"with --beams {beams} it must be 0: beams are not sampled")
-    if beams == 1 and length_penalty != 1.0:
-        raise InvalidRequest("--length-penalty", length_penalty, "it belongs to beam search: --beams must be above 1")
+    _check_beams(beams, temperature, length_penalty)
+    drafts = beams == 1
     engine = local_engine(
         model=model,
-        draft_model=draft_model if beams == 1 else "none",
-        eagle_head=eagle_head if beams == 1 else "none",
-        drafter=drafter if beams == 1 else "none",
+        draft_model=draft_model if drafts else "none",
+        eagle_head=eagle_head if drafts else "none",
+        drafter=drafter if drafts else "none",
         gamma=gamma,
         branch=branch,
         eagle_depth=eagle_depth,
@@ -114,11 +112,11 @@ def generate(
         exact=exact,
         threads=threads,
         batch_size=batch_size,
-        corpora=corpus if beams == 1 else [],
-        drafter_options=drafter_option if beams == 1 else [],
+        corpora=corpus if drafts else [],
+        drafter_options=drafter_option if drafts else [],
         acceptance=acceptance,
     )
-    if beams > 1:
+    if not drafts:
         found = engine.beam_search(
             prompts,
             num_beams=beams,
@@ -128,20 +126,29 @@ def generate(
         )
         _print_results(found, as_json)
         return
-    on_round = _trace_writer() if trace else None
+    sampling |= {"ignore_eos": ignore_eos, "predictions": predictions}
+    _print_results(_generated(engine, prompts, sampling, trace=trace), as_json)
+
+
+def _check_beams(beams: int, temperature: float, length_penalty: float) -> None:
+    if beams > 1 and temperature > 0:
+        raise InvalidRequest("--temperature", temperature, f"with --beams {beams} it must be 0: beams are not sampled")
+    if beams == 1 and length_penalty != 1.0:
+        raise InvalidRequest("--length-penalty", length_penalty, "it belongs to beam search: --beams must be above 1")
+
+
+def _generated(engine: LocalEngine, prompts: list[Any], options: dict[str, Any], *, trace: bool) -> list[Generation]:
+    """Under a progress bar on a terminal, or with a line a round."""
     shows_bar = sys.stderr.isatty() and not trace
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
     with Progress(*columns, console=Console(stderr=True), disable=not shows_bar, transient=True) as bar:
         task = bar.add_task("generating", total=len(prompts), tokens=0)
-        generations = engine.generate(
+        return engine.generate(
             prompts,
-            ignore_eos=ignore_eos,
             on_progress=lambda done, tokens: bar.update(task, completed=done, tokens=tokens),
-            on_round=on_round,
-            predictions=predictions,
-            **sampling,
+            on_round=_trace_writer() if trace else None,
+            **options,
         )
-    _print_results(generations, as_json)
 
 
 def _print_results(results: Sequence[Generation] | Sequence[BeamSearchResult], as_json: bool) -> None:

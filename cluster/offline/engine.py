@@ -501,7 +501,8 @@ def _drafter_names(config: ClusterConfig, draft_source: ModelSource | None) -> t
     )
     if needs_draft_model(names) and draft_source is None:
         name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
-        raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {config.draft.model!r}")
+        build = f"; run: paceline drafter build --target {config.target.model}" if config.draft.model == "auto" else ""
+        raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {config.draft.model!r}{build}")
     if OUROBOROS in names and draft_source is not None:
         refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
     if EAGLE in names and not has_head:

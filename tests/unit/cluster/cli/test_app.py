@@ -177,6 +177,11 @@ def test_an_unknown_drafter_is_named_with_the_known_ones(refuse, tiny_model_dir)
     assert "prompt_lookup" in line
 
 
+def test_a_drafter_without_its_draft_model_says_what_to_run(refuse, tiny_model_dir):
+    line = refuse("generate", "--prompt", "x", "--model", tiny_model_dir, "--drafter", "draft_model")
+    assert line.endswith(f"--draft-model is 'auto'; run: paceline drafter build --target {tiny_model_dir}")
+
+
 def test_under_rejection_drafters_that_cannot_draft_are_named(refuse, free_ports, tiny_model_dir):
     expected = "drafters is 'suffix'; under acceptance 'rejection' only draft_model drafts"
     rejection = ("--acceptance", "rejection", "--drafter", "suffix")
