@@ -122,7 +122,13 @@ class CacheAdministration:
     def acting_for(self, actor: str) -> CacheAdministration:
         """The same for somebody else."""
         return CacheAdministration(
-            self._connection, self._ring, self._audit, self._limits, actor, self._index_directory, self._owns_server
+            self._connection,
+            ring=self._ring,
+            audit=self._audit,
+            limits=self._limits,
+            actor=actor,
+            index_directory=self._index_directory,
+            owns_server=self._owns_server,
         )
 
     def find(self, namespace: str, fingerprint: str | None = None) -> list[StoreKeys]:
@@ -196,7 +202,7 @@ class CacheAdministration:
         with self._action("import", keys) as figures:
             store, admin, codec = self._opened(keys)
             compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=keep_s))
-            importer = Importer(store, admin, codec, compactor, keep_s)
+            importer = Importer(store, admin, codec, compactor, keep_s=keep_s)
             try:
                 return importer.run(documents)
             finally:
@@ -261,7 +267,7 @@ class CacheAdministration:
         for keys in pools:
             with self._action("withdraw", keys, organisations=len(organisations)) as figures:
                 store, _, codec = self._opened(keys)
-                gate = PromotionGate(store, codec, terms.secret, nothing_blocked, terms.policy)
+                gate = PromotionGate(store, codec, terms.secret, nothing_blocked, policy=terms.policy)
                 gate.admit(terms.members)
                 for organisation in organisations:
                     gate.opt_out(organisation)
@@ -308,7 +314,7 @@ class CacheAdministration:
             return result
 
     def _remove_indexes(self, keys: StoreKeys) -> None:
-        """Those who use one keep it until they look, and build what is left anew."""
+        """Remove index files of this machine. Processes that use one keep it until their next look, then build anew."""
         if self._index_directory is not None and self._index_directory.is_dir():
             IndexFiles(self._index_directory).keep(index_name(keys), None)
 

@@ -43,7 +43,7 @@ class AuditFile:
 
 
 class AuditLog:
-    """Of actions on namespaces. Raises AuditError where it cannot be written. Thread-safe."""
+    """Log of actions on namespaces. Raises AuditError where it cannot be written. Thread-safe."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class AuditLog:
 
 
 def os_user() -> str:
-    """Of the process, whatever its environment says; a container's user may have no name."""
+    """The user of the process, whatever its environment says; a container's user may have no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

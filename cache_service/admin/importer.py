@@ -46,7 +46,7 @@ class ImportResult:
     tokens: int = 0
     known_documents: int = 0  # that were there already, or came twice
     known_tokens: int = 0
-    stored_bytes: int = 0  # of the entries, as they lie in Redis
+    stored_bytes: int = 0  # size of the entries in Redis
     dropped_generations: int = 0  # that the budgets of the namespace had no room for any more
 
 

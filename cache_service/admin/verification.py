@@ -32,7 +32,7 @@ _EPOCH = re.compile(r"[0-9a-f]{1,64}")
 class Problem:
     """Something that readers leave out, or that should not be there."""
 
-    kind: str  # of the key, as in "log" or "segment:3fa0..."
+    kind: str  # the key's kind: "log", "segment:3fa0..."
     detail: str
 
 
@@ -45,7 +45,7 @@ class Verification:
     # That were checked: entries and segments of tokens and of soft counts, their manifests, and what the gate keeps.
     objects: int
     tokens: int  # in them, those that lie in more than one included
-    unused_segments: int  # of earlier folds: whole or not, nobody reads them, and they expire
+    unused_segments: int  # left by earlier folds; nobody reads them, and they expire
     other_keys: tuple[str, ...]  # kinds that are not checked here
     problems: tuple[Problem, ...]
 
@@ -122,13 +122,13 @@ class Verifier:
             elif self._admin.ttl_s(kind) is None:
                 self._problem(kind, "it never expires")
         return Verification(
-            self._store.keys.fingerprint,
-            self._store.keys.namespace,
-            self._objects,
-            self._tokens,
-            self._unused_segments,
-            tuple(others),
-            tuple(self._problems),
+            fingerprint=self._store.keys.fingerprint,
+            namespace=self._store.keys.namespace,
+            objects=self._objects,
+            tokens=self._tokens,
+            unused_segments=self._unused_segments,
+            other_keys=tuple(others),
+            problems=tuple(self._problems),
         )
 
     def _problem(self, kind: str, detail: str) -> None:
@@ -170,10 +170,10 @@ class Verifier:
             kind = f"{prefix}{_SEGMENT}{entry.digest}"
             frame = admin.read_segment_whole(entry.digest, entry.num_bytes)
             if frame:
-                self._segment(kind, entry.digest, frame, checks, entry)
+                self._segment(kind, entry.digest, frame, checks, named=entry)
             elif store.read_manifest().version == stored.version:  # else it may have been retired, and expired
                 self._problem(kind, "it is missing")
-        self._check_unused(admin, checks, kinds, prefix + _SEGMENT, {entry.digest for entry in named})
+        self._check_unused(admin, checks, kinds, prefix + _SEGMENT, used={entry.digest for entry in named})
 
     def _manifest(self, stored: StoredManifest, frame: bytes, checks: _Checks, kind: str) -> FoldedManifest | None:
         self._objects += 1
@@ -213,7 +213,7 @@ class Verifier:
             if not re.fullmatch("[0-9a-f]{64}", digest):
                 self._problem(kind, "its name is no SHA-256")
             elif frame := admin.read_segment_whole(digest, checks.payload.max_segment_bytes):  # else it has expired
-                self._segment(kind, digest, frame, checks, None)
+                self._segment(kind, digest, frame, checks, named=None)
 
 
 _KNOWN = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "earnings", "segment"})

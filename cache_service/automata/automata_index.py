@@ -15,9 +15,9 @@ class Automata(NamedTuple):
     an automaton, lets go of it when it is replaced.
     """
 
-    base: StaticAutomaton | None  # of the segments; None: there are none, few or not yet
+    base: StaticAutomaton | None  # index of the segments; None where there are none, too few, or it is not built yet
     base_serial: int
-    tail: LiveTail  # of what came later
+    tail: LiveTail  # index of what came later
     tail_serial: int
 
 

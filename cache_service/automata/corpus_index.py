@@ -145,7 +145,7 @@ def _read_header(directory: Path) -> dict[str, Any]:
 
 
 def _read_any_header(directory: Path) -> dict[str, Any]:
-    """Of any version."""
+    """The header of an index of any version."""
     path = directory / HEADER_FILE
     if not path.is_file():
         reason = (

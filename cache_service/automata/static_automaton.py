@@ -314,7 +314,7 @@ def _grow_tree(  # type: ignore[no-untyped-def]
     state = np.int32(state)
     most = len(acceptance) - 1
     width = min(width, TOP_CONTINUATIONS)
-    depths = np.zeros(room + 1, np.int32)  # of node i at i + 1; the root comes first
+    depths = np.zeros(room + 1, np.int32)  # depth of node i is at i + 1; the root comes first
     at_depth = np.zeros(room + 2, np.int32)
     for node in range(count):
         depths[node + 1] = depths[parents[node] + 1] + 1

@@ -735,7 +735,7 @@ def _grow_tree(  # type: ignore[no-untyped-def]
     room = len(token_ids)
     state = np.int32(state)
     width = min(width, TOP_CONTINUATIONS)
-    depths = np.zeros(room + 1, np.int32)  # of node i at i + 1; the root comes first
+    depths = np.zeros(room + 1, np.int32)  # depth of node i is at i + 1; the root comes first
     at_depth = np.zeros(room + 2, np.int32)
     for node in range(count):
         depths[node + 1] = depths[parents[node] + 1] + 1
@@ -802,7 +802,7 @@ _FAULTS = {
     11: "a chain of transitions is broken or does not hold all of them",
     12: "a state was seen less than once or more often than there is text",
 }
-_COMPARED_TOKENS = 32  # of a string, when an occurrence is compared with another
+_COMPARED_TOKENS = 32  # most tokens in which two occurrences of a string are compared
 
 
 @njit(cache=True, nogil=True)

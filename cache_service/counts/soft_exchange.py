@@ -65,7 +65,7 @@ class SoftTables(Protocol):
 class SoftExchangeSettings(Options):
     """Bounds of the exchange."""
 
-    order: Annotated[int, Field(ge=1, le=MAX_ORDER)] = 3  # of the tables
+    order: Annotated[int, Field(ge=1, le=MAX_ORDER)] = 3  # order of the tables
     tick_s: Annotated[float, Field(ge=0.00001, le=1)] = 0.001  # longest time a tick spends on incoming counts
     export_every_s: Annotated[float, Field(ge=0.0, le=3600)] = 2.0  # at most one table a tick
     # Beyond it, the least recently used namespace of the owner with most gives way.
@@ -95,7 +95,7 @@ class SoftExchangeStats:
     corrupt: int  # entries, parts and manifests that could not be used
     resets: int  # tables that were dropped because their data set ended
     failures: int  # tries that found Redis unavailable or refusing
-    faults: int  # of the exchange itself: each one is a bug
+    faults: int  # exceptions in the exchange itself; each one is a bug
 
 
 @dataclass(slots=True, eq=False)
@@ -108,8 +108,8 @@ class _Feed:
     codec: FrameCodec  # for writing; both in the thread that reads
     breaker: CircuitBreaker
     idle_s: float
-    outgoing: SoftNgramTable | None = None  # taken, on its way
-    unwritten: Entries | None = None  # of it
+    outgoing: SoftNgramTable | None = None  # delta that was taken, on its way
+    unwritten: Entries | None = None  # what of `outgoing` is not in Redis yet
     table: weakref.ref[SoftNgramTable] | None = None  # that is filled
     exported: float = -1e9
     awaits_drop: bool = False  # the table is still that of the start before
@@ -382,7 +382,7 @@ class SoftExchange:
         origin = secrets.token_bytes(ORIGIN_BYTES)
         reader = SoftReader(store, reading, settings.order, listener, origin=origin, keep_s=settings.keep_s)
         breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
-        feed = _Feed(namespace, reader, listener, writing, breaker, settings.poll_s)
+        feed = _Feed(namespace, reader, listener, codec=writing, breaker=breaker, idle_s=settings.poll_s)
         listener.feed = feed
         with self._lock:
             feed.awaits_drop = namespace in self._to_drop

@@ -93,7 +93,7 @@ HEADER_BYTES = _HEADER.size
 _MOVED_AT_ONCE = 4096
 _MOVED_BY_ROW = 4
 ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
-"""Of one context in an export."""
+"""Size of one context in an export."""
 
 
 class SoftNgramStats(NamedTuple):
@@ -443,7 +443,7 @@ def _lengthened(key, token):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def _first_slot(keys, key):  # type: ignore[no-untyped-def]
-    """Of the bucket that the hash names."""
+    """First slot of the bucket that the hash names."""
     return np.int64(((key >> np.uint64(32)) * np.uint64(len(keys) // _BUCKET)) >> np.uint64(32)) * _BUCKET
 
 
@@ -490,7 +490,7 @@ def _claim(keys, masses, use, counters, key, first, newcomer):  # type: ignore[n
             best = slot
             break
         idle = min(np.int64(np.uint16(clock - use[slot, _SEEN])), np.int64(40))
-        worth = _worth(np.int64(use[slot, _COUNT]), np.int64(use[slot, _EARNED])) >> idle
+        worth = _utility(np.int64(use[slot, _COUNT]), np.int64(use[slot, _EARNED])) >> idle
         if worth < least:
             least = worth
             best = slot
@@ -513,7 +513,7 @@ def _claim(keys, masses, use, counters, key, first, newcomer):  # type: ignore[n
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _worth(count, earned):  # type: ignore[no-untyped-def]
+def _utility(count, earned):  # type: ignore[no-untyped-def]
     return count + _EARNED_WEIGHT * _UNIT * earned
 
 
@@ -610,7 +610,7 @@ def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses
         count, earned = np.int64(new_use[entry, _COUNT]), np.int64(new_use[entry, _EARNED])
         slot = _find(keys, new_keys[entry])
         if slot < 0:
-            slot = _claim(keys, masses, use, counters, new_keys[entry], ~slot, _worth(count, earned))
+            slot = _claim(keys, masses, use, counters, new_keys[entry], ~slot, _utility(count, earned))
             if slot < 0:
                 continue
         # Both sides are halved alike, so that their rows go on weighing the same.
@@ -667,7 +667,7 @@ def _predict(keys, tokens, masses, use, hesitation, context, length, ids, chance
         if slot < 0:
             continue
         rows = np.float32(use[slot, _COUNT])
-        share = left / (rows + hesitation[k] * _UNIT)  # of one unit of mass
+        share = left / (rows + hesitation[k] * _UNIT)  # fraction of one unit of mass
         left -= share * rows
         for i in range(MAX_SUCCESSORS):
             if masses[slot, i] == 0:

@@ -12,7 +12,7 @@ from cache_service.formats.frame import FrameCodec
 from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, Place, ResetReason
 from cache_service.store.store import KEEP_S, Store, StoredManifest
 
-_READ_ENTRIES = 8  # of the log, at once; each up to a megabyte
+_READ_ENTRIES = 8  # entries of the log read at once; each has up to a megabyte
 
 
 class SoftListener(Protocol):
@@ -30,7 +30,7 @@ class SoftReaderCounters(FoldedLogCounters):
     """What the reader has met since it began; `entries` are those of others."""
 
     own_entries: int = 0
-    foreign_entries: int = 0  # of another data set
+    foreign_entries: int = 0  # learnt for another data set
     contexts: int = 0
 
 

@@ -79,7 +79,7 @@ def _join(parts: list[Piece]) -> list[Piece]:
 
 def _run(first: Piece, tokens: list[Int32Array], time_s: int) -> Piece:
     joined = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
-    return Piece(first.document_id, first.offset, joined, first.kind, time_s)
+    return Piece(first.document_id, first.offset, joined, kind=first.kind, time_s=time_s)
 
 
 def split_pieces(pieces: Sequence[Piece], max_tokens: int, max_pieces: int) -> Iterator[list[Piece]]:
@@ -93,7 +93,7 @@ def split_pieces(pieces: Sequence[Piece], max_tokens: int, max_pieces: int) -> I
                 yield batch
                 batch, room = [], max_tokens
             tokens = piece.token_ids[begin : begin + room]
-            batch.append(Piece(piece.document_id, piece.offset + begin, tokens, piece.kind, piece.time_s))
+            batch.append(Piece(piece.document_id, piece.offset + begin, tokens, kind=piece.kind, time_s=piece.time_s))
             begin += len(tokens)
             room -= len(tokens)
     if batch:

@@ -1,5 +1,4 @@
-"""What drafts out of the shared cache have earned for the requests of a namespace: counts that tell an administrator
-which namespaces are worth their memory."""
+"""How much drafts from the shared cache helped the requests of a namespace; tells which namespaces are worth memory."""
 
 from __future__ import annotations
 
@@ -9,14 +8,14 @@ from operator import add
 
 @dataclass(frozen=True, slots=True)
 class Earnings:
-    """Counts since the namespace began, or of some requests."""
+    """Counts for some requests, or for all since the namespace began."""
 
-    requests: int = 0  # that might draft from the cache, and have ended
-    hits: int = 0  # of them, those that it has saved a round
-    rounds: int = 0  # of all of them
-    accepted_tokens: int = 0  # drafted from the cache, and right; where others had the same draft, credited to one
-    # Tokens drafted from the cache and verified, alone or with others, and those of them that were right, by how the
-    # cache had fared before in the same text: as its confidence had it, worse, or better.
+    requests: int = 0  # finished requests that could draft from the cache
+    hits: int = 0  # requests that it saved at least one round
+    rounds: int = 0  # rounds of all requests
+    accepted_tokens: int = 0  # drafted from the cache and accepted; a draft that several sources had counts for one
+    # Tokens drafted from the cache and verified, and how many of them were right, by the cache's earlier record in the
+    # same text: as good as its confidence said, worse, or better.
     proposed_as_expected: int = 0
     right_as_expected: int = 0
     proposed_worse: int = 0
@@ -26,7 +25,7 @@ class Earnings:
 
     @property
     def shares_right(self) -> dict[str, float | None]:
-        """Of what was verified, by kind of text; None where nothing was."""
+        """Share of the verified tokens that were right, by kind of text; None where nothing was verified."""
         outcomes = {
             "as expected": (self.right_as_expected, self.proposed_as_expected),
             "worse": (self.right_worse, self.proposed_worse),
@@ -40,12 +39,12 @@ class Earnings:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """That the cache has added."""
+        """Tokens that the cache added per round."""
         return self.accepted_tokens / self.rounds if self.rounds else None
 
     def __add__(self, other: Earnings) -> Earnings:
         return Earnings(*map(add, astuple(self), astuple(other)))
 
     def counts(self) -> dict[str, int]:
-        """By name, as they are kept."""
+        """Counts by the field names under which they are stored."""
         return asdict(self)

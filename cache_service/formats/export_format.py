@@ -52,7 +52,14 @@ def encode_header(header: ExportHeader) -> bytes:
 
 def encode_piece(piece: Piece, text: str | None = None) -> bytes:
     """One line."""
-    row = _Row(piece.document_id.hex(), piece.token_ids.tolist(), piece.offset, int(piece.kind), piece.time_s, text)
+    row = _Row(
+        piece.document_id.hex(),
+        piece.token_ids.tolist(),
+        offset=piece.offset,
+        kind=int(piece.kind),
+        time_s=piece.time_s,
+        text=text,
+    )
     return msgspec.json.encode(row) + b"\n"
 
 
@@ -89,4 +96,4 @@ def decode_piece(line: bytes) -> Piece:
     if row.offset + len(row.token_ids) > MAX_DOCUMENT_TOKENS:
         raise FormatError("oversize", f"a document ends past {MAX_DOCUMENT_TOKENS} tokens")
     token_ids = np.array(row.token_ids, np.int32)
-    return Piece(bytes.fromhex(row.document_id), row.offset, token_ids, row.kind, row.time_s)
+    return Piece(bytes.fromhex(row.document_id), row.offset, token_ids, kind=row.kind, time_s=row.time_s)

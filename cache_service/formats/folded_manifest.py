@@ -41,9 +41,9 @@ class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     CONTENT: ClassVar[Content]
     FORMAT_VERSION: ClassVar[int] = 1
 
-    epoch: str  # of the data set that it was folded from
+    epoch: str  # identifies the data set that it was folded from
     version: Count  # one more with every write
-    fencing_token: Count  # of the lease that it was written under
+    fencing_token: Count  # belongs to the lease that it was written under
     folded_id: Annotated[str, msgspec.Meta(pattern=PATTERN)] = START  # the last stream entry in the segments
     format_version: int = 1
 

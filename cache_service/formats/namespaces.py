@@ -17,7 +17,7 @@ import re
 from cache_service.errors import SettingError
 
 PUBLIC = "public"  # the pool of what many tenants have said; nothing but the promotion gate writes to it
-OPEN = "open"  # of a cluster without tenants
+OPEN = "open"  # the namespace of a cluster without tenants
 
 NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,30}[a-z0-9])?"
 
@@ -25,23 +25,23 @@ _DIGITS = 32  # 128 bits: nobody finds two owners with the same
 
 
 def namespace_of(server_key: bytes, tenant_id: str, salt: str = "") -> str:
-    """A tenant's own. server_key: 32 random bytes that stay with the registry of tenants."""
+    """A tenant's own namespace. server_key: 32 random bytes that stay with the registry of tenants."""
     return salted(server_key, _digest(server_key, f"tenant:{tenant_id}"), salt)
 
 
 def namespace_of_group(server_key: bytes, group: str, salt: str = "") -> str:
-    """Of all tenants of a trust group."""
+    """The namespace that all tenants of a trust group share."""
     return salted(server_key, _digest(server_key, f"group:{group}"), salt)
 
 
 def namespace_of_salt(server_key: bytes, salt: str) -> str:
-    """Of all who have agreed on a salt; it is the only thing that keeps others out. Whose it is nobody can tell, so all
-    of them have one owner: who tries salt after salt takes room from no tenant's own."""
+    """The namespace of everybody who knows a salt, which alone keeps others out. All such namespaces have one owner:
+    somebody who tries many salts takes no room from a tenant's own namespaces."""
     return salted(server_key, _digest(server_key, "agreed"), salt)
 
 
 def namespace_of_all(server_key: bytes, salt: str = "") -> str:
-    """Of all tenants that share everything."""
+    """The namespace of all tenants that share everything."""
     return salted(server_key, _digest(server_key, "shared"), salt)
 
 

@@ -44,7 +44,7 @@ class PieceColumns:
         rows = zip(self.offsets.tolist(), self.lengths.tolist(), self.kinds.tolist(), self.times.tolist(), strict=True)
         for row, (offset, length, kind, time_s) in enumerate(rows):
             document_id = ids[row * DOCUMENT_ID_BYTES : (row + 1) * DOCUMENT_ID_BYTES]
-            pieces.append(Piece(document_id, offset, tokens[begin : begin + length], kind, time_s))
+            pieces.append(Piece(document_id, offset, tokens[begin : begin + length], kind=kind, time_s=time_s))
             begin += length
         return pieces
 
@@ -112,4 +112,4 @@ def decode_columns(body: bytes, max_pieces: int, max_tokens: int) -> PieceColumn
         raise FormatError("garbage", f"a body has token id {int(tokens.min())}; ids are >= 0")
     if num_pieces and int((offsets + lengths).max()) > MAX_DOCUMENT_TOKENS:
         raise FormatError("oversize", f"a piece ends past {MAX_DOCUMENT_TOKENS} tokens of its document")
-    return PieceColumns(body[_COUNTS.size : place], offsets, lengths, times, kinds, tokens)
+    return PieceColumns(body[_COUNTS.size : place], offsets, lengths, times=times, kinds=kinds, token_ids=tokens)

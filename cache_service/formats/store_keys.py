@@ -25,7 +25,7 @@ class StoreKeys:
 
     fingerprint: str
     namespace: str
-    area: str = ""  # of its own log, manifest, lease, fence and segments
+    area: str = ""  # an area has its own log, manifest, lease, fence and segments
 
     def __post_init__(self) -> None:
         for field in ("fingerprint", "namespace", "area"):

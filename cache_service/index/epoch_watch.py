@@ -108,7 +108,7 @@ class EpochWatch:
         self._turns.add("look", self._look)  # at once
 
     def ended(self, learner: object = _ANYBODY) -> Sequence[str]:
-        """Of which namespaces everything that this one has learnt is to be forgotten; each learner is told once."""
+        """Namespaces of which this learner must forget everything it has learnt; each learner is told once."""
         if not self._ended.get(learner):
             return ()
         with self._lock:

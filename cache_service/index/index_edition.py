@@ -32,7 +32,7 @@ from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "paceline index 1"  # of the automata in files, part of their names
+_FORMAT = "paceline index 1"  # format of index files, part of their names
 _ASK_AGAIN_S = 0.05  # whether another process has built what this one waits for
 
 _serials = itertools.count(1)
@@ -40,7 +40,7 @@ _serials = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class EditionSettings:
-    """Of each index, as `WarmIndexSettings` have them."""
+    """Settings of each index; see `WarmIndexSettings`."""
 
     vocab_size: int
     base_tokens: int
@@ -50,7 +50,7 @@ class EditionSettings:
 
 @dataclass(slots=True)
 class EditionCounts:
-    """Of all indexes of a process, since the start."""
+    """Sums over all indexes of a process since its start."""
 
     builds: int = 0
     maps: int = 0
@@ -80,14 +80,14 @@ class Edition:
         self._files = files
         self._builder = builder
         self._counts = counts
-        self._lock = threading.Lock()  # of the following, which two threads change
+        self._lock = threading.Lock()  # guards the fields below, which two threads change
         self._awaited: _Start | None = None  # a base that is to come
         self._content: str | None = None  # name of the base's file
         self._is_mapped = False
         self._is_closed = False
         self._oldest_generation = 0
         self._unfolded: deque[tuple[tuple[int, int], int]] = deque()  # (entry, tokens in the tail)
-        self._folded_tokens = 0  # of the tail
+        self._folded_tokens = 0  # tokens of the tail that segments hold by now
         self._is_expired = False
         self.num_resets = 0
         self.automata = self._empty()
@@ -247,7 +247,11 @@ class Edition:
     def _built(self, start: _Start) -> tuple[StaticAutomaton | None, CorpusHeader]:
         text, num_documents = joined_text([columns for _, columns in start.segments], self._settings.vocab_size)
         header = CorpusHeader(
-            self._fingerprint, self._fingerprint, self._settings.vocab_size, num_documents, len(text) - num_documents
+            target=self._fingerprint,
+            tokenizer_fingerprint=self._fingerprint,
+            vocab_size=self._settings.vocab_size,
+            num_documents=num_documents,
+            num_tokens=len(text) - num_documents,
         )
         if not header.num_tokens:
             return None, header

@@ -43,7 +43,7 @@ def default_directory() -> Path | None:
 
 
 def index_name(keys: StoreKeys) -> str:
-    """Of a namespace's index."""
+    """The directory name of a namespace's index."""
     return digest_of([keys.fingerprint, keys.namespace])
 
 

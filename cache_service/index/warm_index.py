@@ -61,7 +61,7 @@ class WarmIndexSettings(Options):
 
     @property
     def edition(self) -> EditionSettings:
-        """Of each index."""
+        """The settings of each index."""
         tail_tokens = max(2 * self.base_tokens, self.namespace_tokens // 2)
         return EditionSettings(self.vocab_size, self.base_tokens, tail_tokens, self.share_wait_s)
 
@@ -72,11 +72,11 @@ class WarmIndexStats:
 
     namespaces: int
     tokens: int  # in bases and tails
-    memory_bytes: int  # of this process alone
-    mapped_bytes: int  # of files that are shared
+    memory_bytes: int  # memory of this process alone
+    mapped_bytes: int  # size of shared files
     warm_ratio: float  # share of the namespaces' segments that drafts are made from, 0 to 1; 1 without namespaces
     lag_s: float  # since the namespace was last read for which that is longest, of those that are wanted
-    entries: int  # of logs
+    entries: int  # log entries read
     segments: int
     damaged: int  # entries, segments and manifests that could not be read
     missing_segments: int
@@ -106,8 +106,8 @@ class WarmIndex:
         self._files = IndexFiles(self._settings.directory)
         self._counts = EditionCounts()
         self._evictions = self._refusals = 0
-        self._past = ReaderCounters()  # of readers that have ended
-        self._lock = threading.Lock()  # of what is followed
+        self._past = ReaderCounters()  # sums over readers that have ended
+        self._lock = threading.Lock()  # guards what is followed
         self._followed: dict[str, _Followed] = {}
         self._is_closed = False
         self._touched = time.monotonic()
@@ -200,7 +200,7 @@ class WarmIndex:
     def _begin(self, namespace: str, followed: _Followed) -> Edition:
         """Read a namespace from its newest manifest on. Raises SettingError."""
         store, _ = self._open_namespace(namespace)
-        edition = Edition(store.keys, self._settings.edition, self._files, self._builder, self._counts)
+        edition = Edition(store.keys, self._settings.edition, self._files, builder=self._builder, counts=self._counts)
         wanted_s = self._settings.wanted_s
         edition.reader = self._follower.follow(
             namespace, edition, edition.key, lambda: time.monotonic() - followed.used < wanted_s
@@ -294,7 +294,7 @@ class _Followed:
     used: float  # when, last
     live: Edition = field(init=False)
     successor: Edition | None = None  # what will take its place
-    resets: int = 0  # of the live one when the successor began
+    resets: int = 0  # resets of the live edition when the successor began
 
 
 def _add_to(total: ReaderCounters, counters: ReaderCounters) -> None:

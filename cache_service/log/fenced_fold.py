@@ -60,7 +60,7 @@ class Lease:
     """What Redis checks before it takes a segment or a manifest."""
 
     token: int  # fencing token
-    epoch: str  # of the data set that was read
+    epoch: str  # identifies the data set that was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         if new is None:
             return None
         has_more = num_entries >= self._settings.fold_entries
-        return Fold(new, new.encode(self._codec), old, num_entries, has_more)
+        return Fold(new, new.encode(self._codec), old, num_entries=num_entries, has_more=has_more)
 
     def commit(self, fold: Fold[ManifestT]) -> bool:
         """Make a prepared fold the truth. False if Redis refused it: then nothing has changed. Raises StoreError."""

@@ -45,11 +45,11 @@ class Place(Generic[ManifestT, RefT]):
     """Where a reader stands."""
 
     epoch: str | None
-    version: int  # of the manifest that it knows
+    version: int  # the manifest version that it knows
     cursor: str  # the last entry that is known
     manifest: ManifestT | None = None
     segments: deque[tuple[int, RefT]] = field(default_factory=deque)  # (generation, segment) still to be read
-    num_segments: int = 0  # of this start
+    num_segments: int = 0  # to be read in this start, in all
     is_anchored: bool = False  # the cursor's entry has been in the log
     has_caught_up: bool = False  # with the log, once
 

@@ -96,7 +96,7 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         self.counters: ReaderCounters = ReaderCounters()
         self._listener = listener
         self._clock = clock
-        self._deadline = 0.0  # of reading the segments of this start
+        self._deadline = 0.0  # for reading the segments of this start
         self._read_at: float | None = None  # when Redis last answered
 
     def step(self) -> bool:

@@ -74,7 +74,7 @@ class PublisherCounters:
     invalid_pieces: int = 0  # that no entry can hold
     failures: int = 0  # tries that found Redis unavailable
     breaker_opened: int = 0
-    faults: int = 0  # of the publisher itself: each one is a bug
+    faults: int = 0  # exceptions in the publisher itself; each one is a bug
 
 
 class _Waiting(NamedTuple):
@@ -85,7 +85,7 @@ class _Waiting(NamedTuple):
     offset: int
     token_ids: tuple[int, ...] | Int32Array
     kind: int
-    at_ms: int  # of this process's own clock
+    at_ms: int  # by this process's own clock
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Opened:
     codec: FrameCodec
     ahead_s: float  # that the server's Unix time is ahead of this process's own clock
     asked_s: float  # when the server was asked for its time
-    epoch: str  # of the data set that was written to last
+    epoch: str  # identifies the data set that was written to last
     purges: bytes = b""  # that Redis has told of
     from_ms: int = 0  # what is older belonged to a data set that has ended
 
@@ -257,7 +257,10 @@ class Publisher:
                 newest[key] = run = _Run(*key, waiting.offset, tokens, waiting.at_ms)
                 runs.append(run)
         return [
-            (run.namespace, Piece(run.document_id, run.offset, np.array(run.tokens, np.int32), run.kind, run.at_ms))
+            (
+                run.namespace,
+                Piece(run.document_id, run.offset, np.array(run.tokens, np.int32), kind=run.kind, time_s=run.at_ms),
+            )
             for run in runs
         ]
 
@@ -317,7 +320,13 @@ class Publisher:
 
     def _open(self, namespace: str) -> _Opened:
         store, codec = self._open_namespace(namespace)
-        return _Opened(store, codec, _ahead_s(store), time.monotonic(), store.begin_epoch(self._settings.keep_s))
+        return _Opened(
+            store,
+            codec,
+            ahead_s=_ahead_s(store),
+            asked_s=time.monotonic(),
+            epoch=store.begin_epoch(self._settings.keep_s),
+        )
 
     def _begin_again(self, opened: _Opened, purged: NamespacePurged) -> None:
         """Take note of what has happened to the data set."""
@@ -337,7 +346,7 @@ class Publisher:
         if not frames:
             return
         settings = self._settings
-        opened.store.append(frames, settings.max_log_entries, settings.keep_s, opened.purges, opened.epoch)
+        opened.store.append(frames, settings.max_log_entries, settings.keep_s, purges=opened.purges, epoch=opened.epoch)
         self.counters.written_entries += len(frames)
         self.counters.written_bytes += sum(map(len, frames))
         self.counters.written_tokens += sum(len(piece.token_ids) for piece in joined)

@@ -16,7 +16,7 @@ class _Text:
 
 
 def survivors(pieces: Iterable[Piece], max_tokens: int) -> list[Piece]:
-    """Of the pieces of a generation that must go, those that were said at least twice in it: the newest copy of each.
+    """The newest copy of each piece that occurs at least twice in a generation that must go.
 
     Those said most often come in first, the newer of two that were said as often, as far as they fit into `max_tokens`
     together; the result is in order of time. A text that is not said again in its next generation goes with that: its

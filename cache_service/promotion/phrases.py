@@ -22,7 +22,7 @@ EVERY = 8
 """One place in so many, on average, begins phrases."""
 
 MAX_PHRASES = 256
-"""Of one text."""
+"""Most phrases of one text."""
 
 Phrase = tuple[int, ...]
 

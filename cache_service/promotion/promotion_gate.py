@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache_service.errors import FormatError, SettingError
-from cache_service.formats.documents import Piece, RecordKind
+from cache_service.formats.documents import Piece
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Generation, Manifest
 from cache_service.formats.segment import SegmentEntry, decode_segment, encode_segment
@@ -44,7 +44,7 @@ ID_BYTES = 16
 MIN_SECRET_BYTES = 16
 
 MAX_TEXT_TOKENS = 4096
-"""Of a text that are looked at: it has no more phrases than fit into them, and looking takes time."""
+"""Most tokens of a text that are looked at: it has no more phrases than fit into them, and looking takes time."""
 
 _LEASE_MS = 60_000
 _WORK_S = 0.001  # with phrases, between two rests
@@ -65,7 +65,7 @@ class PromotionCounters:
     """Since the start."""
 
     offered: int = 0
-    refused_offers: int = 0  # of tenants that opted out or offered too much
+    refused_offers: int = 0  # offers by tenants that opted out or offered too much
     kept: int = 0  # phrases that got enough supporters through an offer of this process
     batches: int = 0  # written
     refused_batches: int = 0  # by a newer lease, data set or manifest
@@ -228,7 +228,7 @@ class PromotionGate:
         time_s = released_s if due_s is None else due_s
         if allowed == before:
             self._gate.keep(KEEP_S, [] if manifest is None else [entry.digest for _, entry in manifest.segments])
-        elif not self._write(token, epoch, version, time_s, allowed, manifest):
+        elif not self._write(token, epoch, replaces=version, time_s=time_s, allowed=allowed, old=manifest):
             return None
         if due_s is not None:
             self.released_s = due_s
@@ -251,9 +251,16 @@ class PromotionGate:
                 candidate = self._decode(phrase_id, frame, seen_s)
                 if candidate is None:
                     continue
-                support = support_of(candidate, since_s, now_s, policy.window_s, self._members)
+                support = support_of(candidate, since_s, now_s, policy.window_s, members=self._members)
                 noise = noise_of(self._secret, phrase_id, policy.noise_epsilon)
-                found = verdict(candidate, support, noise, self._is_sensitive(candidate.phrase), policy, batch_s)
+                found = verdict(
+                    candidate,
+                    support,
+                    noise,
+                    is_sensitive=self._is_sensitive(candidate.phrase),
+                    policy=policy,
+                    batch_s=batch_s,
+                )
                 if found == "public":
                     allowed[phrase_id] = candidate.phrase
                 elif found == "drop":
@@ -269,7 +276,7 @@ class PromotionGate:
         if allowed:
             # In order of their ids and with the time of the batch: nothing tells when or after what a phrase was said.
             pieces = [
-                Piece(phrase_id, 0, np.array(allowed[phrase_id], np.int32), RecordKind.OUTPUT, time_s)
+                Piece(phrase_id, 0, np.array(allowed[phrase_id], np.int32), time_s=time_s)
                 for phrase_id in sorted(allowed)
             ]
             entry, frame = encode_segment(self._codec, pieces)

@@ -69,7 +69,7 @@ class PromotionThread:
 
     @property
     def queued_texts(self) -> int:
-        """Those that the gate has not heard of, the one that it is told just now included."""
+        """Texts that the gate has not dealt with, including the one it is working on."""
         with self._lock:
             return len(self._texts) + self._is_offering
 

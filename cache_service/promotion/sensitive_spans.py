@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 BoolArray = npt.NDArray[np.bool_]
 
-MIN_DIGITS = 4  # of a run, separators left out
+MIN_DIGITS = 4  # digits in a run, not counting separators
 _KEY_CHARACTERS = 16  # letters and digits in one run
 _WORD_CHARACTERS = 32  # letters alone
 
@@ -84,7 +84,7 @@ def _spans(text: str, never: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _is_address(run: str) -> bool:
-    """Of mail or of the web."""
+    """Whether a run is a mail or web address."""
     at = run.find("@")
     is_mail = 0 < at < len(run) - 1 and (run[at - 1].isalnum() or run[at - 1] in "._-+") and run[at + 1].isalnum()
     return is_mail or "://" in run or "www." in run.lower()

@@ -49,8 +49,7 @@ class AdminStore:
         return AdminStore(self._connection, self.keys.beside(area))
 
     def kinds(self) -> list[str]:
-        """Of the keys that the namespace has, in all areas: "log", "segment:...", "soft-3:log". Looks through the
-        whole server."""
+        """Kinds of the namespace's keys in all areas: "log", "segment:...", "soft-3:log". Scans the whole server."""
         return sorted(kind for _, kind in known_keys(self._connection, self.keys.beside("")))
 
     def delete(self, kinds: Sequence[str]) -> int:

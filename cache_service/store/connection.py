@@ -59,7 +59,7 @@ class ConnectionSettings:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None  # None: the system's certificate authorities
-    certificate_file: Path | None = None  # of this client
+    certificate_file: Path | None = None  # the client's certificate
     key_file: Path | None = None
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
@@ -189,13 +189,13 @@ def parse_url(url: str) -> Address:
     if path or not re.fullmatch(r"[0-9]{1,5}", database) or (mode == "cluster" and database != "0"):
         raise SettingError("url", shown, "after the hosts it may have a database number only; Cluster has database 0")
     return Address(
-        hosts,
-        mode,
-        parts.scheme.startswith("rediss"),
-        int(database),
-        service,
-        unquote(username) or None,
-        unquote(password) or None,
+        hosts=hosts,
+        mode=mode,
+        tls=parts.scheme.startswith("rediss"),
+        database=int(database),
+        service=service,
+        username=unquote(username) or None,
+        password=unquote(password) or None,
     )
 
 

@@ -44,7 +44,7 @@ _LOCK_FILE = "server.lock"
 _URL_FILE = "server.url"
 _LOG_FILE = "server.log"
 _PASSWORD_FILE = "server.password"
-_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")  # of Valkey and Redis 7, of Redis 6
+_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")  # written by Valkey and Redis 7, by Redis 6
 
 # Asks Linux for SIGTERM when the thread that started it has ended, then becomes the server. In a process of its own,
 # since nothing may run between fork and exec in a process with threads.

@@ -53,11 +53,11 @@ class LogView:
     """What the log and its surroundings looked like at one moment."""
 
     epoch: str | None  # None: nothing has ever been written to this data set
-    version: int  # of the manifest, 0 if there is none
+    version: int  # manifest version, 0 if there is no manifest
     entries: list[tuple[str, bytes]]  # (stream id, frame), in order
 
     def after(self, entry_id: str) -> list[tuple[str, bytes]]:
-        """Those behind the entry that was asked for: it comes first, if it is there."""
+        """The entries after `entry_id`, which was the first one asked for and may be gone."""
         return self.entries[1:] if self.entries and self.entries[0][0] == entry_id else self.entries
 
 
@@ -161,7 +161,7 @@ class Store:
             return as_count(self.run(SERVER_TIME, [self.keys.epoch], []))
 
     def read_epoch(self) -> str | None:
-        """Of this data set; None: nothing has been written to it, or it has expired."""
+        """The epoch of this data set; None if nothing has been written, or it has expired."""
         with faults_told():
             return as_optional_text(self.client().get(self.keys.epoch))
 

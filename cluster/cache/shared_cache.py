@@ -31,9 +31,9 @@ from cache_service.index.warm_index import WarmIndex, WarmIndexSettings, WarmInd
 from cache_service.log.compactor import Compactor, CompactorSettings, CompactorThread
 from cache_service.log.earnings_ledger import EarningsLedger
 from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.hit_rate_limits import limits_by_hit_rate
 from cache_service.log.publisher import Publisher, PublisherCounters, PublisherSettings
 from cache_service.log.tenant_share import TenantBudget, TenantShare
-from cache_service.log.worth import limits_by_worth
 from cache_service.promotion.promotion_gate import PromotionCounters
 from cache_service.promotion.promotion_thread import PromotionThread
 from cache_service.store.admin_store import AdminStore
@@ -245,7 +245,7 @@ class SharedCache:
         def limits(has_new: bool) -> FoldLimits:
             allowed = own if share is None else share(has_new)
             try:
-                return limits_by_worth(allowed, earnings.read_earnings())
+                return limits_by_hit_rate(allowed, earnings.read_earnings())
             except StoreRefused:  # its user may fold, and has no right to read them
                 return allowed
 

@@ -279,6 +279,20 @@ def test_without_a_running_cluster_its_data_are_served_for_the_while(run, tmp_pa
     assert running_server(directory) is None
 
 
+@pytest.mark.parametrize(
+    "command", [["list"], ["stats", "-n", "docs"], ["verify"], ["export", "-n", "x", "--out", "y"]]
+)
+def test_where_there_is_no_cache_it_is_said_and_nothing_is_written(run, tmp_path, command):
+    status, out, err = run(*command, directory=tmp_path / "absent")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"paceline: there is no cache in {tmp_path / 'absent'}; name another with --url, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_says_where_it_looked(run, server):
+    assert run("list")[2] == f"0 namespaces in {server.directory}\n"
+
+
 def test_an_interrupted_import_goes_on(server, target, fingerprint, tmp_path):
     Namespace(server.settings).redis.flushall()
     rows = tmp_path / "rows.jsonl"

@@ -50,6 +50,6 @@ def serve_admin(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await serve(service, credential, listen, stop, ready)
 
-    with told_in_one_line(), place.service(target) as service:
+    with told_in_one_line(), place.service(target, creates=True) as service:
         asyncio.run(run(service))
     typer.echo("stopped", err=True)

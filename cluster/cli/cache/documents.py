@@ -57,7 +57,7 @@ def import_files(
     """Put documents in, to be drafted from by every router at once. What is there already is left out: repeat an import
     that was interrupted, and it goes on."""
     begin = time.monotonic()
-    with told_in_one_line(), progress_bars() as progress, place.service(target, progress) as service:
+    with told_in_one_line(), progress_bars() as progress, place.service(target, progress, creates=True) as service:
         query = query_of(namespace, tenant)
         try:
             result = service.import_documents(query, lambda reader: reader.files(files, progress))

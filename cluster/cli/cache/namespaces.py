@@ -45,6 +45,7 @@ def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json
     if as_json:
         print_json(found)
         return
+    typer.echo(f"{len(found)} namespaces {place.where}", err=True)
     table = Table("namespace", "model", "memory", "expires in", box=None, pad_edge=False)
     for each in found:
         table.add_row(each.namespace, each.fingerprint, shown_size(each.memory_bytes), _age(each.expires_in_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,6 +17,7 @@ import typer
 from actors.errors import InvalidRequest
 from actors.models.catalog import Progress, resolve_model
 from cache_service.admin.audit_log import os_user
+from cluster.cache.access import data_directory
 from cluster.cache.admin.documents import ImportModel
 from cluster.cache.admin.names import Names
 from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
@@ -77,6 +79,17 @@ class Place:
             overrides += ["cache.url=null", f"cache.directory={json.dumps(str(directory))}"]
         self.config: ClusterConfig = load_config(config or default_config(), overrides)
 
+    @property
+    def where(self) -> str:
+        """Where the cache is, without a password."""
+        url = self.config.cache.url
+        return f"in {data_directory(self.config.cache)}" if url is None else f"at {re.sub('//.*@', '//', url)}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the cache would be a server's own that has never stored anything."""
+        return self.config.cache.url is None and not data_directory(self.config.cache).is_dir()
+
     def names(self) -> Names:
         return Names(read_registry(registry_path(self.config, paceline_home())), self.config.tenants.allow_shared)
 
@@ -85,8 +98,12 @@ class Place:
         return model_of(target or self.config.target.model, progress)
 
     @contextmanager
-    def service(self, target: str | None = None, progress: Progress | None = None) -> Iterator[CacheAdminService]:
-        """target: of imports."""
+    def service(
+        self, target: str | None = None, progress: Progress | None = None, *, creates: bool = False
+    ) -> Iterator[CacheAdminService]:
+        """target: the model of imports. Raises ConfigError where there is no cache, unless the command `creates` it."""
+        if self.is_missing and not creates:
+            raise ConfigError(f"there is no cache {self.where}; name another with --url, --directory or --config")
         model = cache(lambda: self.model(target, progress))
         audit_file = paceline_home() / "cache-audit.jsonl"
         with administered(self.config.cache, audit_file, f"cli {os_user()}") as administration:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cache_service.formats.documents import DOCUMENT_ID_BYTES, Piece, RecordKind
 from cache_service.formats.earnings import Earnings
 from cache_service.log.fold_plan import FoldLimits
+from cache_service.log.hit_rate_limits import MIN_HIT_RATE, MIN_REQUESTS, limits_by_hit_rate
 from cache_service.log.second_chance import survivors
-from cache_service.log.worth import MIN_HIT_RATE, MIN_REQUESTS, limits_by_worth
 
 
 def piece(number, tokens, time_s=0, kind=RecordKind.OUTPUT):
@@ -62,7 +62,7 @@ def test_survivors_are_distinct_repeated_and_fit(texts, room):
 )
 def test_a_namespace_that_nobody_drafts_from_keeps_an_eighth(earnings, is_useless):
     limits = FoldLimits()
-    found = limits_by_worth(limits, earnings)
+    found = limits_by_hit_rate(limits, earnings)
     share = 8 if is_useless else 1
     assert (found.max_bytes, found.generation_tokens, found.generation_s) == (
         limits.max_bytes // share,
@@ -74,4 +74,4 @@ def test_a_namespace_that_nobody_drafts_from_keeps_an_eighth(earnings, is_useles
 
 def test_the_least_budgets_stay_valid():
     least = FoldLimits(generation_tokens=1, generation_s=0.001, max_bytes=1)
-    assert limits_by_worth(least, Earnings(requests=MIN_REQUESTS)) == least
+    assert limits_by_hit_rate(least, Earnings(requests=MIN_REQUESTS)) == least

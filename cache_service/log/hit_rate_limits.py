@@ -1,4 +1,4 @@
-"""What a namespace may keep by what it has earned: a pure decision."""
+"""Smaller budgets for a namespace that hardly any request drafts from: a pure decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_HIT_RATE = 0.01
 _USELESS_SHARE = 8
 
 
-def limits_by_worth(limits: FoldLimits, earnings: Earnings) -> FoldLimits:
+def limits_by_hit_rate(limits: FoldLimits, earnings: Earnings) -> FoldLimits:
     """The budgets of a namespace that has earned so much. One that next to no request has drafted from keeps an eighth
     of the bytes and tokens, and each generation for an eighth of the time: its entries sink, and are gone soon. It has
     all of it again when it is of use."""
