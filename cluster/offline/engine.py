@@ -167,7 +167,7 @@ class LocalEngine:
         self.tokenizer = load_tokenizer(source)
         self._codec = TextCodec(self.tokenizer, self.info.name)
         draft_source = resolve_draft_model(config.draft.model, source, home, progress)
-        self.drafter_names = _drafter_names(config, draft_source)
+        self.drafter_names = _drafter_names(config, source, draft_source)
         drafters = self._cpu_drafters(config, cache)
         speculation = _speculation(config.speculation, self.drafter_names, drafters)
         self._target = _build_target(config, source, self.drafter_names)
@@ -490,7 +490,7 @@ def _numbered(prompts: Sequence[Prompt]) -> list[tuple[str, Prompt]]:
     return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
 
 
-def _drafter_names(config: ClusterConfig, draft_source: ModelSource | None) -> tuple[str, ...]:
+def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: ModelSource | None) -> tuple[str, ...]:
     """The drafters that run. Raises ModelError for one whose model is missing."""
     has_head = config.target.eagle_head != "none"
     names = expand_drafters(
@@ -501,7 +501,7 @@ def _drafter_names(config: ClusterConfig, draft_source: ModelSource | None) -> t
     )
     if needs_draft_model(names) and draft_source is None:
         name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
-        build = f"; run: paceline drafter build --target {config.target.model}" if config.draft.model == "auto" else ""
+        build = f"; run: paceline drafter build --target {source.spec}" if config.draft.model == "auto" else ""
         raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {config.draft.model!r}{build}")
     if OUROBOROS in names and draft_source is not None:
         refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
