@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import numpy as np
+
 from actors.errors import LinkError, Unavailable
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
-from actors.messages import Hello, WorkerInfo
+from actors.messages import (
+    Hello,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    VerifyBatch,
+    VerifyItem,
+    VerifyResult,
+    WorkerInfo,
+)
 from actors.workers.directory import WorkerEntry
-from cluster.router.warm_up_token import warm_up_token
 
 logger = logging.getLogger(__name__)
 
 _REFRESH_S = 0.25
 _HELLO_TIMEOUT_S = 5.0
 _WARM_UP_TIMEOUT_S = 60.0
+_WARM_UP_ROUND = 0  # the router's own rounds begin at 1
 _WARM_UP_PAUSE_S = 1.0  # after a target that gave no token
 _LONGEST_WAIT_S = 0.25  # a refresh waits no longer for the target, which may be busy
 _FAILOVER_NOTICE_S = 1.5  # by then gateways know that they should ask another router
@@ -158,7 +170,7 @@ class Connections:
                 return
             if answer.incarnation != self._warm_incarnation:
                 try:
-                    await warm_up_token(link, answer.vocab_size, _WARM_UP_TIMEOUT_S)
+                    await _warm_up(link, answer.vocab_size)
                 except Unavailable as error:
                     logger.error("%s", error)
                     await asyncio.sleep(_WARM_UP_PAUSE_S)
@@ -175,6 +187,24 @@ class Connections:
         self._worker_drops += Counter(dict(entry.link_drops))
         if self.target is not None and self.target[1] is link:
             self.target = None
+
+
+async def _warm_up(link: AsyncLink, vocab_size: int) -> None:
+    """Have all ranks compute the token that follows a prompt of one token: the group is whole and has its weights.
+
+    Raises Unavailable where the target answers anything but a token, LinkError where it does not answer in time.
+    """
+    seq_id = secrets.randbits(62)
+    prompt = np.zeros(1, np.int32)
+    begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), len(prompt), "warm-up")
+    item = VerifyItem(SequenceDelta(seq_id, 0, prompt), 1, begin=begin)
+    try:
+        answer = await link.call(VerifyBatch(_WARM_UP_ROUND, [item], []), _WARM_UP_TIMEOUT_S)
+    finally:
+        await link.call(VerifyBatch(_WARM_UP_ROUND, [], [seq_id]), _WARM_UP_TIMEOUT_S)
+    tokens = [verdict.next_token for verdict in answer.verdicts] if isinstance(answer, VerifyResult) else []
+    if len(tokens) != 1 or not 0 <= tokens[0] < vocab_size:
+        raise Unavailable(f"no warm-up token came out of the target: {answer}")
 
 
 def _drops_of(link: AsyncLink) -> Counter[str]:

@@ -29,24 +29,27 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
+from cluster.router.cpu_drafting import CpuDrafting
 from cluster.router.draft_choice import ChoiceLimits, DraftChoice
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
 from cluster.router.draft_wait import TrafficRecords
+from cluster.router.draft_workers import DraftWorkers
 from cluster.router.drafting import Drafting
 from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, sequences_in_turn
-from cluster.router.guarded_sink import GuardedSink
+from cluster.router.guarded_sink import GuardedSink, SharedLearning
+from cluster.router.head_drafting import HeadDrafting
 from cluster.router.open_requests import OpenRequests
+from cluster.router.proposals import Proposals
 from cluster.router.required_rows import check_required_rows
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
 from cluster.router.sequence import DraftState, Sequence
-from cluster.router.shared_learning import SharedLearning
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.target_blocks import TargetBlocks
 from cluster.router.teaching import Teaching
 from cluster.router.verdicts import Verdicts
-from cluster.router.worker_drafting import DraftShape
+from cluster.router.worker_drafting import DraftShape, WorkerDrafting
 
 _DEFAULT_SHAPE = DraftShape()
 _NOTHING_SHARED = SharedLearning()
@@ -84,23 +87,27 @@ class RouterCore:
         sequences: dict[int, Sequence] = {}
         self._sources = DraftSources(drafters, speculation.drafters, target.has_head)
         names = self._sources.names
-        self._drafting = Drafting(
-            drafters,
-            self._sources,
+        proposals = Proposals(names, target.vocab_size, self.counters)
+        workers = DraftWorkers()
+        remote = WorkerDrafting(
+            draft_shape,
             sequences,
-            shape=draft_shape,
-            vocab_size=target.vocab_size,
+            workers,
+            names=names,
+            proposals=proposals,
             counters=self.counters,
             phrases=SharedPhrases(shared.index) if shared.index is not None and OUROBOROS in names else None,
             scaling=self.draft_scaling,
         )
+        cpu = CpuDrafting(drafters, proposals, self.counters)
+        self._drafting = Drafting(cpu, HeadDrafting(proposals, self.counters), remote, workers)
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
             self._sources,
             ChoiceLimits(speculation.max_rows, config.max_running, target.vocab_size),
             step_times=self.step_times,
             counters=self.counters,
-            most_required=self._drafting.most_required,
+            most_required=cpu.most_required,
             scaling=self.draft_scaling,
         )
         self._scheduler = Scheduler(config, target.block_size)
@@ -161,7 +168,7 @@ class RouterCore:
     @property
     def has_work(self) -> bool:
         """Whether `plan_round` has something to do: sequences, undelivered events, or workers to tell of freed ones."""
-        return self._requests.has_work or self._drafting.has_notices
+        return self._requests.has_work or self._drafting.workers.has_notices
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -195,7 +202,7 @@ class RouterCore:
 
     def set_draft_workers(self, worker_ids: SequenceOf[str]) -> None:
         """The draft workers that are alive. Sequences of one that is gone move; the others stay where they are."""
-        self._drafting.set_workers(worker_ids, self._scheduler.sequences())
+        self._drafting.workers.set_workers(worker_ids, self._scheduler.sequences())
 
     # One round
 
@@ -212,7 +219,7 @@ class RouterCore:
         entries = plan_entries(
             sequences_in_turn(self._scheduler.running, self._round_id), self._config.max_prefill_rows
         )
-        if not entries and not self._requests.to_free and not self._drafting.has_notices:
+        if not entries and not self._requests.to_free and not self._drafting.workers.has_notices:
             return None, self._requests.take_events()
         self._round_id += 1
         num_emitting = sum(entry.emits for entry in entries)
@@ -226,7 +233,8 @@ class RouterCore:
         )
         self._open = round
         self._choice.set_budgets(round)
-        self._drafting.ask(round)
+        self._drafting.remote.ask(round)
+        self._drafting.head.ask(round)
         return round, self._requests.take_events()
 
     def exchange(self, now: float) -> None:
@@ -261,14 +269,15 @@ class RouterCore:
     def draft_locally(self, round: Round) -> None:
         """Run the CPU drafters, and propose what the target's head has drafted. Whatever one of them does wrong costs
         only its own drafts."""
-        self._drafting.propose(round)
+        self._drafting.head.propose(round)
+        self._drafting.cpu.propose(round)
 
     def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
         """Merge all drafts, choose the nodes that pay, and write the batch for the target.
 
         results: what the draft workers answered; None or missing: nothing in time.
         """
-        self._drafting.take_results(round, results)
+        self._drafting.remote.take_results(round, results)
         self._choice.choose(round)
         round.is_assembled = True
         return VerifyBatch(
@@ -341,8 +350,8 @@ class RouterCore:
         verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
         if verified is not None and accepted is not None:
             self.acceptance.observe(verified, accepted)
-        self._drafting.observe(round, emitted, verified, accepted)
-        self._drafting.keep_head_drafts(round, result)
+        self._drafting.cpu.observe(round, emitted, verified, accepted)
+        self._drafting.head.keep(round, result)
         self._teaching.teach(round, result, emitted)
         self._sink.share(round, emitted)
 
@@ -364,7 +373,7 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
     return VerifyItem(
         delta,
         entry.rows,
-        draft=entry.tree if len(entry.tree) else None,
+        draft=entry.tree if len(entry.tree.token_ids) else None,
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
     )

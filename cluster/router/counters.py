@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
 from actors.messages import VerifyResult
+
+logger = logging.getLogger(__name__)
 
 _WAIT_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _STAGE_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -74,6 +77,14 @@ class RouterCounters:
     def wasted_rows(self) -> int:
         """Draft nodes computed and not accepted."""
         return self.draft_tokens - self.accepted_tokens.total()
+
+    def count_drafter_error(self, name: str) -> None:
+        """Call it while the exception is handled. The first error of each drafter is logged."""
+        self.drafter_errors[name] += 1
+        if self.drafter_errors[name] == 1:
+            logger.warning(
+                "drafter %s failed; its drafts are left out, further failures are only counted", name, exc_info=True
+            )
 
     def count_round(self, result: VerifyResult) -> None:
         """A round has been committed."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
-from cluster.router.drafter_failures import DrafterFailures
+from cluster.router.counters import RouterCounters
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
@@ -16,10 +16,10 @@ from cluster.router.sequence import Sequence
 class CpuDrafting:
     """Drafters are known by their index, which is that of their source."""
 
-    def __init__(self, drafters: Mapping[str, CpuDrafter], proposals: Proposals, failures: DrafterFailures) -> None:
+    def __init__(self, drafters: Mapping[str, CpuDrafter], proposals: Proposals, counters: RouterCounters) -> None:
         self._drafters = list(drafters.items())
         self._proposals = proposals
-        self._failures = failures
+        self._counters = counters
         # Most nodes that a drafter requires of a sequence, of those that require any.
         self.most_required = {
             index: drafter.most_required for index, (_, drafter) in enumerate(self._drafters) if drafter.most_required
@@ -45,7 +45,7 @@ class CpuDrafting:
             if len(trees) != len(entries):
                 raise ValueError(f"{len(trees)} trees for {len(entries)} contexts")
         except Exception:
-            self._failures.count(name)
+            self._counters.count_drafter_error(name)
             for entry in entries:
                 self._forget(index, entry.sequence)
             return
@@ -79,7 +79,7 @@ class CpuDrafting:
                 try:
                     one.observe(told)
                 except Exception:
-                    self._failures.count(name)
+                    self._counters.count_drafter_error(name)
 
     def remember(self, rows: VerifiedRows) -> None:
         """Let the drafters that learn from target predictions see these."""
@@ -88,14 +88,14 @@ class CpuDrafting:
                 try:
                     drafter.remember(rows)
                 except Exception:
-                    self._failures.count(name)
+                    self._counters.count_drafter_error(name)
 
     def drop_namespace(self, namespace: str) -> None:
         for name, drafter in self._drafters:
             try:
                 drafter.drop_namespace(namespace)
             except Exception:
-                self._failures.count(name)
+                self._counters.count_drafter_error(name)
 
     def forget(self, sequence: Sequence) -> None:
         for index in sequence.drafts.sources.cpu:
@@ -107,7 +107,7 @@ class CpuDrafting:
         try:
             drafter.forget(sequence.seq_id)
         except Exception:
-            self._failures.count(name)
+            self._counters.count_drafter_error(name)
 
 
 def _context(entry: RoundEntry, index: int, max_required: int) -> DraftContext:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -17,6 +18,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import create_drafters, expand_drafters
@@ -33,13 +35,14 @@ from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationCo
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
-from cluster.router.ready_first import READY, ReadyFirst
-from cluster.router.shared_learning import SharedLearning
 from cluster.router.status import RouterStatus, router_status
 from cluster.router.worker_drafting import DraftShape
 
 logger = logging.getLogger(__name__)
+
+READY = "ready"  # key of what routers record of themselves: see `record_routing_stats` of Serve's deployments
 
 # A backstop: the bounded queue that clients meet is the core's.
 MAX_ONGOING_REQUESTS = 8192
@@ -50,6 +53,28 @@ _STATS_PERIOD_S = 0.5  # between readiness reports to gateways, sent through Ser
 _DISMISSED_S = 3.0  # without a health check by Serve's controller, which means that it has told this router to stop
 _LOOK_AGAIN_S = 0.05
 _EARLY_RETRY_S = 5.0
+
+
+class ReadyFirst(FIFOMixin, RequestRouter):
+    """Sends a request to the ready router with the fewest requests. Ray Serve makes one instance for each handle.
+
+    Readiness reports are up to seconds old: a router that is not ready refuses what still comes to it (see
+    `cluster.gateway.resume`). Where none is ready, any router gets the request and may say why it cannot serve.
+    """
+
+    def initialize_state(self) -> None:
+        """Serve calls it with the arguments of the policy, of which there are none."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Replicas by rank: Serve takes the shortest queue of the first rank that has room."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # where all are full, or this would spin
+        # Among equally short queues Serve takes the first.
+        mixed = random.sample(candidate_replicas, len(candidate_replicas))
+        ready = [replica for replica in mixed if replica.routing_stats.get(READY)]
+        return [ready, [replica for replica in mixed if not replica.routing_stats.get(READY)]]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from hashlib import blake2b
 
@@ -52,7 +53,7 @@ class DraftWorkers:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def set_workers(self, worker_ids: SequenceOf[str], sequences: SequenceOf[Sequence]) -> None:
+    def set_workers(self, worker_ids: SequenceOf[str], sequences: Iterable[Sequence]) -> None:
         """The workers that are alive. Sequences of a lost worker get another one when they next draft."""
         previous = self._workers
         self._workers = {worker_id: previous.get(worker_id) or _Worker(worker_id) for worker_id in worker_ids}
@@ -132,7 +133,9 @@ class DraftWorkers:
             if len(worker.dropped) > _MAX_DROPPED:
                 worker.dropped, worker.drops_all = [namespace], True
 
+    @property
     def has_notices(self) -> bool:
+        """Whether a worker is still to be told of sequences that have ended or namespaces to drop."""
         return any(worker.finished or _has_drops(worker) for worker in self._workers.values())
 
     def count_answer(self, worker_id: str, round_id: int) -> None:

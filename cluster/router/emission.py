@@ -24,7 +24,7 @@ def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -
     path: list[int] = verdict.path.tolist()
     if verdict.next_token < 0:
         return None if path or not 0 <= verdict.num_computed < entry.num_tokens else path
-    if not 0 <= verdict.num_nodes <= len(entry.tree):
+    if not 0 <= verdict.num_nodes <= len(entry.tree.token_ids):
         return None
     if path:
         parents = entry.tree.parents[: verdict.num_nodes].tolist()

@@ -7,12 +7,15 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol
 
 from actors.drafters.registry import CACHE
 from actors.messages import GenerationRequest
+from cache_service.automata.automata_index import AutomataIndex
 from cache_service.formats.documents import Int32Array
 from cache_service.formats.earnings import Earnings
+from cluster.cache.soft_sharing import SoftSharing
 from cluster.router.counters import RouterCounters
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence
@@ -56,6 +59,15 @@ class TokenSink(Protocol):
         """Tokens that a round has committed, shape [n >= 1]; offset: of the first one in prompt and output."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedLearning:
+    """The router's ends of the shared cache; without any of them, what it learns stays with it."""
+
+    token_sink: TokenSink | None = None  # told of committed tokens that may be learnt from
+    soft_sharing: SoftSharing | None = None  # exchanges the counts of the drafter "soft_ngram" with other routers
+    index: AutomataIndex | None = None  # phrases for the lookahead of draft workers
+
+
 class Learner(Protocol):
     def drop(self, namespace: str) -> None:
         """Forget all that rounds have taught of a namespace."""
@@ -74,8 +86,7 @@ def _guarded(
             tell(self, self._sink, *args, **kwargs)
         except Exception:
             self._counters.sink_faults += 1
-            if not self._has_reported:
-                self._has_reported = True
+            if self._counters.sink_faults == 1:
                 logger.warning("the token sink failed; further failures are only counted", exc_info=True)
 
     return guarded
@@ -94,7 +105,6 @@ class GuardedSink:
         self._cache_source = cache_source
         self._learner = learner
         self._counters = counters
-        self._has_reported = False
         self._document_base = secrets.token_bytes(8)
 
     @property

@@ -1,19 +1,17 @@
-"""Metrics of a router: the round, its drafters, links and shared cache. Names follow the rules of
-`cluster.gateway.metrics`, which none of them repeats.
-"""
+"""Metrics of a router: rounds, drafters, links and shared cache. Names follow the rules of `cluster.gateway.metrics`;
+no name is used by both."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from actors.workers.demand import DraftDemand
 from cache_service.counts.soft_exchange import SoftExchangeStats
 from cluster.cache.shared_cache import CacheStats, SharedCache
 from cluster.router.connections import Connections
@@ -23,208 +21,139 @@ from cluster.router.driver import RouterDriver
 
 _CURVE_ROWS = (1, 4, 16, 64, 256)  # row counts at which the cost curve is shown
 
-_Table = tuple[tuple[str, str, str], ...]  # name, help text, attribute of the source that is read
+_Table = tuple[tuple[str, str, str], ...]  # name, attribute of the source that is read, help text
 
+# fmt: off
 _GAUGES: _Table = (
-    ("paceline_sequences_running", "Sequences in rounds", "core.num_running"),
-    ("paceline_sequences_waiting", "Sequences that wait to be admitted", "core.num_waiting"),
-    ("paceline_kv_blocks", "KV blocks of the target", "core.total_blocks"),
-    ("paceline_kv_blocks_free", "KV blocks of the target without a sequence", "core.free_blocks"),
-    ("paceline_draft_workers", "Draft workers connected", "connections.num_draft_links"),
-    (
-        "paceline_draft_worker_gain_ratio",
-        "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more",
-        "demand.gain",
-    ),
-    ("paceline_draft_worker_loss_ratio", "Of tokens a second with one draft worker fewer", "demand.loss"),
-    ("paceline_target_connected", "1 while the target group answers", "driver.has_target"),
-    ("paceline_link_calls_in_flight", "Calls to workers that wait for an answer", "connections.num_in_flight"),
+    ("paceline_sequences_running", "core.num_running", "Sequences in rounds"),
+    ("paceline_sequences_waiting", "core.num_waiting", "Sequences that wait to be admitted"),
+    ("paceline_kv_blocks", "core.total_blocks", "KV blocks of the target"),
+    ("paceline_kv_blocks_free", "core.free_blocks", "KV blocks of the target without a sequence"),
+    ("paceline_draft_workers", "connections.num_draft_links", "Draft workers connected"),
+    ("paceline_draft_worker_gain_ratio", "demand.gain",
+     "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more"),
+    ("paceline_draft_worker_loss_ratio", "demand.loss", "Of tokens a second with one draft worker fewer"),
+    ("paceline_target_connected", "driver.has_target", "1 while the target group answers"),
+    ("paceline_link_calls_in_flight", "connections.num_in_flight", "Calls to workers that wait for an answer"),
 )
 
 _COUNTERS: _Table = (
-    ("paceline_rounds", "Rounds committed", "core.counters.rounds"),
-    ("paceline_target_rows", "Rows computed by the target, prompts included", "core.counters.rows"),
-    ("paceline_target_seconds", "The target's own time in rounds", "core.counters.verify_s"),
-    ("paceline_head_seconds", "Time of the EAGLE head beside the target", "core.counters.head_s"),
-    ("paceline_router_seconds", "Time spent in the router's own code", "driver.router_seconds"),
-    ("paceline_emitted_tokens", "Tokens emitted", "core.counters.emitted_tokens"),
-    ("paceline_requests_refused", "Requests refused because the queue was full", "core.counters.refused"),
-    ("paceline_preemptions", "Sequences that gave up their KV blocks", "core.counters.preempted"),
-    ("paceline_stale_sequences", "Sequences the target had lost", "core.counters.stale_sequences"),
-    ("paceline_abandoned_rounds", "Rounds without an answer of the target", "core.counters.abandoned_rounds"),
-    (
-        "paceline_targets_lost",
-        "Target groups that were lost without having said that they would leave",
-        "core.counters.targets_lost",
-    ),
-    (
-        "paceline_drafts_ahead_ready",
-        "Drafts that a worker drafting ahead had ready when it was asked",
-        "core.counters.ready_drafts",
-    ),
-    (
-        "paceline_drafts_ahead_missed",
-        "Drafts that a worker drafting ahead had not, or not all of, when it was asked",
-        "core.counters.missed_drafts",
-    ),
-    (
-        "paceline_spec_decode_num_proposed_tokens",
-        "Draft nodes that could have been verified; equal ones of several sources count once",
-        "core.counters.proposed_nodes",
-    ),
-    (
-        "paceline_spec_decode_wasted_rows",
-        "Draft nodes that the target computed and that were not accepted",
-        "core.counters.wasted_rows",
-    ),
-    ("paceline_awaited_drafts", "Answers of draft workers that rounds waited for", "core.counters.awaited_drafts"),
-    ("paceline_late_drafts", "Of these, those that came too late", "core.counters.late_drafts"),
-    ("paceline_stale_drafts", "Sequences a draft worker had lost", "core.counters.stale_drafts"),
+    ("paceline_rounds", "counters.rounds", "Rounds committed"),
+    ("paceline_target_rows", "counters.rows", "Rows computed by the target, prompts included"),
+    ("paceline_target_seconds", "counters.verify_s", "The target's own time in rounds"),
+    ("paceline_head_seconds", "counters.head_s", "Time of the EAGLE head beside the target"),
+    ("paceline_router_seconds", "driver.router_seconds", "Time spent in the router's own code"),
+    ("paceline_emitted_tokens", "counters.emitted_tokens", "Tokens emitted"),
+    ("paceline_requests_refused", "counters.refused", "Requests refused because the queue was full"),
+    ("paceline_preemptions", "counters.preempted", "Sequences that gave up their KV blocks"),
+    ("paceline_stale_sequences", "counters.stale_sequences", "Sequences the target had lost"),
+    ("paceline_abandoned_rounds", "counters.abandoned_rounds", "Rounds without an answer of the target"),
+    ("paceline_targets_lost", "counters.targets_lost",
+     "Target groups that were lost without having said that they would leave"),
+    ("paceline_drafts_ahead_ready", "counters.ready_drafts",
+     "Drafts that a worker drafting ahead had ready when it was asked"),
+    ("paceline_drafts_ahead_missed", "counters.missed_drafts",
+     "Drafts that a worker drafting ahead had not, or not all of, when it was asked"),
+    ("paceline_spec_decode_num_proposed_tokens", "counters.proposed_nodes",
+     "Draft nodes that could have been verified; equal ones of several sources count once"),
+    ("paceline_spec_decode_wasted_rows", "counters.wasted_rows",
+     "Draft nodes that the target computed and that were not accepted"),
+    ("paceline_awaited_drafts", "counters.awaited_drafts", "Answers of draft workers that rounds waited for"),
+    ("paceline_late_drafts", "counters.late_drafts", "Of these, those that came too late"),
+    ("paceline_stale_drafts", "counters.stale_drafts", "Sequences a draft worker had lost"),
 )
 
 _COUNTERS_BY_SOURCE: _Table = (
-    ("paceline_spec_decode_num_draft_tokens", "Draft nodes verified, by source", "core.counters.drafted_tokens"),
-    ("paceline_spec_decode_num_accepted_tokens", "Draft tokens accepted, by source", "core.counters.accepted_tokens"),
-    ("paceline_drafter_errors", "Failures of a drafter, by source", "core.counters.drafter_errors"),
-    ("paceline_invalid_draft_trees", "Malformed trees dropped, by source", "core.counters.invalid_trees"),
+    ("paceline_spec_decode_num_draft_tokens", "counters.drafted_tokens", "Draft nodes verified, by source"),
+    ("paceline_spec_decode_num_accepted_tokens", "counters.accepted_tokens", "Draft tokens accepted, by source"),
+    ("paceline_drafter_errors", "counters.drafter_errors", "Failures of a drafter, by source"),
+    ("paceline_invalid_draft_trees", "counters.invalid_trees", "Malformed trees dropped, by source"),
 )
 
 _HISTOGRAMS: _Table = (
-    (
-        "paceline_draft_lateness_seconds",
-        "How long a round that had all else waited for the last of its draft workers",
-        "core.counters.draft_lateness",
-    ),
-    (
-        "paceline_request_queue_time_seconds",
-        "From a request's arrival at the router to its first round",
-        "core.counters.queue_time",
-    ),
-    (
-        "paceline_request_prefill_time_seconds",
-        "From a request's first round to its first token",
-        "core.counters.prefill_time",
-    ),
+    ("paceline_draft_lateness_seconds", "counters.draft_lateness",
+     "How long a round that had all else waited for the last of its draft workers"),
+    ("paceline_request_queue_time_seconds", "counters.queue_time",
+     "From a request's arrival at the router to its first round"),
+    ("paceline_request_prefill_time_seconds", "counters.prefill_time",
+     "From a request's first round to its first token"),
 )
 
 _CACHE_GAUGES: _Table = (
-    ("paceline_cache_queued_tokens", "Committed tokens that wait to be written", "queued_tokens"),
-    ("paceline_cache_breaker_open", "1 while the store is left alone after failed writes", "breaker_open"),
-    ("paceline_cache_index_namespaces", "Namespaces that are followed", "index.namespaces"),
-    ("paceline_cache_index_tokens", "Tokens that can be drafted from", "index.tokens"),
-    ("paceline_cache_index_memory_bytes", "Bytes of indexes in this process alone", "index.memory_bytes"),
-    (
-        "paceline_cache_index_mapped_bytes",
-        "Bytes of indexes in files that the processes of a machine share",
-        "index.mapped_bytes",
-    ),
-    (
-        "paceline_cache_warm_ratio",
-        "Share of the stored segments of followed namespaces that can be drafted from",
-        "index.warm_ratio",
-    ),
-    ("paceline_cache_lag_seconds", "Since the namespace in use was read for which that is longest", "index.lag_s"),
+    ("paceline_cache_queued_tokens", "queued_tokens", "Committed tokens that wait to be written"),
+    ("paceline_cache_breaker_open", "breaker_open", "1 while the store is left alone after failed writes"),
+    ("paceline_cache_index_namespaces", "index.namespaces", "Namespaces that are followed"),
+    ("paceline_cache_index_tokens", "index.tokens", "Tokens that can be drafted from"),
+    ("paceline_cache_index_memory_bytes", "index.memory_bytes", "Bytes of indexes in this process alone"),
+    ("paceline_cache_index_mapped_bytes", "index.mapped_bytes",
+     "Bytes of indexes in files that the processes of a machine share"),
+    ("paceline_cache_warm_ratio", "index.warm_ratio",
+     "Share of the stored segments of followed namespaces that can be drafted from"),
+    ("paceline_cache_lag_seconds", "index.lag_s", "Since the namespace in use was read for which that is longest"),
 )
 
 _CACHE_COUNTERS: _Table = (
-    ("paceline_cache_published_tokens", "Committed tokens that were to be shared", "publisher.published_tokens"),
-    ("paceline_cache_written_tokens", "Tokens written to the store", "publisher.written_tokens"),
-    ("paceline_cache_written_bytes", "Bytes written to the store for them", "publisher.written_bytes"),
-    ("paceline_cache_write_failures", "Writes that found the store unavailable", "publisher.failures"),
-    (
-        "paceline_cache_breaker_openings",
-        "Times that the store was left alone after failed writes",
-        "publisher.breaker_opened",
-    ),
-    ("paceline_cache_invalid_pieces", "Pieces of text that no entry can hold", "publisher.invalid_pieces"),
-    (
-        "paceline_cache_missing_segments",
-        "Segments that a manifest names and the store does not have",
-        "index.missing_segments",
-    ),
-    ("paceline_cache_index_builds", "Indexes built here", "index.builds"),
-    ("paceline_cache_index_maps", "Indexes found built by another process", "index.maps"),
-    ("paceline_cache_folds", "Parts of logs folded into segments", "folds"),
-    ("paceline_cache_resets", "Namespaces read anew: other data, or a gap", "index.resets"),
-    ("paceline_cache_damaged", "Stored entries, segments and manifests that cannot be read", "index.damaged"),
-    ("paceline_cache_index_evictions", "Namespaces that gave way to others", "index.evictions"),
-    (
-        "paceline_cache_index_refusals",
-        "Namespaces that are not drafted from: no room, or no possible name",
-        "index.refusals",
-    ),
-    ("paceline_cache_index_overflows", "Logs folded too slowly, of which a part was left out", "index.overflows"),
-    ("paceline_cache_index_faults", "Indexes that could not be built", "index.build_faults"),
-    ("paceline_cache_publisher_faults", "Faults of the publisher: each one is a bug", "publisher.faults"),
+    ("paceline_cache_published_tokens", "publisher.published_tokens", "Committed tokens that were to be shared"),
+    ("paceline_cache_written_tokens", "publisher.written_tokens", "Tokens written to the store"),
+    ("paceline_cache_written_bytes", "publisher.written_bytes", "Bytes written to the store for them"),
+    ("paceline_cache_write_failures", "publisher.failures", "Writes that found the store unavailable"),
+    ("paceline_cache_breaker_openings", "publisher.breaker_opened",
+     "Times that the store was left alone after failed writes"),
+    ("paceline_cache_invalid_pieces", "publisher.invalid_pieces", "Pieces of text that no entry can hold"),
+    ("paceline_cache_missing_segments", "index.missing_segments",
+     "Segments that a manifest names and the store does not have"),
+    ("paceline_cache_index_builds", "index.builds", "Indexes built here"),
+    ("paceline_cache_index_maps", "index.maps", "Indexes found built by another process"),
+    ("paceline_cache_folds", "folds", "Parts of logs folded into segments"),
+    ("paceline_cache_resets", "index.resets", "Namespaces read anew: other data, or a gap"),
+    ("paceline_cache_damaged", "index.damaged", "Stored entries, segments and manifests that cannot be read"),
+    ("paceline_cache_index_evictions", "index.evictions", "Namespaces that gave way to others"),
+    ("paceline_cache_index_refusals", "index.refusals",
+     "Namespaces that are not drafted from: no room, or no possible name"),
+    ("paceline_cache_index_overflows", "index.overflows", "Logs folded too slowly, of which a part was left out"),
+    ("paceline_cache_index_faults", "index.build_faults", "Indexes that could not be built"),
+    ("paceline_cache_publisher_faults", "publisher.faults", "Faults of the publisher: each one is a bug"),
 )
 
 _PROMOTION_GAUGES: _Table = (
-    (
-        "paceline_cache_promotion_queued_answers",
-        "Answers that wait to be looked through for phrases",
-        "queued_texts",
-    ),
+    ("paceline_cache_promotion_queued_answers", "queued_texts", "Answers that wait to be looked through for phrases"),
 )
 
 _PROMOTION_COUNTERS: _Table = (
-    ("paceline_cache_promotion_offered_phrases", "Phrases offered to the gate", "counters.offered"),
-    (
-        "paceline_cache_promotion_refused_phrases",
-        "Phrases of tenants that had opted out or offered too much",
-        "counters.refused_offers",
-    ),
-    ("paceline_cache_promotion_kept_phrases", "Phrases that got enough supporters", "counters.kept"),
-    (
-        "paceline_cache_promotion_dropped_phrases",
-        "Phrases that lost their support, or look sensitive",
-        "counters.dropped",
-    ),
-    ("paceline_cache_promotion_batches", "Batches of the public pool written", "counters.batches"),
-    ("paceline_cache_promotion_refused_batches", "Batches that the store refused", "counters.refused_batches"),
-    ("paceline_cache_promotion_damaged", "Stored phrases and batches that cannot be read", "counters.unreadable"),
-    (
-        "paceline_cache_promotion_foreign_writes",
-        "Times that somebody had written into the public pool past the gate",
-        "counters.foreign_writes",
-    ),
-    (
-        "paceline_cache_promotion_dropped_answers",
-        "Answers not looked through: too many, or their tenant had left",
-        "dropped_texts",
-    ),
-    ("paceline_cache_promotion_failures", "Tries that found the store unavailable or refusing", "failures"),
+    ("paceline_cache_promotion_offered_phrases", "counters.offered", "Phrases offered to the gate"),
+    ("paceline_cache_promotion_refused_phrases", "counters.refused_offers",
+     "Phrases of tenants that had opted out or offered too much"),
+    ("paceline_cache_promotion_kept_phrases", "counters.kept", "Phrases that got enough supporters"),
+    ("paceline_cache_promotion_dropped_phrases", "counters.dropped",
+     "Phrases that lost their support, or look sensitive"),
+    ("paceline_cache_promotion_batches", "counters.batches", "Batches of the public pool written"),
+    ("paceline_cache_promotion_refused_batches", "counters.refused_batches", "Batches that the store refused"),
+    ("paceline_cache_promotion_damaged", "counters.unreadable", "Stored phrases and batches that cannot be read"),
+    ("paceline_cache_promotion_foreign_writes", "counters.foreign_writes",
+     "Times that somebody had written into the public pool past the gate"),
+    ("paceline_cache_promotion_dropped_answers", "dropped_texts",
+     "Answers not looked through: too many, or their tenant had left"),
+    ("paceline_cache_promotion_failures", "failures", "Tries that found the store unavailable or refusing"),
 )
 
 _SOFT_GAUGES: _Table = (
-    ("paceline_cache_soft_namespaces", "Namespaces whose counts are exchanged", "namespaces"),
-    ("paceline_cache_soft_waiting_contexts", "Contexts of others, read and not yet added", "waiting_contexts"),
-    (
-        "paceline_cache_soft_warm_ratio",
-        "Share of the stored counts that have been read, the least of all namespaces",
-        "warm_ratio",
-    ),
+    ("paceline_cache_soft_namespaces", "namespaces", "Namespaces whose counts are exchanged"),
+    ("paceline_cache_soft_waiting_contexts", "waiting_contexts", "Contexts of others, read and not yet added"),
+    ("paceline_cache_soft_warm_ratio", "warm_ratio",
+     "Share of the stored counts that have been read, the least of all namespaces"),
 )
 
 _SOFT_COUNTERS: _Table = (
-    ("paceline_cache_soft_merged_contexts", "Contexts of others that were added", "merged_contexts"),
-    ("paceline_cache_soft_exported_contexts", "Contexts taken to be written", "exported_contexts"),
-    ("paceline_cache_soft_written_bytes", "Bytes written to the store for them", "written_bytes"),
-    ("paceline_cache_soft_refused_contexts", "Contexts that the store refused", "refused_contexts"),
-    ("paceline_cache_soft_damaged", "Stored counts that cannot be read", "corrupt"),
-    ("paceline_cache_soft_resets", "Tables dropped because their data set ended", "resets"),
-    ("paceline_cache_soft_failures", "Tries that found the store unavailable or refusing", "failures"),
-    ("paceline_cache_soft_faults", "Faults of the exchange itself", "faults"),
+    ("paceline_cache_soft_merged_contexts", "merged_contexts", "Contexts of others that were added"),
+    ("paceline_cache_soft_exported_contexts", "exported_contexts", "Contexts taken to be written"),
+    ("paceline_cache_soft_written_bytes", "written_bytes", "Bytes written to the store for them"),
+    ("paceline_cache_soft_refused_contexts", "refused_contexts", "Contexts that the store refused"),
+    ("paceline_cache_soft_damaged", "corrupt", "Stored counts that cannot be read"),
+    ("paceline_cache_soft_resets", "resets", "Tables dropped because their data set ended"),
+    ("paceline_cache_soft_failures", "failures", "Tries that found the store unavailable or refusing"),
+    ("paceline_cache_soft_faults", "faults", "Faults of the exchange itself"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """What the first tables read from."""
-
-    core: RouterCore
-    driver: RouterDriver
-    connections: Connections
-    demand: DraftDemand
+# fmt: on
 
 
 class RouterMetrics:
@@ -246,12 +175,18 @@ class RouterMetrics:
 
     def collect(self) -> Iterator[Metric]:
         core = self._core
-        sources = _Sources(core, self._driver, self._connections, core.draft_scaling.demand(time.monotonic()))
+        sources = SimpleNamespace(
+            core=core,
+            counters=core.counters,
+            driver=self._driver,
+            connections=self._connections,
+            demand=core.draft_scaling.demand(time.monotonic()),
+        )
         yield from _gauges(_GAUGES, sources)
         yield from _counters(_COUNTERS, sources)
-        for name, text, path in _COUNTERS_BY_SOURCE:
+        for name, path, text in _COUNTERS_BY_SOURCE:
             yield _labelled(CounterMetricFamily(name, text, labels=["source"]), attrgetter(path)(sources))
-        for name, text, path in _HISTOGRAMS:
+        for name, path, text in _HISTOGRAMS:
             yield _histogram(name, text, attrgetter(path)(sources))
         yield from self._planner()
         yield from self._links()
@@ -261,43 +196,30 @@ class RouterMetrics:
             yield from soft_metrics(core.soft_sharing.stats())
 
     def _planner(self) -> Iterator[Metric]:
-        decisions = CounterMetricFamily(
-            "paceline_planner_rounds",
-            "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`",
-            labels=["decision"],
-        )
-        yield _labelled(decisions, self._core.counters.planner_rounds)
-        curve = GaugeMetricFamily(
-            "paceline_step_time_seconds",
-            "What a target forward of so many rows is expected to take, as the planner has measured it",
-            labels=["rows"],
-        )
+        core = self._core
+        text = "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`"
+        decisions = CounterMetricFamily("paceline_planner_rounds", text, labels=["decision"])
+        yield _labelled(decisions, core.counters.planner_rounds)
+        text = "What a target forward of so many rows is expected to take, as the planner has measured it"
+        curve = GaugeMetricFamily("paceline_step_time_seconds", text, labels=["rows"])
         for rows in _CURVE_ROWS:
-            curve.add_metric([str(rows)], self._core.step_times.seconds(rows))
+            curve.add_metric([str(rows)], core.step_times.seconds(rows))
         yield curve
-        collapsed = GaugeMetricFamily(
-            "paceline_spec_decode_acceptance_collapsed",
-            "1 while drafts of the source are accepted far more seldom than they used to be",
-            labels=["source"],
-        )
-        yield _labelled(collapsed, self._core.acceptance.collapsed)
+        text = "1 while drafts of the source are accepted far more seldom than they used to be"
+        collapsed = GaugeMetricFamily("paceline_spec_decode_acceptance_collapsed", text, labels=["source"])
+        yield _labelled(collapsed, core.acceptance.collapsed)
 
     def _links(self) -> Iterator[Metric]:
         traffic = self._connections.traffic()
-        messages = CounterMetricFamily(
-            "paceline_link_messages", "Messages on links, at the router's end", labels=["direction"]
-        )
+        text = "Messages on links, at the router's end"
+        messages = CounterMetricFamily("paceline_link_messages", text, labels=["direction"])
         yield _labelled(messages, {direction: traffic[direction] for direction in ("sent", "received")})
         sizes = CounterMetricFamily("paceline_link_bytes", "Bytes of these messages", labels=["direction"])
         yield _labelled(sizes, {direction: traffic[f"{direction}_bytes"] for direction in ("sent", "received")})
-        yield CounterMetricFamily(
-            "paceline_link_disconnects", "Connections to workers that ended", value=traffic["closed"]
-        )
-        errors = CounterMetricFamily(
-            "paceline_link_errors",
-            "Messages dropped on links, by the end that dropped them and reason; workers tell theirs every second",
-            labels=["end", "reason"],
-        )
+        text = "Connections to workers that ended"
+        yield CounterMetricFamily("paceline_link_disconnects", text, value=traffic["closed"])
+        text = "Messages dropped on links, by the end that dropped them and reason; workers tell theirs every second"
+        errors = CounterMetricFamily("paceline_link_errors", text, labels=["end", "reason"])
         for end, drops in (("router", self._connections.drops()), ("worker", self._connections.worker_drops())):
             for reason, count in sorted(drops.items()):
                 errors.add_metric([end, reason], count)
@@ -305,12 +227,12 @@ class RouterMetrics:
 
 
 def _gauges(table: _Table, source: object) -> Iterator[Metric]:
-    for name, text, path in table:
+    for name, path, text in table:
         yield GaugeMetricFamily(name, text, value=attrgetter(path)(source))
 
 
 def _counters(table: _Table, source: object) -> Iterator[Metric]:
-    for name, text, path in table:
+    for name, path, text in table:
         yield CounterMetricFamily(name, text, value=attrgetter(path)(source))
 
 
@@ -335,11 +257,8 @@ def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     """The shared cache; what its drafts earn is counted under the source `cache` among the others."""
     yield from _gauges(_CACHE_GAUGES, stats)
     yield from _counters(_CACHE_COUNTERS, stats)
-    dropped = CounterMetricFamily(
-        "paceline_cache_dropped_tokens",
-        "Tokens that were not written: the queue was full, the store refused them, or their time was purged",
-        labels=["reason"],
-    )
+    text = "Tokens that were not written: the queue was full, the store refused them, or their time was purged"
+    dropped = CounterMetricFamily("paceline_cache_dropped_tokens", text, labels=["reason"])
     publisher = stats.publisher
     reasons = {"overflow": publisher.overflow_tokens, "refused": publisher.refused_tokens}
     yield _labelled(dropped, reasons | {"purged": publisher.purged_tokens})

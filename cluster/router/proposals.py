@@ -28,5 +28,5 @@ class Proposals:
             is_valid = is_chain(tree, self._vocab_size)
         if not is_valid:
             self._counters.invalid_trees[self._names[source]] += 1
-        elif len(tree):
+        elif len(tree.token_ids):
             entry.proposals.append((source, tree))

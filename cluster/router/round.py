@@ -12,12 +12,6 @@ from cluster.router.draft_wait import Traffic
 from cluster.router.merged_trees import MergedTrees
 from cluster.router.sequence import Sequence
 
-_NO_TREE = DraftTree.empty()
-
-
-def _no_tree() -> DraftTree:
-    return _NO_TREE
-
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
@@ -57,7 +51,7 @@ class RoundEntry:
     node_start: int = 0  # its nodes in the round's `chosen` trees
     node_end: int = 0
     num_chain: int = 0  # nodes of a rejection chain, which `Round.chosen` does not hold
-    tree: DraftTree = field(default_factory=_no_tree)  # sent to the target
+    tree: DraftTree = field(default_factory=DraftTree.empty)  # sent to the target
     num_verified: int = 0  # nodes that the target computed
 
 

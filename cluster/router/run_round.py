@@ -35,14 +35,18 @@ class RoundOutcome:
     result: VerifyResult | Failure | None = None  # None or a failure: the round was abandoned
 
 
+def _ignore(told: object) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class RoundHooks:
     """What a caller adds to a round: its clock, who takes events as soon as they exist, and what to do as each stage
     begins."""
 
     now: Callable[[], float] = time.monotonic
-    deliver: Callable[[list[RouterEvent]], object] = len
-    begin: Callable[[RoundStage], object] = len
+    deliver: Callable[[list[RouterEvent]], object] = _ignore
+    begin: Callable[[RoundStage], object] = _ignore
 
 
 _NO_HOOKS = RoundHooks()

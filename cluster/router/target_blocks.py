@@ -38,7 +38,7 @@ class TargetBlocks:
         needs_room = False
         for entry in starved:
             suspend_drafts(entry.sequence, round.round_id)
-            needs_room |= not len(entry.tree)
+            needs_room |= not len(entry.tree.token_ids)
             entry.sequence.target.known = entry.target_known  # the target left the sequence as it was
         if not needs_room:
             return

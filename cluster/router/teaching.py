@@ -5,11 +5,11 @@ from __future__ import annotations
 from actors.messages import VerifyResult
 from cluster.router.counters import RouterCounters
 from cluster.router.drafting import Drafting
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
 from cluster.router.round import Emitted, Round
 from cluster.router.scheduler import Scheduler
 from cluster.router.sequence import Sequence
-from cluster.router.shared_learning import SharedLearning
 
 _MAX_TAUGHT_ROWS = 2048  # prompt rows a round: drafters learn about half a million a second, and all sequences wait
 
@@ -34,7 +34,7 @@ class Teaching:
         done."""
         if not self._drafting.num_successors_of(round):
             return
-        count = self._drafting.num_successors
+        count = self._drafting.cpu.num_successors
         entries = [round.entries[found.entry_index] for found in emitted]
         if count:
             self._teach_prompts([entry.sequence for entry in entries], count)
@@ -42,10 +42,10 @@ class Teaching:
         if successors is None:
             self._counters.invalid_successors += result.successors is not None
             return
-        self._drafting.keep_corrections(entries, result, successors[0])
+        self._drafting.remote.keep_corrections(entries, result, successors[0])
         if count:
             for rows in rows_of_round(result, entries, successors, self._shares_prompts):
-                self._drafting.remember(rows)
+                self._drafting.cpu.remember(rows)
 
     def _teach_prompts(self, sequences: list[Sequence], num_successors: int) -> None:
         """Teach a part of a long prompt each round while its sequence runs; sequences with the same prompt share the
@@ -60,7 +60,7 @@ class Teaching:
             sequence.drafts.num_taught = end
             if begin < end:
                 may_share = shares_prompts and sequence.request.cache == "read_write"
-                self._drafting.remember(
+                self._drafting.cpu.remember(
                     rows_of_prompt(
                         sequence.tokens()[: sequence.num_prompt],
                         num_successors,

@@ -50,7 +50,7 @@ def trace_round(
     paths = {verdict.seq_id: set(verdict.path.tolist()) for verdict in result.verdicts}
     for entry in round.entries:
         for source, tree in entry.proposals:
-            proposed[source_names[source]] += len(tree)
+            proposed[source_names[source]] += len(tree.token_ids)
         verified.update(_sources_of_nodes(round, entry, source_names))
         path = paths.get(entry.seq_id, set())
         nodes = [node for node in range(entry.num_verified) if node in path or _is_guess(round, entry, node)]
@@ -64,7 +64,7 @@ def trace_round(
             accepted.update(source for source in event.sources if source in source_names)
     return RoundTrace(
         round_id=round.round_id,
-        num_sequences=len(round),
+        num_sequences=len(round.entries),
         rows=result.rows,
         proposed=dict(proposed),
         verified=dict(verified),

@@ -14,7 +14,6 @@ from cluster.router.counters import RouterCounters
 from cluster.router.discarded import discarded_texts
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_workers import DraftWorkers
-from cluster.router.drafter_failures import DrafterFailures
 from cluster.router.learning import first_rows_of
 from cluster.router.proposals import Proposals
 from cluster.router.round import Round, RoundEntry
@@ -39,11 +38,11 @@ class WorkerDrafting:
         self,
         shape: DraftShape,
         sequences: Mapping[int, Sequence],
+        workers: DraftWorkers,
         *,
         names: SequenceOf[str],
         proposals: Proposals,
         counters: RouterCounters,
-        failures: DrafterFailures,
         phrases: SharedPhrases | None,
         scaling: DraftScaling,
     ) -> None:
@@ -54,18 +53,9 @@ class WorkerDrafting:
         self._names = names
         self._proposals = proposals
         self._counters = counters
-        self._failures = failures
         self._phrases = phrases
         self._scaling = scaling
-        self._workers = DraftWorkers()
-
-    @property
-    def has_notices(self) -> bool:
-        """Whether workers are still to be told of sequences that have ended or namespaces to drop."""
-        return self._workers.has_notices()
-
-    def set_workers(self, worker_ids: SequenceOf[str], sequences: SequenceOf[Sequence]) -> None:
-        self._workers.set_workers(worker_ids, sequences)
+        self._workers = workers
 
     def ask(self, round: Round) -> None:
         """Write draft batches for the sequences that emit, if waiting for them pays, and with the prompts of others for
@@ -116,7 +106,7 @@ class WorkerDrafting:
         try:
             found = self._phrases.behind(namespaces, last_tokens, 2 * self._shape.gamma, _MAX_RUNS)
         except Exception:
-            self._failures.count(self._names[sources.worker])
+            self._counters.count_drafter_error(self._names[sources.worker])
             return no_tokens()
         runs = [token for phrase in found for token in (int(last_tokens[-1]), *phrase, -1)]
         return np.array(runs, np.int32)
@@ -210,11 +200,7 @@ class WorkerDrafting:
                 sequence.drafts.corrections = no_tokens()
         self._workers.drop_namespace(namespace)
 
-    def forget(self, sequence: Sequence) -> None:
-        """The sequence's worker is told with its next batch."""
-        self._workers.forget(sequence)
-
 
 def _wants_corrections(entry: RoundEntry) -> bool:
     is_lookahead = entry.sequence.drafts.sources.method == "lookahead"
-    return is_lookahead and entry.draft_worker is not None and len(entry.tree) > 0
+    return is_lookahead and entry.draft_worker is not None and len(entry.tree.token_ids) > 0

@@ -27,8 +27,8 @@ from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
-from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import toy_info
 from paceline_testing.toy_target import ToyTarget
 

@@ -30,7 +30,7 @@ from cluster.cache.promotion import PromotionSource, terms_of
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import PromotionConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.shared_learning import SharedLearning
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.step_time import StepTimeCurve
 from cluster.tenants.registry import Registry, StoredTenant
 from cluster.tenants.registry_file import write_registry

@@ -22,7 +22,7 @@ from cache_service.index.warm_index import WarmIndexSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.shared_learning import SharedLearning
+from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
 from paceline_testing.rounds import serve, toy_info
 from paceline_testing.toy_target import ToyTarget

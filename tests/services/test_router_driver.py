@@ -1,4 +1,4 @@
-"""Rounds of driver, linked_drafts and warm_up_token over real links: toy workers are slow, fail, vanish and return."""
+"""Rounds of driver, linked_drafts and connections over real links: toy workers are slow, fail, vanish and return."""
 
 from __future__ import annotations
 

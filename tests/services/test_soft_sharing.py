@@ -22,8 +22,8 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings, setting
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import soft_metrics
-from cluster.router.shared_learning import SharedLearning
 from paceline_testing.cache_stores import until
 from paceline_testing.rounds import serve, texts_of, toy_info
 from paceline_testing.toy_target import ToyTarget

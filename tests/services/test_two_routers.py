@@ -16,7 +16,7 @@ from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache, settings_of
 from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.shared_learning import SharedLearning
+from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.rounds import serve, texts_of, toy_info
 from paceline_testing.toy_target import ToyTarget
 

@@ -19,7 +19,7 @@ from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
-from cluster.router.shared_learning import SharedLearning
+from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.cache_stores import until
 from paceline_testing.rounds import serve, texts_of, toy_info
 from paceline_testing.tiny_models import save_tiny_model

@@ -30,9 +30,9 @@ from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.round import RequestFailed
 from cluster.router.run_round import run_local_round
-from cluster.router.shared_learning import SharedLearning
 from paceline_testing.rounds import toy_info
 from paceline_testing.toy_target import ToyTarget
 

@@ -20,8 +20,8 @@ from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
 from cluster.router.counters import Distribution
 from cluster.router.driver import RouterDriver
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
-from cluster.router.shared_learning import SharedLearning
 from paceline_testing.panels import (
     DASHBOARDS,
     OBSERVABILITY,

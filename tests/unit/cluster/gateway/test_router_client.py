@@ -15,8 +15,7 @@ from ray.serve._private.request_router.common import RequestRoutingContext
 from actors.errors import RouterLost, Unavailable
 from cluster.gateway import router_client as asking
 from cluster.gateway.router_client import HandleRouterClient, ask_all, status_of_all
-from cluster.router.deployment import Router
-from cluster.router.ready_first import READY, ReadyFirst
+from cluster.router.deployment import READY, ReadyFirst, Router
 from cluster.router.status import RouterStatus
 
 

@@ -501,7 +501,7 @@ def tiny_dir(tmp_path_factory):
 
 def test_isolated_tenants_share_neither_prefix_blocks_nor_drafts(admin, tmp_path, tiny_dir):
     engine = LocalEngine(str(tiny_dir), draft_model="none", drafters=("soft_ngram", "ngram_table"))
-    learners = dict(engine.core._drafting._cpu._drafters)
+    learners = dict(engine.core._drafting.cpu._drafters)
     model = ServedModel("tiny", engine.max_model_len, engine.target.vocab_size, eos_token_ids=())
     a, b = admin.add("a", {}), admin.add("b", {})
     g, h = (admin.add(name, {"policy": "group", "group": "both"}) for name in ("g", "h"))

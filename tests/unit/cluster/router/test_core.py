@@ -1,5 +1,5 @@
 """The router with toy targets and drafters, round by round: `RouterCore`, `cluster.router.drafting`, `cpu_drafting`,
-`worker_drafting`, `draft_workers`, `proposals`, `drafter_failures` and `rejection_chain`."""
+`worker_drafting`, `draft_workers`, `proposals` and `rejection_chain`."""
 
 import logging
 

@@ -147,15 +147,15 @@ def test_records_and_curves_of_a_namespace_begin_anew():
 def test_workers_hear_of_it_until_one_of_their_answers_has_come():
     workers = DraftWorkers()
     workers.set_workers(["w", "v"], [])
-    assert not workers.has_notices(), "what joins is told with its first batch"
+    assert not workers.has_notices, "what joins is told with its first batch"
     workers.drop_namespace("a")
-    assert workers.has_notices()
+    assert workers.has_notices
     sent = workers.batches({}, 1, is_idle=False)
     assert {name: (batch.dropped, batch.drops_all) for name, batch in sent.items()} == {
         "w": (["a"], True),
         "v": (["a"], True),
     }
-    assert not workers.has_notices(), "those that do not answer are not asked again and again"
+    assert not workers.has_notices, "those that do not answer are not asked again and again"
     workers.count_answer("w", 1)
     items = {"w": [item("a")], "v": [item("a")]}
     sent = workers.batches(items, 2, is_idle=False)

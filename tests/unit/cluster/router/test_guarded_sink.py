@@ -14,7 +14,7 @@ from actors.messages import GenerationRequest, SamplingParams
 from cache_service.formats.documents import DOCUMENT_ID_BYTES
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.shared_learning import SharedLearning
+from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.rounds import serve, texts_of, toy_info, toy_round
 from paceline_testing.toy_target import ToyTarget
 

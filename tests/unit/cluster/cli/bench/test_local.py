@@ -93,7 +93,7 @@ def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(dire
     assert [engine._engine.target.has_head for engine in (plain, drafting)] == [False, True]
     assert "eagle" in drafting.drafter_names
     for engine in (plain, drafting):
-        assert engine._engine.core._drafting._workers._shape.branch == 3
+        assert engine._engine.core._drafting.remote._shape.branch == 3
         assert any(isinstance(module, Int8Linear) for module in engine._engine.target._runner.model.modules())
     prompt = encode_prompt(PROMPTS[0], tokenizer)
     assert plain.answer([prompt], 40)[0].token_ids == drafting.answer([prompt], 40)[0].token_ids
