@@ -1,4 +1,4 @@
-"""What is learnt, and the store that shares it.
+"""Automata and n-gram counts learnt from tokens, and the Redis store that shares them.
 
-May import: knows neither torch nor Ray, and imports nothing of actors or cluster.
+May import: nothing of actors or cluster, neither torch nor Ray.
 """

@@ -1,21 +1,6 @@
 """Errors of the cache service.
 
-    CorpusError               a corpus index cannot be built, written or read
-    CacheError
-    ├── SettingError          a setting is wrong: names field, value and limit
-    ├── FormatError           bytes that are no entry, segment or manifest of ours
-    ├── ServerError           the embedded server cannot be found, started or stopped
-    ├── AuditError            the audit log cannot be written, so nothing is done that it would have to tell
-    ├── NamespaceError        an administrator's action on a namespace is not possible
-    │   ├── NamespaceUnknown  there is no such namespace
-    │   ├── NamespaceBusy     somebody else works on it; worth another try
-    │   └── NamespaceUnread   it holds data of a later format or key, which the action would have to read
-    └── StoreError            Redis did not do what was asked
-        ├── StoreUnavailable  it is absent, slow, restarting, or answers what it cannot mean; worth another try
-        └── StoreRefused      it answered no: out of memory, read-only, not permitted, another type of value
-            └── NamespacePurged  what was to be written may have been purged meanwhile
-
-None of them leaves the background threads of the shared cache: there they are counted, and cost speed.
+The background threads of the shared cache count them and do not let them out: they only cost speed.
 """
 
 from __future__ import annotations
@@ -24,15 +9,15 @@ from typing import Literal
 
 
 class CorpusError(Exception):
-    """A corpus index cannot be used; the message is one line that names the path and the reason."""
+    """A corpus index cannot be built, written or read; the message is one line that names the path and the reason."""
 
 
 class CacheError(Exception):
-    """Root of what the shared cache raises on purpose."""
+    """Base class of the shared cache's errors."""
 
 
 class SettingError(CacheError):
-    """A setting cannot be used. The message never holds a password."""
+    """A setting is invalid. The message names field, value and limit, and never holds a password."""
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         super().__init__(field, value, limit)
@@ -48,10 +33,10 @@ FormatFault = Literal["garbage", "newer", "oversize", "key"]
 
 
 class FormatError(CacheError):
-    """Bytes from the store are not what they should be.
+    """Bytes from the store are no valid entry, segment or manifest.
 
-    reason: "newer": they are whole, but of a later format or key than this side knows, so others may be able to read
-    them; "key": they are encrypted otherwise than this side can open, and nobody should.
+    reason: "newer": a later format or key than this process knows, so other processes may be able to read them; "key":
+    encrypted with an erased or foreign key, or not encrypted though this process has keys.
     """
 
     def __init__(self, reason: FormatFault, detail: str) -> None:
@@ -72,18 +57,17 @@ class StoreError(CacheError):
 
 
 class StoreUnavailable(StoreError):
-    """Redis is absent, slow, restarting or answers nonsense."""
+    """Redis is absent, slow, restarting or gives malformed answers; worth another try."""
 
 
 class StoreRefused(StoreError):
-    """Redis is there and refuses: out of memory, read-only, not permitted, or a key holds another type of value."""
+    """Redis answers with an error: out of memory, read-only, not permitted, or a key holds another type of value."""
 
 
 class NamespacePurged(StoreRefused):
-    """Nothing has been written: since the writer looked, the namespace has been purged.
+    """The namespace was purged since the writer last looked; nothing was written.
 
-    purges: what is known of purges now, as `purged_times.PurgedTimes` encodes it; epoch: of the data set, None: there
-    is none.
+    purges: the purges noted now, encoded by `purged_times.PurgedTimes`; epoch: the current one, None if there is none.
     """
 
     def __init__(self, purges: bytes, epoch: str | None = None) -> None:
@@ -96,11 +80,11 @@ class NamespacePurged(StoreRefused):
 
 
 class AuditError(CacheError):
-    """The audit log cannot be written; the message is one line that names the path and the reason."""
+    """The audit log cannot be written, so the action is not done; the message names the path and the reason."""
 
 
 class NamespaceError(CacheError):
-    """An administrator's action on a namespace is not possible; the message is one line."""
+    """An administrative action on a namespace is not possible; the message is one line."""
 
 
 class NamespaceUnknown(NamespaceError):
@@ -108,8 +92,8 @@ class NamespaceUnknown(NamespaceError):
 
 
 class NamespaceBusy(NamespaceError):
-    """Somebody else works on the namespace; try again."""
+    """Another process works on the namespace; try again."""
 
 
 class NamespaceUnread(NamespaceError):
-    """The namespace holds data that this side cannot read, and the action would have to."""
+    """The namespace holds data of a later format or key, which the action would have to read."""

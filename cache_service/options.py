@@ -7,14 +7,14 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 KeepSeconds = Annotated[int, Field(ge=1, le=2**31)]
-"""How long something lives in Redis."""
+"""Time to live in Redis."""
 
 PollSeconds = Annotated[float, Field(ge=0.001, le=60)]
-"""The pause between two looks or tries."""
+"""Pause between two polls or retries."""
 
 
 class Options(BaseModel):
-    """Frozen and validated when it is made. Unknown keys, infinities and NaN are errors."""
+    """Frozen and validated. Unknown keys, infinities and NaN are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 

@@ -1,7 +1,6 @@
 """SplitMix64 as a hash (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
-The bits are part of contracts: noise of sampled tokens, keys of soft counts in the shared cache, and the choice of a
-draft worker depend on them in every process.
+The exact bits matter: every process must derive the same sampling noise, soft count keys and draft worker from them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ _MASK = 2**64 - 1
 
 
 def signed(value: int) -> int:
-    """The int64 with the same 64 lowest bits."""
+    """The low 64 bits as an int64."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def finalize(value: int) -> int:
-    """The finalizer, a bijection of 64-bit integers in which every input bit flips each output bit half the time."""
+    """The finalizer: a bijection of 64-bit integers with full avalanche."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
@@ -39,8 +38,7 @@ def finalize_uint64(bits):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def hash_pair(first, second):  # type: ignore[no-untyped-def]
-    """64-bit hash of two int32, for kernels: multiplications and shifts of its own, cheaper than the finalizer. Its
-    upper half is the better one."""
+    """64-bit hash of two int32, for kernels: cheaper than the finalizer. Its upper 32 bits are mixed best."""
     key = (np.uint64(np.uint32(first)) << np.uint64(32)) | np.uint64(np.uint32(second))
     key *= np.uint64(STEP)
     key ^= key >> np.uint64(32)

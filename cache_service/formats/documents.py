@@ -1,10 +1,10 @@
-"""Pieces of documents, and how pieces that overlap, repeat or come in any order make documents again."""
+"""Pieces of documents, and how overlapping or repeated pieces are merged."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -29,8 +29,8 @@ class Piece:
     """Consecutive tokens of one document."""
 
     document_id: bytes  # DOCUMENT_ID_BYTES of them
-    offset: int  # place of the first token in its document
-    token_ids: Int32Array  # shape [n >= 1], each >= 0
+    offset: int  # position of the first token in the document
+    token_ids: Int32Array  # [n >= 1], each >= 0
     kind: int = RecordKind.OUTPUT
     time_s: int = 0  # Unix time
 
@@ -40,15 +40,15 @@ class Piece:
 
 
 def document_id_of(name: str) -> bytes:
-    """The document id of a request or file that has a name: a 128-bit hash of it."""
+    """Document id of a named request or file: a 128-bit hash of the name."""
     return hashlib.blake2b(name.encode(), digest_size=DOCUMENT_ID_BYTES).digest()
 
 
 def assemble(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same tokens in as few pieces as possible, each token once, whatever the order and repetition of the input.
+    """Merge overlapping and adjacent pieces of each document, so that each token occurs once.
 
-    Where pieces disagree about a token, the one that begins first, then the longer, then the earlier of the input wins.
-    A result's time is its newest part's; results are in order of time, document id, kind and offset.
+    Where pieces disagree about a token, the one that begins first wins, then the longer, then the earlier in the input.
+    A merged piece has the time of its newest part. The result is sorted by time, document id, kind and offset.
     """
     documents: dict[tuple[bytes, int], list[Piece]] = {}
     for piece in pieces:
@@ -79,11 +79,11 @@ def _join(parts: list[Piece]) -> list[Piece]:
 
 def _run(first: Piece, tokens: list[Int32Array], time_s: int) -> Piece:
     joined = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
-    return Piece(first.document_id, first.offset, joined, kind=first.kind, time_s=time_s)
+    return replace(first, token_ids=joined, time_s=time_s)
 
 
 def split_pieces(pieces: Sequence[Piece], max_tokens: int, max_pieces: int) -> Iterator[list[Piece]]:
-    """Batches of at most `max_tokens` tokens and `max_pieces` pieces, in order; a longer piece is cut."""
+    """Batches of at most `max_tokens` tokens and `max_pieces` pieces, in order; longer pieces are split."""
     batch: list[Piece] = []
     room = max_tokens
     for piece in pieces:
@@ -93,7 +93,7 @@ def split_pieces(pieces: Sequence[Piece], max_tokens: int, max_pieces: int) -> I
                 yield batch
                 batch, room = [], max_tokens
             tokens = piece.token_ids[begin : begin + room]
-            batch.append(Piece(piece.document_id, piece.offset + begin, tokens, kind=piece.kind, time_s=piece.time_s))
+            batch.append(replace(piece, offset=piece.offset + begin, token_ids=tokens))
             begin += len(tokens)
             room -= len(tokens)
     if batch:

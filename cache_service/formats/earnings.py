@@ -1,4 +1,4 @@
-"""How much drafts from the shared cache helped the requests of a namespace; tells which namespaces are worth memory."""
+"""Hit statistics of a namespace: how much drafts from the shared cache saved its requests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from operator import add
 
 @dataclass(frozen=True, slots=True)
 class Earnings:
-    """Counts for some requests, or for all since the namespace began."""
+    """Counts since the namespace began, or for some requests."""
 
-    requests: int = 0  # finished requests that could draft from the cache
-    hits: int = 0  # requests that it saved at least one round
-    rounds: int = 0  # rounds of all requests
-    accepted_tokens: int = 0  # drafted from the cache and accepted; a draft that several sources had counts for one
-    # Tokens drafted from the cache and verified, and how many of them were right, by the cache's earlier record in the
-    # same text: as good as its confidence said, worse, or better.
+    requests: int = 0  # ended requests that were allowed to draft from the cache
+    hits: int = 0  # requests with an accepted token from the cache
+    rounds: int = 0  # sum over all requests
+    accepted_tokens: int = 0  # accepted tokens credited to the cache; only one of several sources gets the credit
+    # Tokens that the cache proposed, alone or with other sources, and that were verified; and how many were right.
+    # Split by how the cache had done earlier in the same text: as its confidence predicted, worse, or better.
     proposed_as_expected: int = 0
     right_as_expected: int = 0
     proposed_worse: int = 0
@@ -25,7 +25,7 @@ class Earnings:
 
     @property
     def shares_right(self) -> dict[str, float | None]:
-        """Share of the verified tokens that were right, by kind of text; None where nothing was verified."""
+        """Share of verified tokens that were right, by earlier success in the text; None where none was verified."""
         outcomes = {
             "as expected": (self.right_as_expected, self.proposed_as_expected),
             "worse": (self.right_worse, self.proposed_worse),
@@ -39,12 +39,12 @@ class Earnings:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """Tokens that the cache added per round."""
+        """Accepted tokens per round credited to the cache."""
         return self.accepted_tokens / self.rounds if self.rounds else None
 
     def __add__(self, other: Earnings) -> Earnings:
         return Earnings(*map(add, astuple(self), astuple(other)))
 
     def counts(self) -> dict[str, int]:
-        """Counts by the field names under which they are stored."""
+        """Fields of the hash in Redis."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Entries of the stream: a batch of pieces in one frame."""
+"""Stream entries: a batch of pieces in one frame."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ENTRY_BODY_BYTES = body_size(MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS)
 
 
 def encode_entry(codec: FrameCodec, pieces: Sequence[Piece]) -> bytes:
-    """One entry. Raises FormatError "oversize" for more than MAX_ENTRY_PIECES or MAX_ENTRY_TOKENS."""
+    """Raises FormatError "oversize" for more than MAX_ENTRY_PIECES or MAX_ENTRY_TOKENS."""
     num_tokens = sum(len(piece.token_ids) for piece in pieces)
     if len(pieces) > MAX_ENTRY_PIECES or num_tokens > MAX_ENTRY_TOKENS:
         raise FormatError(
@@ -27,5 +27,5 @@ def encode_entry(codec: FrameCodec, pieces: Sequence[Piece]) -> bytes:
 
 
 def decode_entry(codec: FrameCodec, entry: bytes) -> list[Piece]:
-    """The pieces of an entry. Raises FormatError for anything that `encode_entry` has not made."""
+    """Raises FormatError for bytes that `encode_entry` did not make."""
     return decode_pieces(codec.unpack(Content.ENTRY, entry, MAX_ENTRY_BODY_BYTES), MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS)

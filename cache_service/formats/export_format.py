@@ -1,9 +1,9 @@
-"""Exports: a namespace as lines of JSON, first one that says what it is, then one for each piece of a document.
+"""Exports: a namespace as lines of JSON, first a header, then one line per piece of a document.
 
     {"paceline_cache_export": 1, "fingerprint": "...", "tokenizer": "...", "namespace": "..."}
     {"document_id": "0f...", "offset": 0, "kind": 0, "time_s": 1764000000, "token_ids": [1, 2, 3]}
 
-A piece may have "text" besides, for people; it is not read back.
+A piece may also have "text", for people; it is not read back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_DOCUMENT_TOKENS)]
 
 
 class ExportHeader(msgspec.Struct, frozen=True):
-    """What an export is of. tokenizer: its fingerprint; token ids mean nothing without it."""
+    """tokenizer: the fingerprint of the tokenizer that gives the token ids their meaning."""
 
     fingerprint: str
     tokenizer: str
@@ -46,15 +46,13 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_header(header: ExportHeader) -> bytes:
-    """One line."""
     return msgspec.json.encode(header) + b"\n"
 
 
 def encode_piece(piece: Piece, text: str | None = None) -> bytes:
-    """One line."""
     row = _Row(
-        piece.document_id.hex(),
-        piece.token_ids.tolist(),
+        document_id=piece.document_id.hex(),
+        token_ids=piece.token_ids.tolist(),
         offset=piece.offset,
         kind=int(piece.kind),
         time_s=piece.time_s,
@@ -64,7 +62,7 @@ def encode_piece(piece: Piece, text: str | None = None) -> bytes:
 
 
 def is_export(first_line: bytes) -> bool:
-    """Whether a file that begins so is an export, of whatever version."""
+    """Whether a file that begins with this line is an export, of any version."""
     if MARK.encode() not in first_line[:4096]:
         return False
     try:
@@ -77,7 +75,7 @@ def is_export(first_line: bytes) -> bool:
 def decode_header(line: bytes) -> ExportHeader:
     """Raises FormatError."""
     try:
-        # Alone and first: a later format may have other fields.
+        # The version is decoded first: a later format may have other fields.
         found = msgspec.json.decode(line, type=_Version).version
         if found != VERSION:
             reason: FormatFault = "newer" if found > VERSION else "garbage"
@@ -88,7 +86,7 @@ def decode_header(line: bytes) -> ExportHeader:
 
 
 def decode_piece(line: bytes) -> Piece:
-    """Raises FormatError for anything that `encode_piece` has not made."""
+    """Raises FormatError for bytes that `encode_piece` did not make."""
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

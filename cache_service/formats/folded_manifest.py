@@ -1,6 +1,6 @@
-"""What the manifests of all folded logs have in common: a frame around JSON that names its format.
+"""Base of the manifests of folded logs: a frame around JSON.
 
-A manifest says which segments make up the past of a log, and up to which entry the log has been folded into them.
+A manifest lists the segments that hold the past of a log, and the last entry that was folded into them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cache_service.formats.frame import Content, FrameCodec
 from cache_service.formats.stream_id import PATTERN, START, parse_id
 
 MAX_MANIFEST_BYTES = 4 * 2**20
-"""The limit of a manifest's body: room for some 25,000 segments."""
+"""Limit of a manifest's body; about 25,000 segments."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class SegmentRef(Protocol):
-    """How a manifest names a segment."""
+    """A segment in a manifest."""
 
     @property
     def digest(self) -> str: ...
@@ -36,14 +36,14 @@ class _Format(msgspec.Struct):
 
 
 class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one write of the manifest says."""
+    """One version of a log's manifest."""
 
     CONTENT: ClassVar[Content]
     FORMAT_VERSION: ClassVar[int] = 1
 
-    epoch: str  # identifies the data set that it was folded from
-    version: Count  # one more with every write
-    fencing_token: Count  # belongs to the lease that it was written under
+    epoch: str  # names the data set
+    version: Count  # grows by one with every write
+    fencing_token: Count  # lease under which it was written
     folded_id: Annotated[str, msgspec.Meta(pattern=PATTERN)] = START  # the last stream entry in the segments
     format_version: int = 1
 
@@ -53,10 +53,10 @@ class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """(generation, segment), oldest first."""
 
     def check(self) -> None:
-        """Raises FormatError where fields that are valid one by one do not fit together."""
+        """Raises FormatError where fields contradict each other."""
 
     def encode(self, codec: FrameCodec) -> bytes:
-        """The manifest as a frame. Raises FormatError "oversize" for one that no reader would take."""
+        """Raises FormatError "oversize" beyond MAX_MANIFEST_BYTES."""
         body = msgspec.json.encode(self)
         if len(body) > MAX_MANIFEST_BYTES:
             raise FormatError("oversize", f"a manifest takes {len(body)} bytes; the limit is {MAX_MANIFEST_BYTES}")
@@ -64,10 +64,10 @@ class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def decode(cls, codec: FrameCodec, frame: bytes) -> Self:
-        """The manifest in a frame. Raises FormatError for anything that `encode` has not made."""
+        """Raises FormatError for a frame that `encode` did not make."""
         body = codec.unpack(cls.CONTENT, frame, MAX_MANIFEST_BYTES)
         try:
-            # The version is read alone and first: a later format may have other fields.
+            # The version is decoded first: a later format may have other fields.
             found = msgspec.json.decode(body, type=_Format).format_version
             if found != cls.FORMAT_VERSION:
                 reason: FormatFault = "newer" if found > cls.FORMAT_VERSION else "garbage"

@@ -1,10 +1,10 @@
-"""Frames: how bytes of the shared cache lie in Redis; compressed, checked, and encrypted if there is a key ring.
+"""Frames: the form of all data of the shared cache in Redis; compressed, checksummed, and encrypted with a key ring.
 
     magic "PCLC" | version u8 | content u8 | encrypted u8 | 0 u8 | raw size u32 | payload size u32 | key id u32 |
-    CRC-32 of all the rest u32 | payload: zstd of the body, or nonce, AES-GCM of that, and tag
+    CRC-32 of everything else u32 | payload: zstd of the body; if encrypted: nonce, AES-GCM of the zstd data, tag
 
-Numbers are little-endian. Later versions keep the magic, the header's length and the checksum. Nothing in a frame
-makes `unpack` raise anything but FormatError, nor allocate more than the frame's own size and the reader's limit.
+Numbers are little-endian. Later versions keep the magic, the header's length and the checksum. For any bytes, `unpack`
+raises nothing but FormatError and allocates no more than the frame's size and the caller's limit.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Content(IntEnum):
 
 
 class FrameCodec:
-    """Makes and reads the frames of one namespace. For one thread at a time."""
+    """Packs and unpacks the frames of one namespace. Not thread-safe."""
 
     def __init__(self, keys: StoreKeys, ring: KeyRing | None = None) -> None:
-        """With a ring, every frame is encrypted and a frame that is not is refused; without one the other way round."""
+        """With a ring, frames are encrypted and plain frames are refused; without one, encrypted frames are refused."""
         self._ring = ring
         self._place = f"{keys.fingerprint}:{keys.namespace}"
         self._ciphers: dict[int, NamespaceCipher] = {}
 
     def pack(self, content: Content, body: bytes) -> bytes:
-        """A frame around `body`. Equal bodies give equal frames."""
+        """Deterministic: equal bodies give equal frames."""
         payload = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL, write_content_size=True).compress(body)
         if self._ring is None:
             header = _HEADER.pack(MAGIC, VERSION, content, 0, 0, len(body), len(payload), 0)
@@ -64,7 +64,7 @@ class FrameCodec:
         return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
 
     def unpack(self, content: Content, frame: bytes, max_body_bytes: int) -> bytes:
-        """The body of a frame that must hold `content`. Raises FormatError."""
+        """The body of a frame. Raises FormatError, also where the frame does not hold `content`."""
         if len(frame) < FRAME_OVERHEAD:
             raise FormatError("garbage", f"a frame has {len(frame)} bytes; its header takes {FRAME_OVERHEAD}")
         header = frame[: _HEADER.size]
@@ -93,7 +93,7 @@ class FrameCodec:
         return _expand(payload, raw_size)
 
     def unpack_named(self, content: Content, digest: str, frame: bytes, max_body_bytes: int) -> bytes:
-        """The body of a frame that is named by its digest. Raises FormatError, also for another frame's bytes."""
+        """`unpack` after checking the frame's SHA-256. Raises FormatError."""
         if digest_of(frame) != digest:
             raise FormatError("garbage", f"segment {digest[:12]} has other bytes than its name says")
         return self.unpack(content, frame, max_body_bytes)
@@ -113,13 +113,13 @@ class FrameCodec:
 
 
 def digest_of(frame: bytes) -> str:
-    """SHA-256 in 64 hex digits: the name of a segment."""
+    """SHA-256 in 64 hex digits; names a segment."""
     return hashlib.sha256(frame).hexdigest()
 
 
 def _expand(compressed: bytes, size: int) -> bytes:
     try:
-        # zstandard allocates what the data say of themselves, whatever limit it is given: look first.
+        # zstandard allocates the size that the data state, whatever limit it is given; so check it first.
         stated = zstandard.frame_content_size(compressed)
         if stated != size:
             raise FormatError("garbage", f"compressed data say {stated} bytes; the frame's header says {size}")

@@ -1,8 +1,8 @@
-"""Keys that encrypt what the shared cache keeps in Redis.
+"""Keys that encrypt the shared cache's data in Redis.
 
-One secret yields one data key per namespace (HKDF with SHA-256, RFC 5869), so that no namespace's key opens another's
-data. The newest secret encrypts, all decrypt; a ring without a secret can no longer open what that one encrypted, in
-Redis, in its files and in its backups: to erase a secret is to erase its data.
+Each secret yields one data key per namespace (HKDF with SHA-256, RFC 5869), so a namespace's key does not open another
+namespace's data. The newest secret encrypts, all of them decrypt. Deleting a secret makes its data unreadable in Redis,
+its files and its backups.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cache_service.errors import FormatError, FormatFault, SettingError
 SECRET_BYTES = 32
 _NONCE_BYTES = 12
 SEAL_BYTES = _NONCE_BYTES + 16
-"""What encryption adds: nonce and tag."""
+"""Bytes that encryption adds: nonce and tag."""
 
 MAX_KEY_ID = 2**32 - 1
 
 
 class KeyRing:
-    """Secrets by id; the highest id encrypts. Immutable and safe to share between threads. repr shows the ids only.
+    """Secrets by id; the highest id encrypts. Immutable and thread-safe. repr shows the ids only.
 
     Raises SettingError for an empty ring, an id outside 1 to 2**32 - 1 or a secret that is not of 32 bytes.
     """
@@ -53,14 +53,11 @@ class KeyRing:
         return key_id in self._secrets
 
     def without(self, key_id: int) -> KeyRing:
-        """The ring after key `key_id` has been erased; raises SettingError if none would be left."""
+        """Raises SettingError if no key would be left."""
         return KeyRing({other: secret for other, secret in self._secrets.items() if other != key_id})
 
     def cipher(self, key_id: int, namespace: str) -> NamespaceCipher:
-        """What encrypts and decrypts for a namespace.
-
-        Raises FormatError if the ring lacks the key: "newer" if it may come yet, "key" if it has been erased.
-        """
+        """Raises FormatError if the ring lacks the key: "newer" for an id above all others, else "key" (erased)."""
         secret = self._secrets.get(key_id)
         if secret is None:
             reason: FormatFault = "newer" if key_id > self.newest else "key"
@@ -71,9 +68,9 @@ class KeyRing:
 class NamespaceCipher:
     """AES-256-GCM under a namespace's own key.
 
-    The nonce is a keyed hash of what it encrypts, as in the SIV construction (Rogaway and Shrimpton, EUROCRYPT 2006):
-    equal data give equal bytes, so a segment that is written twice has one content address, and no random source can
-    make two messages share a nonce.
+    The nonce is a keyed hash of the plaintext, as in the SIV construction (Rogaway and Shrimpton, EUROCRYPT 2006):
+    equal data give equal bytes, so a segment written twice has one content address, and a bad random source cannot
+    repeat a nonce.
     """
 
     __slots__ = ("_aead", "_nonce_key")
@@ -85,13 +82,13 @@ class NamespaceCipher:
         self._nonce_key = derived[SECRET_BYTES:]
 
     def encrypt(self, plain: bytes, bound: bytes) -> bytes:
-        """Nonce, ciphertext and tag: SEAL_BYTES longer than `plain`. Only the same `bound` opens it."""
+        """Nonce, ciphertext and tag: SEAL_BYTES longer than `plain`. bound: authenticated data, not included."""
         bound_length = len(bound).to_bytes(4, "little")
         nonce = hmac.digest(self._nonce_key, bound_length + bound + plain, hashlib.sha256)[:_NONCE_BYTES]
         return nonce + self._aead.encrypt(nonce, plain, bound)
 
     def decrypt(self, sealed: bytes, bound: bytes) -> bytes:
-        """Raises FormatError "key" for what this key, this namespace and `bound` have not encrypted."""
+        """Raises FormatError "key" for data encrypted with another key, namespace or `bound`."""
         if len(sealed) < SEAL_BYTES:
             raise FormatError("garbage", f"encrypted data have {len(sealed)} bytes; nonce and tag take {SEAL_BYTES}")
         try:
@@ -101,10 +98,7 @@ class NamespaceCipher:
 
 
 def parse_keys(text: str) -> KeyRing:
-    """A ring from `id:secret` words, a secret as 64 hex digits; "#" begins a comment that ends with its line.
-
-    Raises SettingError, which shows no secret.
-    """
+    """Parse `id:secret` words, each secret 64 hex digits; "#" begins a comment. Raises SettingError without secrets."""
     words = [word for line in text.splitlines() for word in line.partition("#")[0].replace(",", " ").split()]
     secrets: dict[int, bytes] = {}
     for place, word in enumerate(words, 1):

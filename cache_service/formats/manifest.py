@@ -1,7 +1,6 @@
-"""The manifest of a namespace's tokens. Segments stand in generations.
+"""The manifest of a namespace's tokens. Segments are grouped in generations.
 
-The last generation is open: everything that is not folded yet will be folded into it. The oldest is dropped whole when
-there are too many.
+New entries are folded into the last generation. When there are too many, the oldest generation is dropped whole.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from cache_service.formats.frame import Content
 from cache_service.formats.segment import SegmentEntry
 
 MAX_MANIFEST_SEGMENTS = 16_384
-"""So many fit, whatever their sizes and however many generations they make up."""
+"""This many fit into MAX_MANIFEST_BYTES, whatever their sizes and generations."""
 
 
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Segments that were filled at the same time and will be dropped at the same time."""
+    """Segments that were filled together and will be dropped together."""
 
-    number: Count  # one more than the generation before it
+    number: Count  # previous generation's number + 1
     started_s: Count
     segments: tuple[SegmentEntry, ...] = ()
 
@@ -36,18 +35,18 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one write of the manifest says. `generations` is never empty and counts up."""
+    """`generations` is never empty; their numbers count up by one."""
 
     CONTENT: ClassVar[Content] = Content.MANIFEST
 
     generations: tuple[Generation, ...]
-    folded_generation: Count = 0  # where the last fold put its pieces
+    folded_generation: Count = 0  # generation that holds the last fold's pieces
 
     @classmethod
     def empty(cls, epoch: str, version: int, now_s: int) -> Self:
-        """A manifest in place of version `version`, which is lost, or 0 where there was none.
+        """A manifest that replaces the lost version `version`; 0: there was none.
 
-        No generation's number exceeds the version of its manifest, so its one generation is new to every reader.
+        No generation's number exceeds its manifest's version, so this generation's number is new to every reader.
         """
         return cls(epoch, version, 0, generations=(Generation(version + 1 if version else 0, now_s),))
 

@@ -1,12 +1,12 @@
-"""What namespaces are called, in requests and in Redis: who they belong to is told by whoever has the server's key.
+"""Names of namespaces in requests and in Redis. Only the holder of the server's key can tell whose a namespace is.
 
-    <owner>             32 hexadecimal digits of HMAC-SHA-256 of a tenant or a group; `open`; `public`; of all that
-                        tenants agree on by salt alone
-    <owner>-<salt>      what a salt keeps apart, 32 digits more
-    <owner>.<name>      a part that its owner gave a name
+    <owner>             32 hex digits of HMAC-SHA-256 of a tenant or a group, of "shared" (all tenants), or of "agreed"
+                        (tenants that share a salt); or `open`; or `public`
+    <owner>-<salt>      a part kept apart by a salt, 32 more hex digits
+    <owner>.<name>      a part that its owner has named
     <owner>-<salt>.<name>
 
-So all that belongs to an owner begins with it, and can be found and erased without knowing salts and names.
+All of an owner's namespaces begin with its name, so they can be found and erased without knowing salts and names.
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ import re
 
 from cache_service.errors import SettingError
 
-PUBLIC = "public"  # the pool of what many tenants have said; nothing but the promotion gate writes to it
-OPEN = "open"  # the namespace of a cluster without tenants
+PUBLIC = "public"  # phrases said by many tenants; only the promotion gate writes it
+OPEN = "open"  # a cluster without tenants
 
 NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,30}[a-z0-9])?"
 
-_DIGITS = 32  # 128 bits: nobody finds two owners with the same
+_DIGITS = 32  # 128 bits, so that collisions cannot be found
 
 
 def namespace_of(server_key: bytes, tenant_id: str, salt: str = "") -> str:
-    """A tenant's own namespace. server_key: 32 random bytes that stay with the registry of tenants."""
+    """A tenant's own namespace. server_key: 32 random bytes known to the registry of tenants only."""
     return salted(server_key, _digest(server_key, f"tenant:{tenant_id}"), salt)
 
 
-def namespace_of_group(server_key: bytes, group: str, salt: str = "") -> str:
-    """The namespace that all tenants of a trust group share."""
-    return salted(server_key, _digest(server_key, f"group:{group}"), salt)
+def namespace_of_group(server_key: bytes, group: str) -> str:
+    """The namespace shared by the tenants of a trust group."""
+    return _digest(server_key, f"group:{group}")
 
 
 def namespace_of_salt(server_key: bytes, salt: str) -> str:
-    """The namespace of everybody who knows a salt, which alone keeps others out. All such namespaces have one owner:
-    somebody who tries many salts takes no room from a tenant's own namespaces."""
+    """The namespace shared by all who know a salt.
+
+    They all have one owner, since nobody can tell whose a salt is: trying many salts displaces no tenant's own data.
+    """
     return salted(server_key, _digest(server_key, "agreed"), salt)
 
 
-def namespace_of_all(server_key: bytes, salt: str = "") -> str:
-    """The namespace of all tenants that share everything."""
-    return salted(server_key, _digest(server_key, "shared"), salt)
+def namespace_of_all(server_key: bytes) -> str:
+    """The namespace of tenants that share with everybody."""
+    return _digest(server_key, "shared")
 
 
 def salted(server_key: bytes, namespace: str, salt: str) -> str:
-    """The part of a namespace that a salt keeps apart; with "" the namespace itself."""
+    """The part of a namespace kept apart by a salt; the namespace itself for ""."""
     return f"{namespace}-{_digest(server_key, f'salt:{namespace}:{salt}')}" if salt else namespace
 
 
 def named(namespace: str, name: str) -> str:
-    """The part of a namespace that has this name; with "" the namespace itself. Raises SettingError."""
+    """The part of a namespace with this name; the namespace itself for "". Raises SettingError."""
     if not name:
         return namespace
     if not re.fullmatch(NAME_PATTERN, name):
@@ -60,12 +62,10 @@ def named(namespace: str, name: str) -> str:
 
 
 def owner_of(namespace: str) -> str:
-    """What its name begins with."""
     return namespace.partition("-")[0].partition(".")[0]
 
 
 def belongs_to(namespace: str, owner: str) -> bool:
-    """Whether a namespace is the owner's or a part of it."""
     return namespace == owner or namespace.startswith((f"{owner}-", f"{owner}."))
 
 

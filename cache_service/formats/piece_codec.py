@@ -1,9 +1,9 @@
-"""Pieces of documents as bytes: the body of a stream entry and of a segment.
+"""Binary form of pieces: the body of a stream entry and of a segment.
 
     pieces u32 | tokens u32 | then per piece, column by column: document id 16 bytes, offset u32, tokens u32,
     Unix time u32, kind u8 | all token ids int32
 
-Little-endian, and exactly as long as the two counts say.
+Little-endian; the two counts determine the length.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceColumns:
-    """The pieces of a body, column by column, for those who handle many of them at once. Read-only arrays."""
+    """The pieces of a body, column by column. Arrays are read-only."""
 
-    document_ids: bytes  # DOCUMENT_ID_BYTES a piece
+    document_ids: bytes  # DOCUMENT_ID_BYTES per piece
     offsets: npt.NDArray[np.int64]  # [pieces]
     lengths: npt.NDArray[np.int64]  # [pieces], each >= 1
     times: npt.NDArray[np.int64]  # [pieces], Unix times
@@ -38,7 +38,7 @@ class PieceColumns:
         return len(self.offsets)
 
     def pieces(self) -> list[Piece]:
-        """The same as objects. Their token_ids are read-only views."""
+        """token_ids of the pieces are read-only views."""
         ids, tokens, begin = self.document_ids, self.token_ids, 0
         pieces = []
         rows = zip(self.offsets.tolist(), self.lengths.tolist(), self.kinds.tolist(), self.times.tolist(), strict=True)
@@ -50,12 +50,11 @@ class PieceColumns:
 
 
 def body_size(num_pieces: int, num_tokens: int) -> int:
-    """Bytes of a body."""
     return _COUNTS.size + _PIECE_BYTES * num_pieces + _TOKEN_BYTES * num_tokens
 
 
 def encode_pieces(pieces: Sequence[Piece]) -> bytes:
-    """The body that holds `pieces`. Raises FormatError for a value that has no room in its field, or no meaning."""
+    """Raises FormatError for a value that is invalid or does not fit its field."""
     lengths = [len(piece.token_ids) for piece in pieces]
     for piece, length in zip(pieces, lengths, strict=True):
         if len(piece.document_id) != DOCUMENT_ID_BYTES or length == 0 or piece.offset < 0:
@@ -83,12 +82,12 @@ def encode_pieces(pieces: Sequence[Piece]) -> bytes:
 
 
 def decode_pieces(body: bytes, max_pieces: int, max_tokens: int) -> list[Piece]:
-    """The pieces of a body. Their token_ids are read-only views of it. Raises FormatError."""
+    """token_ids of the pieces are read-only views of the body. Raises FormatError."""
     return decode_columns(body, max_pieces, max_tokens).pieces()
 
 
 def decode_columns(body: bytes, max_pieces: int, max_tokens: int) -> PieceColumns:
-    """The pieces of a body, column by column: views of it as far as may be. Raises FormatError."""
+    """Arrays are views of the body where the dtype allows. Raises FormatError."""
     if len(body) < _COUNTS.size:
         raise FormatError("garbage", f"a body has {len(body)} bytes; its counts take {_COUNTS.size}")
     num_pieces, num_tokens = _COUNTS.unpack_from(body)
@@ -112,4 +111,5 @@ def decode_columns(body: bytes, max_pieces: int, max_tokens: int) -> PieceColumn
         raise FormatError("garbage", f"a body has token id {int(tokens.min())}; ids are >= 0")
     if num_pieces and int((offsets + lengths).max()) > MAX_DOCUMENT_TOKENS:
         raise FormatError("oversize", f"a piece ends past {MAX_DOCUMENT_TOKENS} tokens of its document")
-    return PieceColumns(body[_COUNTS.size : place], offsets, lengths, times=times, kinds=kinds, token_ids=tokens)
+    ids = body[_COUNTS.size : place]
+    return PieceColumns(document_ids=ids, offsets=offsets, lengths=lengths, times=times, kinds=kinds, token_ids=tokens)

@@ -1,7 +1,6 @@
-"""When what a namespace had learnt was purged, so that what still waits somewhere is not written afterwards.
+"""Time ranges that were purged from a namespace, so that tokens still queued somewhere are not written afterwards.
 
-A purge leaves these times in Redis, nothing else, for as long as tokens may wait in a queue. Writers read them together
-with what they write, and drop what they cover.
+A purge leaves these ranges in Redis for KEEP_S. Writers check them with every write and drop tokens inside them.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from cache_service.errors import SettingError
 
 FIRST_S, LAST_S = 0, 2**32 - 1
 KEEP_S = 3600
-"""Longer than a publisher's queue lasts: what it cannot write for an hour it has dropped for newer tokens, or it is
-idle and has little."""
+"""Longer than tokens stay in a publisher's queue: after an hour of outage newer tokens have displaced most of them."""
 
 _MAX_RANGES = 32
 _RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
@@ -22,7 +20,7 @@ _RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Unix times in seconds, both included. Raises SettingError."""
+    """Unix times in seconds, both inclusive. Raises SettingError."""
 
     since_s: int = FIRST_S
     until_s: int = LAST_S
@@ -42,17 +40,17 @@ class TimeRange:
         return self.since_s <= time_s <= self.until_s
 
     def holds(self, first_s: int, last_s: int) -> bool:
-        """All times from first to last."""
+        """Whether all times from first to last are in the range."""
         return self.since_s <= first_s and last_s <= self.until_s
 
     def meets(self, first_s: int, last_s: int) -> bool:
-        """Any time from first to last."""
+        """Whether any time from first to last is in the range."""
         return first_s <= self.until_s and self.since_s <= last_s
 
 
 @dataclass(frozen=True, slots=True)
 class PurgedTimes:
-    """What purges of the last hour have covered; empty: none."""
+    """Ranges purged in the last hour."""
 
     ranges: tuple[TimeRange, ...] = ()
 
@@ -60,7 +58,7 @@ class PurgedTimes:
         return any(purged.covers(time_s) for purged in self.ranges)
 
     def and_also(self, purged: TimeRange) -> PurgedTimes:
-        """With one more; of many, the oldest are given up."""
+        """With one more range; beyond _MAX_RANGES the oldest are dropped."""
         others = [known for known in self.ranges if not purged.holds(known.since_s, known.until_s)]
         return PurgedTimes((*others, purged)[-_MAX_RANGES:])
 
@@ -69,7 +67,7 @@ class PurgedTimes:
 
     @classmethod
     def decode(cls, text: bytes) -> PurgedTimes:
-        """Raises ValueError for what `encode` has not made."""
+        """Raises ValueError for text that `encode` did not make."""
         matches = [_RANGE.fullmatch(part) for part in text.decode("ascii").split()]
         if len(matches) > _MAX_RANGES:
             raise ValueError

@@ -1,8 +1,7 @@
-"""Segments: immutable files of documents, named by the SHA-256 of their bytes as they lie in Redis.
+"""Segments: immutable sets of documents, named by the SHA-256 of their frame in Redis.
 
-The digest is over the frame, not over the tokens: it can be checked before anything is decrypted or expanded, and tells
-nobody who lacks the key whether a guessed text is inside. Frames are deterministic, so folding the same pieces twice
-gives the same segment.
+The digest is of the frame, not of the tokens: it can be checked before decryption and decompression, and without the
+key it does not confirm a guessed text. Frames are deterministic, so folding the same pieces twice gives one segment.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ MAX_SEGMENT_BYTES = body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS) + 2**20
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One segment as the manifest knows it."""
+    """A segment's entry in the manifest."""
 
     digest: Digest
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_TOKENS)]
     num_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENT_BYTES)]
-    first_s: Count  # Unix times of its oldest and newest piece
+    first_s: Count  # Unix times of the oldest and newest piece
     last_s: Count
 
 
 def encode_segment(codec: FrameCodec, pieces: Sequence[Piece]) -> tuple[SegmentEntry, bytes]:
-    """A segment of one piece or more, and its frame. Raises FormatError "oversize" beyond MAX_SEGMENT_TOKENS or
-    MAX_SEGMENT_PIECES."""
+    """Raises FormatError "oversize" for no piece, or beyond MAX_SEGMENT_TOKENS or MAX_SEGMENT_PIECES."""
     num_tokens = sum(len(piece.token_ids) for piece in pieces)
     if not pieces or len(pieces) > MAX_SEGMENT_PIECES or num_tokens > MAX_SEGMENT_TOKENS:
         raise FormatError(
@@ -49,11 +47,10 @@ def encode_segment(codec: FrameCodec, pieces: Sequence[Piece]) -> tuple[SegmentE
 
 
 def decode_segment(codec: FrameCodec, digest: str, frame: bytes) -> list[Piece]:
-    """The pieces of the segment that `digest` names. Raises FormatError, also for another segment's bytes."""
+    """Raises FormatError, also where the frame does not have this digest."""
     return decode_segment_columns(codec, digest, frame).pieces()
 
 
 def decode_segment_columns(codec: FrameCodec, digest: str, frame: bytes) -> PieceColumns:
-    """The same column by column."""
     body = codec.unpack_named(Content.SEGMENT, digest, frame, body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS))
     return decode_columns(body, MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS)

@@ -1,6 +1,6 @@
-"""The names of everything that one namespace of the shared cache keeps in Redis.
+"""Names of a namespace's keys in Redis.
 
-The braces make all keys of a namespace one hash slot, so that scripts and transactions over them run on Redis Cluster.
+The braces put all keys of a namespace into one hash slot, so scripts and transactions over them work on Redis Cluster.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ _KEY = re.compile(rb"sd:\{([A-Za-z0-9_.-]{1,128}):([A-Za-z0-9_.-]{1,128})\}:(.+)
 
 @dataclass(frozen=True, slots=True)
 class StoreKeys:
-    """Keys `sd:{<fingerprint>:<namespace>}:<kind>`, or `...:<area>:<kind>` for what is kept beside the tokens.
+    """Keys `sd:{<fingerprint>:<namespace>}:<kind>`, or `...:<area>:<kind>` for data beside the tokens.
 
-    fingerprint: of target weights, tokenizer and chat template; namespace: of a tenant and its salt. Both, and an area
-    that is not empty, are 1-128 of A-Z a-z 0-9 _ . -, else SettingError. All areas share the epoch, so one new epoch
-    ends them all.
+    fingerprint identifies target weights, tokenizer and chat template. Each part is 1-128 characters of A-Z a-z 0-9
+    _ . -, else SettingError; area may be empty. All areas share one epoch, so a new epoch ends them all.
     """
 
     fingerprint: str
     namespace: str
-    area: str = ""  # an area has its own log, manifest, lease, fence and segments
+    area: str = ""  # has its own log, manifest, lease, fence and segments
 
     def __post_init__(self) -> None:
         for field in ("fingerprint", "namespace", "area"):
@@ -33,7 +32,6 @@ class StoreKeys:
                 raise SettingError(field, getattr(self, field), "it must be 1-128 characters of A-Z a-z 0-9 _ . -")
 
     def beside(self, area: str) -> StoreKeys:
-        """The keys of another area of the namespace."""
         return replace(self, area=area)
 
     def key(self, kind: str) -> str:
@@ -42,7 +40,7 @@ class StoreKeys:
 
     @property
     def epoch(self) -> str:
-        """String: random, written once per data set. It lives as long as the namespace is written to."""
+        """String: random, written once per data set; expires when the namespace is no longer written."""
         return f"sd:{{{self.fingerprint}:{self.namespace}}}:epoch"
 
     @property
@@ -57,31 +55,31 @@ class StoreKeys:
 
     @property
     def lease(self) -> str:
-        """String with a time to live: which compactor may fold."""
+        """String with a time to live: the compactor that may fold."""
         return self.key("lease")
 
     @property
     def fence(self) -> str:
-        """Counter: one more for every lease that was granted."""
+        """Counter of granted leases: the fencing token."""
         return self.key("fence")
 
     @property
     def purges(self) -> str:
-        """String with a time to live: the times of which the namespace was purged, `purged_times.PurgedTimes`."""
+        """String with a time to live: encoded `purged_times.PurgedTimes`."""
         return self.key("purges")
 
     @property
     def earnings(self) -> str:
-        """Hash: what drafts have earned for its requests, fields as in `earnings.Earnings`."""
+        """Hash: the fields of `earnings.Earnings`."""
         return self.key("earnings")
 
     def segment(self, digest: str) -> str:
-        """String with a time to live: the segment of this SHA-256, in hex."""
+        """String with a time to live: the segment with this SHA-256, in hex."""
         return self.key(f"segment:{digest}")
 
 
 def parse_key(name: bytes) -> tuple[StoreKeys, str] | None:
-    """Namespace and kind of a key; None for a key that is not of the shared cache."""
+    """Namespace and kind of a key; None if it is no key of the shared cache."""
     match = _KEY.fullmatch(name)
     if match is None or not match[3].isascii():
         return None

@@ -1,4 +1,4 @@
-"""Ids of stream entries, `<milliseconds>-<sequence number>`, as numbers that can be compared."""
+"""Ids of stream entries, `<milliseconds>-<sequence number>`, as comparable numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from cache_service.errors import FormatError
 
 START = "0-0"
-"""Before every entry."""
+"""Precedes every entry."""
 
 PATTERN = r"^(0|[1-9][0-9]{0,19})-(0|[1-9][0-9]{0,19})\Z"
 
@@ -15,7 +15,7 @@ _ID = re.compile(PATTERN)
 
 
 def parse_id(text: str) -> tuple[int, int]:
-    """Both numbers of an id; raises FormatError."""
+    """(milliseconds, sequence number). Raises FormatError."""
     match = _ID.match(text)
     if match is None:
         raise FormatError("garbage", f"a stream id is {text[:50]!r}; it must be <milliseconds>-<sequence number>")

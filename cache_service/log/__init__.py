@@ -1,4 +1,4 @@
-"""Verified tokens on their way: publisher, compactor, reader, follower.
+"""The folded log: publisher, compactor, reader, follower; and the budgets of namespaces.
 
 May import: store and formats.
 """

@@ -1,4 +1,4 @@
-"""Folds the tokens of a namespace into segments, one compactor at a time: see `fenced_fold`."""
+"""Folds the tokens of a namespace into segments: see `fenced_fold`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ from cache_service.log.second_chance import survivors
 from cache_service.store.store import Store
 from cache_service.store.turns import Turns
 
-_SURVIVORS_SHARE = 4  # at most this fraction, a quarter, of a generation outlives it
+_SURVIVORS_DIVISOR = 4  # at most a quarter of a dropped generation survives
 
 
 class CompactorSettings(FoldSettings):
-    """How tokens are folded."""
-
     limits: FoldLimits = Field(default_factory=FoldLimits)
     lease_s: FoldSeconds = 30.0
     fold_entries: FoldEntries = 4096
@@ -43,10 +41,8 @@ class CompactorSettings(FoldSettings):
 
 @dataclass(slots=True)
 class CompactorCounters(FoldCounters):
-    """Since the start."""
-
     dropped_generations: int = 0
-    survived_tokens: int = 0  # that were carried over from those
+    survived_tokens: int = 0  # carried over from dropped generations
 
 
 class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumns]):
@@ -60,8 +56,8 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         clock: Callable[[], float] = time.time,
         limits: Callable[[bool], FoldLimits] | None = None,
     ) -> None:
-        """limits: the budgets of the next fold, in place of those in the settings; given whether there is something to
-        fold, and may raise StoreError."""
+        """limits: returns the budgets of the next fold, in place of the settings' limits. Its argument says whether
+        there are new entries. May raise StoreError."""
         super().__init__(store, codec, TOKENS)
         self.counters: CompactorCounters = CompactorCounters()
         self._settings: CompactorSettings = settings or CompactorSettings()
@@ -95,7 +91,7 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         )
 
     def _with_pieces(self, generation: Generation, pieces: list[Piece], lease: Lease) -> list[SegmentEntry]:
-        """The segments of the open generation when they hold `pieces` too; its last small ones are written anew."""
+        """Segments of the open generation with `pieces` added; its last small segments are rewritten."""
         segments = list(generation.segments)
         if not pieces:
             return segments
@@ -108,10 +104,11 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
     def _with_survivors(
         self, generations: tuple[Generation, ...], old: Manifest, limits: FoldLimits, lease: Lease
     ) -> tuple[Generation, ...]:
-        """The generations, and in the open one what outlives those of `old` that go."""
-        gone = [each for each in old.generations if each.number < generations[0].number]
-        room = min(limits.generation_tokens, sum(each.num_tokens for each in gone)) // _SURVIVORS_SHARE
-        found = survivors((piece for each in gone for entry in each.segments for piece in self._pieces_of(entry)), room)
+        """`generations`, with the survivors of dropped generations of `old` added to the open one."""
+        dropped = [each for each in old.generations if each.number < generations[0].number]
+        room = min(limits.generation_tokens, sum(each.num_tokens for each in dropped)) // _SURVIVORS_DIVISOR
+        pieces = (piece for each in dropped for entry in each.segments for piece in self._pieces_of(entry))
+        found = survivors(pieces, room)
         if not found:
             return generations
         added = self._write(found, lease)
@@ -119,7 +116,7 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         result = (*generations[:-1], msgspec.structs.replace(opened, segments=(*opened.segments, *added)))
         num_bytes = sum(each.num_bytes for each in result)
         if num_bytes > limits.max_bytes or sum(len(each.segments) for each in result) > MAX_MANIFEST_SEGMENTS:
-            return generations  # the segments that no manifest names expire
+            return generations  # segments that no manifest names expire
         self.counters.survived_tokens += sum(entry.num_tokens for entry in added)
         return result
 
@@ -133,7 +130,7 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
 
 
 class CompactorThread:
-    """Compacts namespaces again and again in one background thread. No method raises for a fault of the store."""
+    """Compacts namespaces periodically in a background thread. No method raises for a fault of the store."""
 
     def __init__(
         self, open_namespace: Callable[[str], tuple[Store, FrameCodec]], settings: CompactorSettings | None = None
@@ -143,18 +140,16 @@ class CompactorThread:
         self._turns = Turns("cache-compactor")
 
     def compact(self, namespace: str, limits: Callable[[bool], FoldLimits] | None = None) -> Compactor:
-        """Begin to compact a namespace. The compactor is for looking at: its counters. limits: as a
-        `Compactor` has them."""
+        """Compact a namespace from now on. Returns its compactor, for its counters. limits: as in `Compactor`."""
         store, codec = self._open_namespace(namespace)
         compactor = Compactor(store, codec, self._settings, limits=limits)
-
         self._turns.add(namespace, compactor.turn)
         return compactor
 
     def forget(self, namespace: str) -> None:
-        """Compact it no more; its lease runs out by itself."""
+        """Stop compacting it; its lease expires."""
         self._turns.remove(namespace)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """End the thread; False if it still waits for Redis after `timeout_s`. Its leases run out by themselves."""
+        """End the thread; False if it still waits for Redis after `timeout_s`. Its leases expire."""
         return self._turns.close(timeout_s)

@@ -1,4 +1,4 @@
-"""Brings what drafts have earned to Redis, now and then, in a background thread. No method waits or raises."""
+"""Adds hit statistics to Redis periodically, in a background thread. No method raises, and only `flush` waits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cache_service.store.turns import Turns
 log = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
-_MAX_NAMESPACES = 4096  # that wait for Redis
+_MAX_NAMESPACES = 4096  # with counts waiting for Redis
 
 
 class EarningsLedger:
-    """Adds up by namespace. What cannot be written is tried again, and dropped where too many namespaces wait."""
+    """Sums by namespace. Failed writes are retried; counts are dropped when too many namespaces wait."""
 
     def __init__(
         self, open_namespace: Callable[[str], AdminStore], flush_s: float = FLUSH_S, keep_s: int = KEEP_S
     ) -> None:
-        """keep_s: that counts live after the last ones."""
+        """keep_s: time to live of the counts after their last update."""
         self.dropped = 0  # requests
         self._keep_s = keep_s
         self._open_namespace = open_namespace
@@ -47,7 +47,7 @@ class EarningsLedger:
         return self._turns.close(timeout_s)
 
     def flush(self) -> None:
-        """Write what waits, as the thread does by itself."""
+        """Write all waiting counts; the thread does so every `flush_s`."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         while waiting:
@@ -57,7 +57,7 @@ class EarningsLedger:
                 self._open_namespace(namespace).add_earnings(earnings, self._keep_s)
             except StoreUnavailable as error:
                 log.debug("earnings of namespace %s wait: %s", namespace, error)
-                # Each further one would wait as long. This one comes last: of a cluster, only a part may be away.
+                # The next write would likely fail, too. This one is retried last: only its cluster node may be away.
                 for later, kept in (*waiting.items(), (namespace, earnings)):
                     self.add(later, kept)
                 return

@@ -1,10 +1,10 @@
-"""How a compactor folds a log, whatever is in it, so that two at work at once do no harm.
+"""Folding a log into segments, safely with several compactors at once.
 
-A lease says which of several compactors works; it is advice. What keeps the data whole is the write of the manifest:
-Redis refuses it unless the writer's lease is still the newest that was granted, the data set is the one it read, and
-the manifest is the one it replaces. Segments are named by their content and written before the manifest that mentions
-them, so a compactor may stop anywhere, for any time. The log is trimmed up to where the fold before this one ended: a
-reader of that manifest still finds its place in it.
+A lease decides which compactor works, but is only advisory. Consistency comes from the write of the manifest: Redis
+refuses it unless the writer's lease is the newest one granted, the epoch is the one it read, and the manifest is the
+one it replaces. Segments are content-addressed and written before the manifest that names them, so a compactor may
+stop at any point. The log is trimmed only up to the end of the previous fold, so that a reader of the previous manifest
+still finds its position in the log.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from cache_service.store.store import KEEP_S, Store, StoredManifest
 
 log = logging.getLogger(__name__)
 
-
 FoldSeconds = Annotated[float, Field(ge=0.01, le=3600)]
 FoldEntries = Annotated[int, Field(ge=1, le=65_536)]
 
 
 class FoldSettings(Options):
-    """How a compactor works."""
+    """Settings of a compactor."""
 
     lease_s: FoldSeconds
-    fold_entries: FoldEntries  # most entries of the log in a fold
-    keep_s: KeepSeconds = KEEP_S  # life of what is stored after its last fold
-    retire_s: KeepSeconds = 600  # life of a replaced segment, for readers of the previous manifest
+    fold_entries: FoldEntries  # most log entries per fold
+    keep_s: KeepSeconds = KEEP_S  # time to live of manifest and segments after their last fold
+    retire_s: KeepSeconds = 600  # time to live of a replaced segment, for readers of the previous manifest
     fold_every_s: FoldSeconds
 
 
@@ -48,34 +47,34 @@ class FoldCounters:
     folds: int = 0
     folded_entries: int = 0
     corrupt_entries: int = 0
-    lost_segments: int = 0  # segments to be written anew that could not be read
+    lost_segments: int = 0  # segments to be rewritten that could not be read
     trimmed_entries: int = 0
-    left_folds: int = 0  # because manifest or log are of a later format or key
-    refused_folds: int = 0  # by a newer lease, data set or manifest
+    left_folds: int = 0  # manifest or log has a later format or key
+    refused_folds: int = 0  # there is a newer lease, epoch or manifest
     failures: int = 0  # Redis was unavailable or refused
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What Redis checks before it takes a segment or a manifest."""
+    """What Redis checks before it accepts a segment or a manifest."""
 
     token: int  # fencing token
-    epoch: str  # identifies the data set that was read
+    epoch: str  # when the manifest was read
 
 
 @dataclass(frozen=True, slots=True)
 class Fold(Generic[ManifestT]):
-    """A fold that is prepared: its segments are written, its manifest is not."""
+    """A prepared fold: its segments are written, its manifest is not."""
 
     manifest: ManifestT
     frame: bytes
-    replaces: ManifestT  # that it was made from
+    replaces: ManifestT
     num_entries: int
-    has_more: bool  # the log goes on after what was folded
+    has_more: bool  # the log has more entries to fold
 
 
 class _FoldRefused(Exception):
-    """Redis refused a segment: somebody has taken the lease, or ended the epoch to purge it."""
+    """Redis refused a segment: another process has taken the lease, or a purge has ended the epoch."""
 
 
 class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
@@ -92,15 +91,15 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
 
     @abstractmethod
     def _empty_manifest(self, epoch: str, version: int) -> ManifestT:
-        """What is folded into where there is no manifest, or version `version` of it is lost."""
+        """The manifest to start from; version: that of the lost one, 0 if there was none."""
 
     @abstractmethod
     def _fold(self, old: ManifestT, entries: list[EntryT], folded_id: str, lease: Lease) -> ManifestT | None:
-        """Write segments for `entries` with `_write_segment`. Returns the manifest that replaces `old`, None if there
-        is nothing to do. folded_id: the last entry of the log that it will hold; that of `old` if there are none."""
+        """Write segments for `entries` with `_write_segment`. Returns the manifest that replaces `old`; None if there
+        is nothing to do. folded_id: the new manifest's last folded entry, old.folded_id if there are no new ones."""
 
     def turn(self) -> float:
-        """Fold once. Returns the seconds until the next fold; raises nothing for a fault of the store."""
+        """Fold once. Returns the seconds until the next fold. Does not raise for a fault of the store."""
         try:
             return 0.0 if self.fold() else self._settings.fold_every_s
         except (StoreError, FormatError) as error:
@@ -109,20 +108,18 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
             return self._settings.fold_every_s
 
     def fold(self) -> bool:
-        """Fold once, if this compactor may and there is something. True if there is more. Raises StoreError."""
+        """Fold once, if the lease is free and there is something to fold. True if there is more. Raises StoreError."""
         fold = self.prepare()
         return fold is not None and self.commit(fold) and fold.has_more
 
     def prepare(self) -> Fold[ManifestT] | None:
-        """Read the log and write the segments of its next part. None: another one compacts, or nothing is to be done.
-
-        Raises StoreError.
-        """
+        """Read the next part of the log and write its segments. None: another compactor works, or there is nothing to
+        do. Raises StoreError."""
         token = self._acquire_lease()
         if token is None:
             return None
         stored = self._store.read_manifest()
-        if stored.epoch is None:  # it has expired since
+        if stored.epoch is None:  # expired meanwhile
             return None
         old = self._current_manifest(stored, stored.epoch)
         if old is None:
@@ -140,15 +137,20 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         try:
             new = self._fold(old, entries, folded_id, Lease(token, stored.epoch))
         except _FoldRefused:
-            self._refused("lease or data set are others by now")
+            self._refused("lease or epoch has changed")
             return None
         if new is None:
             return None
-        has_more = num_entries >= self._settings.fold_entries
-        return Fold(new, new.encode(self._codec), old, num_entries=num_entries, has_more=has_more)
+        return Fold(
+            manifest=new,
+            frame=new.encode(self._codec),
+            replaces=old,
+            num_entries=num_entries,
+            has_more=num_entries >= self._settings.fold_entries,
+        )
 
     def commit(self, fold: Fold[ManifestT]) -> bool:
-        """Make a prepared fold the truth. False if Redis refused it: then nothing has changed. Raises StoreError."""
+        """Write the manifest of a prepared fold. False: Redis refused it and nothing has changed. Raises StoreError."""
         new, old, settings = fold.manifest, fold.replaces, self._settings
         verdict = self._store.write_manifest(
             fold.frame,
@@ -183,7 +185,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         return ref
 
     def _read_segment(self, ref: RefT) -> SegmentT | None:
-        """None: it is lost or damaged, which is counted."""
+        """None, and counted, if it is lost or damaged."""
         frame = self._store.read_segment(ref.digest, ref.num_bytes)
         try:
             if frame is not None:
@@ -194,15 +196,15 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         return None
 
     def _acquire_lease(self) -> int | None:
-        """The fencing token of a lease, new or renewed. None: somebody else has it, or the namespace has expired or was
-        never written to; leases must not keep anything of such a namespace."""
+        """Fencing token of a new or renewed lease. None: another compactor has it, or the namespace has no epoch; then
+        no lease is taken, since it would leave keys behind."""
         settings = self._settings
         if self._store.read_epoch() is None:
             return None
         return self._store.acquire_lease(self._owner, max(1, int(settings.lease_s * 1000)), settings.keep_s)
 
     def _current_manifest(self, stored: StoredManifest, epoch: str) -> ManifestT | None:
-        """The manifest there is, or an empty one. None: it is of a later format or key."""
+        """The stored manifest, or an empty one. None: it has a later format or key."""
         if stored.frame is not None:
             try:
                 manifest = self._payload.manifest.decode(self._codec, stored.frame)
@@ -216,7 +218,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         return self._empty_manifest(epoch, stored.version)
 
     def _decode(self, log_entries: list[tuple[str, bytes]]) -> tuple[int, list[EntryT]]:
-        """How many entries are to be folded, and what those hold that are not damaged."""
+        """The number of entries to fold, and the decoded ones; damaged entries are counted and left out."""
         entries: list[EntryT] = []
         for row, (_, frame) in enumerate(log_entries):
             try:
@@ -234,10 +236,12 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         self.counters.refused_folds += 1
 
     def _leave(self, what: str, error: FormatError) -> None:
-        """Leave something to compactors that can read it: during an upgrade or a change of keys, others know more than
-        this one. Release the lease where nothing is folded: renewed turn after turn, it would keep them out."""
+        """Leave data of a later format or key to newer compactors, during an upgrade or a change of keys.
+
+        The caller releases the lease if nothing is folded: renewed every turn, it would keep the others out.
+        """
         if self.counters.left_folds == 0:
-            log.warning("%s of %s is left to others: %s", what, self._place, error)
+            log.warning("%s of %s is left to newer compactors: %s", what, self._place, error)
         self.counters.left_folds += 1
 
     @property

@@ -1,4 +1,4 @@
-"""What a fold makes of the segments there are: pure decisions over manifests."""
+"""Which segments a fold rewrites and which generations it closes or drops: pure functions over manifests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cache_service.options import Options
 class FoldLimits(Options):
     """Budgets of a namespace."""
 
-    segment_tokens: Annotated[int, Field(ge=1, le=MAX_SEGMENT_TOKENS)] = 2**20  # most tokens of a segment
-    generation_tokens: Annotated[int, Field(ge=1, le=2**40)] = 4 * 2**20  # a generation that has as many is closed
-    generation_s: Annotated[float, Field(ge=0.001, le=2**32)] = 24 * 3600.0  # a generation that is as old is closed
+    segment_tokens: Annotated[int, Field(ge=1, le=MAX_SEGMENT_TOKENS)] = 2**20  # most tokens per segment
+    generation_tokens: Annotated[int, Field(ge=1, le=2**40)] = 4 * 2**20  # a generation with this many is closed
+    generation_s: Annotated[float, Field(ge=0.001, le=2**32)] = 24 * 3600.0  # a generation of this age is closed
     max_generations: Annotated[int, Field(ge=2, le=1000)] = 4  # including the open one; the oldest is dropped whole
-    # Size of all segments in Redis; a generation that takes its share of it, max_bytes / max_generations, is closed.
+    # Size of all segments in Redis; a generation that exceeds max_bytes / max_generations is closed.
     max_bytes: Annotated[int, Field(ge=1, le=2**40)] = 256 * 2**20
 
 
 def num_absorbed(sizes: Sequence[int], num_new: int, most: float = inf) -> int:
-    """How many of the last segments, of these sizes, to write anew together with `num_new` tokens or contexts.
+    """How many of the last segments to rewrite together with `num_new` tokens or contexts.
 
-    A segment is absorbed by half as many as its own, so that each token is rewritten only a few times on its way into a
-    full segment, and few small segments stay. All together are not more than `most`.
+    A segment is rewritten once at least half its size is added behind it. So each token is rewritten only a few times
+    until its segment is full, and few small segments remain. The sum of sizes stays within `most`.
     """
     absorbed, total = 0, num_new
     for size in reversed(sizes):
@@ -42,9 +42,10 @@ def num_absorbed(sizes: Sequence[int], num_new: int, most: float = inf) -> int:
 def after_fold(
     generations: Sequence[Generation], segments: Sequence[SegmentEntry], now_s: int, limits: FoldLimits
 ) -> tuple[Generation, ...]:
-    """The generations when the open one holds `segments`: it may close, and the oldest may go.
+    """The generations after the open one has received `segments`: it may be closed, and the oldest may be dropped.
 
-    Both happen too where the manifest would have no room for more segments. What is left takes `max_bytes` at most.
+    Both also happen to keep the manifest within MAX_MANIFEST_SEGMENTS. Unless only one generation is left, all together
+    take at most `max_bytes`.
     """
     opened = generations[-1]
     started_s = opened.started_s if opened.segments else now_s

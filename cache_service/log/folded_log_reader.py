@@ -1,9 +1,8 @@
-"""How one folded log is read: manifest, then segments, then the stream, and from the start again when needed.
+"""Reading a folded log: manifest, then segments, then the stream; from the start again when needed.
 
-The reader keeps the id of the last entry it has read and asks for the log from that entry on, that one included: if it
-comes first in the answer, nothing between has been lost. If it is gone, the log was trimmed past the reader, or the
-data are not the ones it knew. A fold trims the log only up to where the fold before it ended, so a reader that has
-taken the newest manifest finds its place in the log for as long as a fold interval.
+The reader asks for the log from the last entry it has read, inclusive. If that entry comes first in the answer, nothing
+was lost in between; if it is gone, the log was trimmed past the reader, or the data set is another one. A fold trims
+the log only up to the end of the previous fold, so the reader of a manifest finds its position for one more fold.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ResetReason = Literal["epoch", "went back", "gap", "moved on", "generation"]
 
 @dataclass(slots=True)
 class FoldedLogCounters:
-    """What a reader has met since it began."""
+    """Counts since the start."""
 
     entries: int = 0
     corrupt_entries: int = 0
@@ -36,22 +35,22 @@ class FoldedLogCounters:
     corrupt_segments: int = 0
     missing_segments: int = 0
     corrupt_manifests: int = 0
-    lost_log: int = 0  # starts at which the log no longer reached back to the segments
+    lost_log: int = 0  # starts with a gap between segments and log
     resets: int = 0
 
 
 @dataclass(slots=True)
 class Place(Generic[ManifestT, RefT]):
-    """Where a reader stands."""
+    """A reader's position."""
 
     epoch: str | None
-    version: int  # the manifest version that it knows
-    cursor: str  # the last entry that is known
+    version: int  # the manifest's
+    cursor: str  # id of the last entry read
     manifest: ManifestT | None = None
-    segments: deque[tuple[int, RefT]] = field(default_factory=deque)  # (generation, segment) still to be read
-    num_segments: int = 0  # to be read in this start, in all
-    is_anchored: bool = False  # the cursor's entry has been in the log
-    has_caught_up: bool = False  # with the log, once
+    segments: deque[tuple[int, RefT]] = field(default_factory=deque)  # (generation, segment), still to be read
+    num_segments: int = 0  # to read at this start
+    is_anchored: bool = False  # the cursor's entry was seen in the log
+    has_caught_up: bool = False  # the end of the log was reached once
 
 
 class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
@@ -66,17 +65,17 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         payload: Payload[ManifestT, RefT, EntryT, SegmentT],
         read_entries: int,
     ) -> None:
-        """read_entries: entries of the log that are asked for at once."""
+        """read_entries: log entries per read."""
         self.store = store
         self._codec = codec
         self._payload = payload
         self._read_entries = read_entries
         self._place: Place[ManifestT, RefT] | None = None
-        self._has_delivered = False  # something that a reset makes the listener forget
+        self._has_delivered = False  # whether the listener holds anything
 
     @abstractmethod
     def _begin(self, manifest: ManifestT | None) -> Sequence[tuple[int, RefT]]:
-        """A start. Returns the segments to read, oldest first, each with its generation."""
+        """Start reading. Returns the segments to read, oldest first, each with its generation."""
 
     @abstractmethod
     def _deliver_segment(self, generation: int, ref: RefT, segment: SegmentT) -> None: ...
@@ -86,10 +85,10 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
 
     @abstractmethod
     def _deliver_reset(self) -> None:
-        """Have the listener forget everything."""
+        """Make the listener forget everything."""
 
     def step(self) -> bool:
-        """One question to Redis and what follows from it; True if there is more to read at once. Raises StoreError."""
+        """Read from Redis once. True if there is more to read at once. Raises StoreError."""
         if self._place is None:
             self._place = self._start(self.store.read_manifest())
             return self._place is not None
@@ -100,12 +99,12 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
 
     @property
     def epoch(self) -> str | None:
-        """The epoch of the data set that is being read; None before that is known."""
+        """The epoch being read; None if not yet known."""
         return self._place.epoch if self._place is not None else None
 
     @property
     def warm_ratio(self) -> float:
-        """Share of the segments of this start that have been dealt with, 0 to 1."""
+        """Share of this start's segments that have been processed, 0 to 1."""
         place = self._place
         if place is None:
             return 0.0
@@ -113,12 +112,12 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether everything has been told, since this start, that there was at some moment."""
+        """Whether the end of the log has been reached since this start."""
         place = self._place
         return place is not None and place.has_caught_up
 
     def _start(self, stored: StoredManifest) -> Place[ManifestT, RefT] | None:
-        """None: there is nothing to read yet."""
+        """None if there is nothing to read yet."""
         manifest = self._decode_manifest(stored)
         segments = deque(self._begin(manifest))
         cursor = START if manifest is None else manifest.folded_id
@@ -138,7 +137,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
     def _read_segment(self, place: Place[ManifestT, RefT]) -> None:
         generation, ref = place.segments[0]
         frame = self.store.read_segment(ref.digest, ref.num_bytes)
-        place.segments.popleft()  # only now: a fault of the store leaves it to the next step
+        place.segments.popleft()  # only now, so that it is retried after a fault of the store
         if frame is None:
             self.counters.missing_segments += 1
             return
@@ -181,7 +180,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         self._deliver_entry(place, entry_id, entry)
 
     def _renew(self, place: Place[ManifestT, RefT], version: int) -> ResetReason | None:
-        """There is a newer manifest, whose segments hold what the log has told. Returns why to begin again, or None."""
+        """Take over a newer manifest, whose segments hold entries already read. Returns why to restart, or None."""
         place.version = version
         return None
 
@@ -201,11 +200,11 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
 
 
 def reset_reason(known: Place[ManifestT, RefT], view: LogView) -> ResetReason | None:
-    """Why a reader that stands there must begin again, or None.
+    """Why a reader at this position must start again, or None.
 
-    view: the log from the cursor on. Data of another epoch are other data; a version that went back means old data;
-    without its anchor a reader has missed something, or stands in the future of restored data; and before it had one, a
-    new manifest may have taken away what it has not read.
+    view: the log from the cursor on. "epoch": another data set; "went back": an older manifest was restored; "gap": the
+    cursor's entry has disappeared, so entries were missed or older data restored; "moved on": the manifest changed
+    before the cursor's entry was seen, so unread entries may have been folded.
     """
     if view.epoch != known.epoch:
         return "epoch"

@@ -1,4 +1,4 @@
-"""Follows namespaces of the shared cache in one background thread, through outages, for as long as it is wanted."""
+"""Follows namespaces of the shared cache in a background thread, with retries during outages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class FollowerSettings(Options):
-    """How often to look."""
+    """Polling intervals."""
 
     reader: ReaderSettings = Field(default_factory=ReaderSettings)
-    poll_s: PollSeconds = 0.1  # after something new; doubles up to idle_poll_s while there is nothing
+    poll_s: PollSeconds = 0.1  # after new entries; doubles up to idle_poll_s without any
     idle_poll_s: PollSeconds = 0.5
-    unwanted_poll_s: PollSeconds = 1.0  # in place of idle_poll_s for a namespace that nobody has used for a while
+    unwanted_poll_s: PollSeconds = 1.0  # in place of idle_poll_s for a namespace not used for a while
     retry_s: PollSeconds = 0.2  # after a fault; doubles up to max_retry_s
     max_retry_s: PollSeconds = 2.0
 
 
 class Follower:
-    """Tells listeners what their namespaces hold. None of its methods raises for a fault of the store."""
+    """Passes the contents of namespaces to listeners. No method raises for a fault of the store."""
 
     def __init__(
         self, open_namespace: Callable[[str], tuple[Store, FrameCodec]], settings: FollowerSettings | None = None
@@ -47,10 +47,10 @@ class Follower:
         key: str | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> LogReader:
-        """Begin to read a namespace for one listener, in place of any before under the same key.
+        """Read a namespace for a listener, in place of any earlier one under the same key.
 
-        key: a name for this reading, where a namespace has several; None: the namespace. is_wanted: whether anybody
-        wants it fresh at present. The reader is for looking at: its counters and its warm_ratio.
+        key: distinguishes several readers of a namespace; None: the namespace. is_wanted: whether the namespace is in
+        use, so that it is polled more often. Returns the reader, for its counters and warm_ratio.
         """
         store, codec = self._open_namespace(namespace)
         reader = LogReader(store, codec, listener, self._settings.reader)
@@ -58,7 +58,7 @@ class Follower:
         return reader
 
     def unfollow(self, key: str) -> None:
-        """Read it no longer. The listener may still be told what has just been read."""
+        """Stop reading. The listener may still be called once."""
         self._turns.remove(key)
 
     def close(self, timeout_s: float = 2.0) -> bool:
@@ -67,7 +67,7 @@ class Follower:
 
 
 class _Turn:
-    """One step of a reader, and when the next is due."""
+    """Runs one step of a reader and returns the seconds until the next."""
 
     def __init__(
         self, namespace: str, reader: LogReader, settings: FollowerSettings, is_wanted: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""How the tokens of one namespace are read: see `folded_log_reader`."""
+"""Reading the tokens of one namespace: see `folded_log_reader`."""
 
 from __future__ import annotations
 
@@ -25,58 +25,55 @@ log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Who wants to know what a namespace holds. Called from one thread; what it raises is logged and counted."""
+    """Receives the contents of a namespace. Called from one thread; its exceptions are logged and counted."""
 
     def reset(self) -> None:
-        """Forget everything: what comes next is all there is."""
+        """Forget everything; all contents follow again."""
 
     def pieces(self, generation: int, pieces: list[Piece]) -> None:
-        """More pieces of a generation. Some may have been told before. Copy the token_ids you keep: they are views."""
+        """Pieces of a generation, possibly repeated. Their token_ids are views: copy what you keep."""
 
     def expire(self, oldest_generation: int) -> None:
-        """Forget the generations before this one."""
+        """Forget earlier generations."""
 
 
 @runtime_checkable
 class SegmentListener(Protocol):
-    """Who wants to know from which segments and entries pieces come. Otherwise as a Listener."""
+    """A Listener that receives segments and log entries separately."""
 
     def begin(self, manifest: Manifest | None, segments: list[tuple[int, SegmentEntry]]) -> bool:
-        """A start: the manifest, and those of its segments that are to be read, oldest first, each with its generation.
-        False: do not read them. What they and the log after them hold is all there is."""
+        """A start. segments: those to be read, oldest first, each with its generation. False: skip them."""
 
     def segment(self, entry: SegmentEntry, columns: PieceColumns) -> None:
-        """One of the segments. Those that are lost, damaged or too late are not told."""
+        """One segment. Lost, damaged and late segments are left out."""
 
     def segments_told(self) -> None:
-        """All of them have been told that will be. Not after a begin that did not want them."""
+        """All segments have been delivered. Not called after `begin` returned False."""
 
     def entry(self, entry_id: str, pieces: list[Piece]) -> None:
-        """An entry of the log. Copy the token_ids you keep: they are views."""
+        """A log entry. token_ids of the pieces are views: copy what you keep."""
 
     def renew(self, manifest: Manifest) -> None:
-        """There is a newer manifest; what is new in its segments has been told as entries."""
+        """There is a newer manifest, whose new contents have been delivered as entries."""
 
     def reset(self) -> None:
-        """Forget everything; another start follows. Not told where nothing has been."""
+        """Forget everything; another start follows. Not called if nothing was delivered."""
 
 
 class ReaderSettings(Options):
-    """Bounds of reading."""
+    """Limits of reading."""
 
-    # Limit for the newest segments that are read at a start; 0: read the log alone.
+    # Tokens of the newest segments to read at a start; 0: read only the log.
     warm_tokens: Annotated[int, Field(ge=0, le=2**40)] = 16 * 2**20
-    warm_deadline_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # segments not read by then are left out
-    read_entries: Annotated[int, Field(ge=1, le=4096)] = 64  # entries of the log read at once
+    warm_deadline_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # later segments are skipped
+    read_entries: Annotated[int, Field(ge=1, le=4096)] = 64  # log entries per read
 
 
 @dataclass(slots=True)
 class ReaderCounters(FoldedLogCounters):
-    """What the reader has met since it began."""
-
     entry_tokens: int = 0
     segment_tokens: int = 0
-    skipped_segments: int = 0  # past the deadline of a warm start
+    skipped_segments: int = 0  # past warm_deadline_s
     listener_faults: int = 0
 
 
@@ -96,7 +93,7 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         self.counters: ReaderCounters = ReaderCounters()
         self._listener = listener
         self._clock = clock
-        self._deadline = 0.0  # for reading the segments of this start
+        self._deadline = 0.0  # for this start's segments
         self._read_at: float | None = None  # when Redis last answered
 
     def step(self) -> bool:
@@ -151,8 +148,7 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         self._tell(self._listener.reset)
 
     def _renew(self, place: Place[Manifest, SegmentEntry], version: int) -> ResetReason | None:
-        """Take over which generations there are. The new segments hold what the log has told, and what outlives
-        generations that went: only listeners to segments take that over at once."""
+        """Take over the new manifest's generations. Survivors of dropped generations reach only segment listeners."""
         stored = self.store.read_manifest()
         if stored.epoch != place.epoch:
             return "epoch"
@@ -183,7 +179,7 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
 
 
 def newest_segments(manifest: Manifest, max_tokens: int) -> list[tuple[int, SegmentEntry]]:
-    """As many of the newest segments as hold `max_tokens` together, oldest first, each with its generation."""
+    """The newest segments with at most `max_tokens` in all, oldest first, each with its generation."""
     chosen: list[tuple[int, SegmentEntry]] = []
     for generation, entry in reversed(manifest.segments):
         max_tokens -= entry.num_tokens
@@ -194,7 +190,7 @@ def newest_segments(manifest: Manifest, max_tokens: int) -> list[tuple[int, Segm
 
 
 def generation_of(manifest: Manifest | None, entry_id: str) -> int:
-    """Where an entry of the log has been folded, or will be."""
+    """The generation that a log entry has been or will be folded into."""
     if manifest is None:
         return 0
     if parse_id(entry_id) <= parse_id(manifest.folded_id):

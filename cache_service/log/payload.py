@@ -1,7 +1,6 @@
-"""What a folded log holds: the forms of its manifest, entries and segments.
+"""Payloads of a folded log: the types of its manifest, entries and segments, and their decoders.
 
-Stream, segments, manifest and fencing are the same for every payload. Tokens are one; soft counts are the other, see
-`counts.soft_codec`.
+There are two: tokens, and soft counts (see `counts.soft_codec`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SegmentT = TypeVar("SegmentT")
 
 @dataclass(frozen=True, slots=True)
 class Payload(Generic[ManifestT, RefT, EntryT, SegmentT]):
-    """How to read what a folded log holds. The decoders raise FormatError."""
+    """The decoders raise FormatError."""
 
     manifest: type[ManifestT]
     decode_entry: Callable[[FrameCodec, bytes], EntryT]

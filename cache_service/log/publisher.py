@@ -1,11 +1,11 @@
-"""The write path of the shared cache: verified tokens go into a bounded queue, and a thread brings them to Redis.
+"""The write path of the shared cache: verified tokens go into a bounded queue, and a thread writes them to Redis.
 
 `publish` neither waits for the network nor raises, whatever state Redis is in. What cannot be written is dropped,
 oldest first, and counted.
 
-Pieces carry the server's time, not this machine's: a clock that is wrong here lets nothing escape a purge. What still
-waits when a data set ends goes into the next one only if a purge is noted and does not cover it, or if it is younger
-than a second: a note can be lost, but hardly as fast.
+Pieces carry the server's time, so that a wrong local clock cannot make them escape a purge. When an epoch ends, queued
+tokens are written to the next one only if a new purge is noted that does not cover them, or if they are younger than a
+second: a note may be evicted, but hardly within a second.
 """
 
 from __future__ import annotations
@@ -45,60 +45,60 @@ log = logging.getLogger(__name__)
 
 _FRAMES_AT_ONCE = 64
 _MAX_NAMESPACES = 4096  # held open
-_NOTED_MS = 1000  # that the note of a purge stays, however short memory is
-_CLOCK_S = 30.0  # after which the server is asked again for its time
+_NOTED_MS = 1000  # a noted purge stays at least this long, even if memory is short
+_CLOCK_S = 30.0  # between readings of the server's time
 
 
 class PublisherSettings(Options):
-    """Bounds of the write path."""
+    """Limits of the write path."""
 
     max_queued_tokens: Annotated[int, Field(ge=1, le=2**31)] = 1_000_000
     max_queued_pieces: Annotated[int, Field(ge=1, le=2**31)] = 100_000
-    entry_tokens: Annotated[int, Field(ge=1, le=MAX_ENTRY_TOKENS)] = 1024  # most tokens of an entry
+    entry_tokens: Annotated[int, Field(ge=1, le=MAX_ENTRY_TOKENS)] = 1024  # most tokens per entry
     flush_s: PollSeconds = 0.25  # longest wait from publishing to writing
     max_log_entries: Annotated[int, Field(ge=1, le=2**31)] = 16_384  # kept in the stream of a namespace
-    keep_s: KeepSeconds = KEEP_S  # life of a stream after its last entry
+    keep_s: KeepSeconds = KEEP_S  # time to live of a stream after its last entry
 
 
 @dataclass(slots=True)
 class PublisherCounters:
-    """Since the start; written by the publisher alone."""
+    """Counts since the start."""
 
-    published_tokens: int = 0  # taken by `publish`
+    published_tokens: int = 0  # accepted by `publish`
     written_tokens: int = 0
     written_entries: int = 0
     written_bytes: int = 0
     overflow_tokens: int = 0  # dropped because the queue was full
     refused_tokens: int = 0  # dropped because Redis refused them: full, read-only, not permitted
-    purged_tokens: int = 0  # dropped because what was learnt at their time has been purged
-    invalid_pieces: int = 0  # that no entry can hold
-    failures: int = 0  # tries that found Redis unavailable
+    purged_tokens: int = 0  # dropped because their time was purged
+    invalid_pieces: int = 0  # dropped because no entry can hold them
+    failures: int = 0  # attempts with Redis unavailable
     breaker_opened: int = 0
-    faults: int = 0  # exceptions in the publisher itself; each one is a bug
+    faults: int = 0  # unexpected exceptions: each one is a bug
 
 
 class _Waiting(NamedTuple):
-    """What `publish` was given, unchecked."""
+    """Arguments of `publish`, unchecked."""
 
     namespace: str
     document_id: bytes
     offset: int
     token_ids: tuple[int, ...] | Int32Array
     kind: int
-    at_ms: int  # by this process's own clock
+    at_ms: int  # this process's monotonic clock
 
 
 @dataclass(slots=True)
 class _Opened:
-    """A namespace that is written to."""
+    """A namespace being written."""
 
     store: Store
     codec: FrameCodec
-    ahead_s: float  # that the server's Unix time is ahead of this process's own clock
-    asked_s: float  # when the server was asked for its time
-    epoch: str  # identifies the data set that was written to last
-    purges: bytes = b""  # that Redis has told of
-    from_ms: int = 0  # what is older belonged to a data set that has ended
+    ahead_s: float  # server's Unix time minus this process's monotonic clock
+    asked_s: float  # when the server's time was read
+    epoch: str
+    purges: bytes = b""  # as last read
+    from_ms: int = 0  # older tokens belong to an ended epoch
 
     def time_s(self, at_ms: int) -> int:
         return max(0, int(self.ahead_s + at_ms / 1000))
@@ -106,7 +106,7 @@ class _Opened:
 
 @dataclass(slots=True)
 class _Run:
-    """Tokens of one document that follow one another."""
+    """Consecutive tokens of one document."""
 
     namespace: str
     document_id: bytes
@@ -119,7 +119,7 @@ class _Run:
 class Publisher:
     """Publishes for any number of namespaces, in one background thread.
 
-    open_namespace: the store and codec of a namespace; called in that thread, seldom more than once for each.
+    open_namespace: returns the store and codec of a namespace; called in that thread.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._queued_tokens = 0
-        self._taken_tokens = 0  # that the thread holds: tried in vain, or on their way
+        self._taken_tokens = 0  # tokens that the thread is writing or will retry
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cache-publisher", daemon=True)
@@ -150,9 +150,9 @@ class Publisher:
         token_ids: Sequence[int] | Int32Array,
         kind: int = RecordKind.OUTPUT,
     ) -> None:
-        """Share `token_ids` (shape [n], copied), at `offset` of a document. Returns at once and never raises.
+        """Share `token_ids` ([n], copied) at `offset` of a document. Returns at once and never raises.
 
-        What makes no sense is dropped and counted when it is written.
+        Invalid arguments are dropped and counted when they are written.
         """
         try:
             copied = token_ids.copy() if isinstance(token_ids, np.ndarray) else tuple(token_ids)
@@ -164,7 +164,7 @@ class Publisher:
             if self._closing.is_set() or num_tokens == 0:
                 return
             self.counters.published_tokens += num_tokens
-            self._queue.append(_Waiting(namespace, document_id, offset, copied, kind, _now_ms()))
+            self._queue.append(_Waiting(namespace, document_id, offset, token_ids=copied, kind=kind, at_ms=_now_ms()))
             self._queued_tokens += num_tokens
             while self._queue and self._is_full():
                 dropped = len(self._queue.popleft().token_ids)
@@ -176,16 +176,15 @@ class Publisher:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait to be written, those on their way included."""
+        """Tokens not yet written, including those being written."""
         return self._queued_tokens + self._taken_tokens
 
     @property
     def is_breaker_open(self) -> bool:
-        """Whether Redis is left alone for a while, because it could not be reached."""
         return self._breaker.is_open
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Write what is queued and end the thread. False if something was left after `timeout_s`, or dropped now."""
+        """Write what is queued and end the thread. False if something is left after `timeout_s`."""
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_s)
@@ -211,11 +210,11 @@ class Publisher:
                 if not held and self._queued_tokens >= (1 if is_last else self._settings.entry_tokens):
                     continue
             if is_last:
-                return  # whatever is left has had its try
+                return  # everything left has been tried once
             self._wait(pause_s or self._settings.flush_s, stuck=bool(held or pause_s))
 
     def _wait(self, seconds: float, stuck: bool) -> None:
-        """Until the time is over or there is a batch; while Redis is away, only closing ends it early."""
+        """Wait for a batch. stuck: Redis is away, so that only closing ends the wait early."""
         if stuck:
             self._closing.wait(seconds)
         else:
@@ -223,7 +222,7 @@ class Publisher:
         self._wake.clear()
 
     def _take(self) -> list[tuple[str, Piece]]:
-        """At most what `_FRAMES_AT_ONCE` entries hold."""
+        """Take about as much as `_FRAMES_AT_ONCE` entries hold."""
         taken: list[_Waiting] = []
         room = _FRAMES_AT_ONCE * self._settings.entry_tokens
         with self._lock:
@@ -237,8 +236,8 @@ class Publisher:
         return self._join(taken)
 
     def _join(self, taken: list[_Waiting]) -> list[tuple[str, Piece]]:
-        """Pieces of what was published, each as long as tokens of one document follow one another. Until they are
-        written, their times are milliseconds of this process's own clock."""
+        """Join consecutive tokens of each document into pieces. Until they are written, time_s of a piece is in
+        milliseconds of this process's monotonic clock."""
         runs: list[_Run] = []
         newest: dict[tuple[str, bytes, int], _Run] = {}
         for waiting in taken:
@@ -246,10 +245,10 @@ class Publisher:
                 tokens = _checked_tokens(waiting)
                 key = (waiting.namespace, waiting.document_id, waiting.kind)
                 run = newest.get(key)
-            except Exception:  # whatever a caller has passed
+            except Exception:  # invalid arguments of `publish`
                 self.counters.invalid_pieces += 1
                 continue
-            # Of one second: a purge in between must still be able to tell them apart.
+            # Only within a second, so that a purge of times in between can separate them.
             is_next = run is not None and run.offset + len(run.tokens) == waiting.offset
             if run is not None and is_next and waiting.at_ms - run.at_ms < 1000:
                 run.tokens += tokens
@@ -265,7 +264,7 @@ class Publisher:
         ]
 
     def _write(self, taken: list[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
-        """Write all of it, one namespace after another; returns what should be tried again."""
+        """Write namespace by namespace. Returns what should be retried."""
         by_namespace: dict[str, list[Piece]] = {}
         for namespace, piece in taken:
             by_namespace.setdefault(namespace, []).append(piece)
@@ -282,7 +281,7 @@ class Publisher:
                 if self._breaker.num_opened > self.counters.breaker_opened:
                     log.warning("the shared cache cannot be written, tokens are kept or dropped: %s", error)
                 self.counters.breaker_opened = self._breaker.num_opened
-                by_namespace[namespace] = by_namespace.pop(namespace)  # last: of a cluster, only a part may be away
+                by_namespace[namespace] = by_namespace.pop(namespace)  # retried last: only its cluster node may be away
                 return [(namespace, piece) for namespace, pieces in by_namespace.items() for piece in pieces]
             except SettingError as error:
                 log.warning("tokens of a namespace are dropped: %s", error)
@@ -320,21 +319,16 @@ class Publisher:
 
     def _open(self, namespace: str) -> _Opened:
         store, codec = self._open_namespace(namespace)
-        return _Opened(
-            store,
-            codec,
-            ahead_s=_ahead_s(store),
-            asked_s=time.monotonic(),
-            epoch=store.begin_epoch(self._settings.keep_s),
-        )
+        epoch = store.begin_epoch(self._settings.keep_s)
+        return _Opened(store, codec, ahead_s=_ahead_s(store), asked_s=time.monotonic(), epoch=epoch)
 
     def _begin_again(self, opened: _Opened, purged: NamespacePurged) -> None:
-        """Take note of what has happened to the data set."""
+        """Take over the current epoch and purges."""
         noted, known = PurgedTimes.decode(purged.purges).ranges, PurgedTimes.decode(opened.purges).ranges
         if purged.epoch != opened.epoch:
             now_ms = _now_ms()
             opened.epoch = purged.epoch or opened.store.begin_epoch(self._settings.keep_s)
-            if set(noted) <= set(known):  # a purge that has been forgotten, or a loss: nobody knows of when
+            if set(noted) <= set(known):  # the purge's note was lost, or the data were: the time is unknown
                 opened.from_ms = now_ms - _NOTED_MS
         opened.purges = purged.purges
 
@@ -346,7 +340,9 @@ class Publisher:
         if not frames:
             return
         settings = self._settings
-        opened.store.append(frames, settings.max_log_entries, settings.keep_s, purges=opened.purges, epoch=opened.epoch)
+        opened.store.append(
+            frames, settings.max_log_entries, keep_s=settings.keep_s, purges=opened.purges, epoch=opened.epoch
+        )
         self.counters.written_entries += len(frames)
         self.counters.written_bytes += sum(map(len, frames))
         self.counters.written_tokens += sum(len(piece.token_ids) for piece in joined)
@@ -355,7 +351,7 @@ class Publisher:
 def _ahead_s(store: Store) -> float:
     try:
         return store.server_time_ms() / 1000 - time.monotonic()
-    except StoreRefused:  # not permitted to ask
+    except StoreRefused:  # no permission
         return time.time() - time.monotonic()
 
 
@@ -364,12 +360,12 @@ def _now_ms() -> int:
 
 
 def _checked_tokens(waiting: _Waiting) -> array[int]:
-    """The tokens; raises for what no entry could hold."""
+    """The tokens. Raises ValueError or TypeError for arguments that no entry can hold."""
     namespace, document_id, offset, token_ids, kind, _ = waiting
     tokens = array("i", token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids)
     if not isinstance(namespace, str) or not isinstance(document_id, bytes) or len(document_id) != DOCUMENT_ID_BYTES:
         raise ValueError
-    if namespace == PUBLIC:  # the promotion gate alone writes to it
+    if namespace == PUBLIC:  # only the promotion gate writes it
         raise ValueError
     if min(tokens) < 0 or not 0 <= index(kind) < 256:
         raise ValueError

@@ -1,4 +1,4 @@
-"""What outlives its generation: texts that were asked for more than once in it, but for one copy."""
+"""Texts that survive the drop of their generation: those that occur in it more than once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ class _Text:
 
 
 def survivors(pieces: Iterable[Piece], max_tokens: int) -> list[Piece]:
-    """The newest copy of each piece that occurs at least twice in a generation that must go.
+    """The newest copy of each piece that occurs at least twice in a dropped generation, in order of time.
 
-    Those said most often come in first, the newer of two that were said as often, as far as they fit into `max_tokens`
-    together; the result is in order of time. A text that is not said again in its next generation goes with that: its
-    one copy there is no repetition. So what is kept goes by how often and by how lately it was said.
+    The most frequent come first, then the newest, as far as they fit into `max_tokens` together. A survivor that does
+    not recur in its next generation is dropped with it, since its copy there is the only one.
     """
     texts: dict[bytes, _Text] = {}
     for piece in pieces:

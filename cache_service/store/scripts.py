@@ -1,9 +1,9 @@
-"""Lua scripts of the shared cache. Each is one atomic step of constant cost, but for trimming what a fold has read.
+"""Lua scripts of the shared cache. Each is one atomic step of constant cost, except for trimming a folded log.
 
-A namespace lives as long as its epoch, whose time to live nobody shortens: what has been imported for a year goes on to
-live for that year when traffic, which is kept for days, writes beside it.
+A namespace lives as long as its epoch, whose time to live is never shortened: an import kept for a year stays for that
+year although traffic, which is kept for days, is written to the same namespace.
 
-Every key is named in KEYS, and all keys of a call belong to one namespace: one hash slot.
+Every key is named in KEYS, and all keys of a call belong to one namespace and thus to one hash slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _script(text: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# As long as the epoch, which nobody shortens; where it has less than `seconds` left, it gets them.
+# Extends the epoch to `seconds` if it has less left, and gives the other keys the same time to live.
 _LIVE = """
 local function live(epoch, seconds, others)
   local left, least = redis.call('PTTL', epoch), 1000 * seconds
@@ -42,7 +42,7 @@ local token = tonumber(redis.call('GET', KEYS[2]) or '0')
 local written = tonumber(redis.call('HGET', KEYS[3], 'token') or '0')
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 if not owner or token < 1 or token < written then
-  -- A fence that has been lost goes on after the tokens that were granted before.
+  -- A lost fence continues after the tokens granted before.
   token = math.max(token, written) + 1
 end
 redis.call('SET', KEYS[2], string.format('%d', token), 'EX', ARGV[3])
@@ -92,7 +92,7 @@ return redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[2])
 
 WRITE_SEGMENT = _script("""
 -- KEYS: segment, fence, epoch. ARGV: fencing token, epoch, seconds that the segment lives, frame.
--- Returns 1, or 0 if a newer lease has been granted or the data set is another: after a purge nothing comes back.
+-- Returns 1, or 0 if a newer lease has been granted or the epoch is another: nothing returns after a purge.
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
 if tonumber(redis.call('GET', KEYS[2]) or '0') ~= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[3])
@@ -101,7 +101,7 @@ return 1
 
 SEIZE_LEASE = _script("""
 -- KEYS: lease, fence, manifest. ARGV: owner, milliseconds of the lease, seconds that the fence lives.
--- Returns the fencing token of the lease, which is taken from whoever holds it.
+-- Takes the lease from any holder. Returns its fencing token.
 local written = tonumber(redis.call('HGET', KEYS[3], 'token') or '0')
 local token = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), written)
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then token = token + 1 end
@@ -157,7 +157,7 @@ SUPPORT_PHRASES = _script("""
 -- KEYS: opted out, offers of the tenant today, phrases, then the supporters of each phrase, 32 at most. ARGV: tenant,
 -- time, seconds that support lasts, supporters needed, supporters kept, offers allowed, phrases kept, then their ids.
 -- Returns for each phrase 1 if its tokens are wanted, 0 if not, -1 if the tenant has made too many offers; or only -2
--- if it has opted out, or began anew later than that.
+-- if it has opted out, or opted in again at or after that time.
 local since = redis.call('HGET', KEYS[1], ARGV[1])
 if since and (since == 'never' or tonumber(ARGV[2]) <= tonumber(since)) then return {-2} end
 local has_room = redis.call('HLEN', KEYS[3]) < tonumber(ARGV[7])
@@ -185,7 +185,7 @@ return answers
 
 KEEP_PHRASE = _script("""
 -- KEYS: phrases, supporters of this one. ARGV: id, frame, supporters needed, phrases kept, seconds that they live.
--- Returns 1 if it was written: not if there is one, too many, or too little support by now.
+-- Returns 1 if it was written, 0 if it exists, there are too many phrases, or it has too little support by now.
 if redis.call('ZCARD', KEYS[2]) < tonumber(ARGV[3]) then return 0 end
 if redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then return 0 end
 local written = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
@@ -194,7 +194,7 @@ return written
 """)
 
 SERVER_TIME = _script("""
--- KEYS: any of the namespace. Returns Unix time in milliseconds, of the one clock that all processes share.
+-- KEYS: any of the namespace. Returns the server's Unix time in milliseconds, a clock that all processes share.
 local now = redis.call('TIME')
 return tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 """)

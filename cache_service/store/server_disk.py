@@ -1,4 +1,4 @@
-"""A server's append-only file, in which whatever was deleted stays until it is written anew."""
+"""Rewriting a server's append-only file, in which deleted data stay until it is rewritten."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOOK_EVERY_S = 0.02
 
 
 def forget_deleted(connection: Connection, patience_s: float = 10.0) -> bool:
-    """Have one server write its append-only file anew, so that what was deleted before is on its disk no more.
+    """Have a server rewrite its append-only file, so that deleted data are no longer on its disk.
 
-    False, with a warning: it cannot be asked, or has not done so within `patience_s`. It does by itself when the file
-    has grown to twice its size.
+    False, with a warning: it refuses, or has not finished within `patience_s`. Servers also rewrite the file by
+    themselves when it has doubled in size.
     """
     deadline = time.monotonic() + patience_s
     try:
@@ -27,7 +27,7 @@ def forget_deleted(connection: Connection, patience_s: float = 10.0) -> bool:
             client: Any = connection.client()
             if not client.info("persistence")["aof_enabled"]:
                 return True
-            if _is_idle(client, deadline):  # one that has begun before may write what has been deleted meanwhile
+            if _is_idle(client, deadline):  # a rewrite begun earlier may contain deleted data
                 client.bgrewriteaof()
                 if _is_idle(client, deadline):
                     return bool(client.info("persistence")["aof_last_bgrewrite_status"] == "ok")
@@ -39,7 +39,7 @@ def forget_deleted(connection: Connection, patience_s: float = 10.0) -> bool:
 
 
 def _is_idle(client: Any, deadline: float) -> bool:
-    """Wait until the file is not being written anew; false if that takes too long."""
+    """Wait until no rewrite is running; False after the deadline."""
     while True:
         facts = client.info("persistence")
         if not facts["aof_rewrite_in_progress"] and not facts["aof_rewrite_scheduled"]:

@@ -1,4 +1,4 @@
-"""Keeps an embedded server running for as long as it is wanted."""
+"""Restarts an embedded server when it ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _LOOK_EVERY_S = 0.25
 
 
 class ServerWatch:
-    """Starts a server again when it has ended, with the same data, port and password, in a thread of its own.
-
-    Close the watch before the server is stopped.
-    """
+    """Restarts a server with the same data, port and password, in a background thread. Close it before the server."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self.num_restarts = 0
@@ -29,7 +26,7 @@ class ServerWatch:
         self._turns.add("server", self._look)
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """End it; False if it is still starting a server after `timeout_s`."""
+        """End the thread; False if it is still starting a server after `timeout_s`."""
         return self._turns.close(timeout_s)
 
     def _look(self) -> float:
@@ -42,6 +39,6 @@ class ServerWatch:
             self.num_restarts += 1
         except ServerError as error:
             log.warning("the cache's server cannot be started again for now: %s", error)
-        # Also where it could be: one that ends again and again is not to keep the machine busy.
+        # After a successful restart, too: a server that keeps crashing must not keep the machine busy.
         self._breaker.failed(time.monotonic())
         return max(_LOOK_EVERY_S, self._breaker.wait_s(time.monotonic()))

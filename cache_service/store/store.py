@@ -1,7 +1,4 @@
-"""All that Paceline asks of Redis for one namespace, each question in one typed call.
-
-Answers are checked for their shape: a server that answers something else counts as unavailable.
-"""
+"""Redis operations on one namespace, as typed calls. Malformed answers count as an unavailable server."""
 
 from __future__ import annotations
 
@@ -36,13 +33,12 @@ from cache_service.store.scripts import (
 
 _FIELD = b"e"
 _KEPT_AT_ONCE = 255
-_KEEP_ATTEMPTS = 8  # then others have kept it eight times over
+_KEEP_ATTEMPTS = 8  # each failure means that another writer has just extended it
 _MAX_MANIFEST_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
 
 KEEP_S = 7 * 24 * 3600
-"""How long a namespace lives after it was last written to, where nobody wants it to live longer. So none is there for
-ever, and memory that runs short is taken from those that nobody asks for; what is read or written often is the last to
-go."""
+"""Default time to live of a namespace after its last write. All keys expire, so a full server with the policy
+volatile-lfu may evict any of them."""
 
 Verdict = Literal["ok", "fenced", "epoch", "version"]
 VERDICTS: dict[bytes, Verdict] = {b"ok": "ok", b"fenced": "fenced", b"epoch": "epoch", b"version": "version"}
@@ -50,14 +46,14 @@ VERDICTS: dict[bytes, Verdict] = {b"ok": "ok", b"fenced": "fenced", b"epoch": "e
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What the log and its surroundings looked like at one moment."""
+    """Part of the log, with epoch and manifest version of the same moment."""
 
-    epoch: str | None  # None: nothing has ever been written to this data set
-    version: int  # manifest version, 0 if there is no manifest
+    epoch: str | None  # None: nothing has been written yet
+    version: int  # the manifest's, 0 if there is none
     entries: list[tuple[str, bytes]]  # (stream id, frame), in order
 
     def after(self, entry_id: str) -> list[tuple[str, bytes]]:
-        """The entries after `entry_id`, which was the first one asked for and may be gone."""
+        """Entries after `entry_id`, from which the log was read."""
         return self.entries[1:] if self.entries and self.entries[0][0] == entry_id else self.entries
 
 
@@ -65,7 +61,7 @@ class LogView:
 class StoredManifest:
     epoch: str | None
     version: int
-    frame: bytes | None  # None: there is none, or it is far too large
+    frame: bytes | None  # None: there is none, or it is too large
 
 
 class Store:
@@ -76,7 +72,6 @@ class Store:
         self._connection = connection
 
     def beside(self, area: str) -> Store:
-        """Another area of the namespace."""
         return Store(self._connection, self.keys.beside(area))
 
     def append(
@@ -87,18 +82,17 @@ class Store:
         purges: bytes | None = None,
         epoch: str | None = None,
     ) -> list[str]:
-        """Append entries to the log, all or none; begin an epoch if there is none. Returns their ids.
+        """Append entries to the log, all or none, and return their ids. Begins an epoch if there is none.
 
-        The log keeps about `max_entries`, the oldest go first, and all of it lives `keep_s` seconds from now, at least.
-        purges: the times of purges that the entries leave out, b"" at first; epoch: of the data set that they are for,
-        None: any. If there are other purges or another epoch by now, nothing is written, and NamespacePurged tells
-        them. purges None: the entries are newer than any purge.
+        The log is trimmed to about the newest `max_entries`, and lives at least `keep_s` seconds from now.
+        purges: the noted purges that the entries respect, as read before (b"": none); None: do not check. epoch: the
+        one that the entries are for; None: any. Raises NamespacePurged, and writes nothing, if either has changed.
         """
         with faults_told(), self.client().pipeline(transaction=True) as pipeline:
             if purges is not None:
                 pipeline.watch(self.keys.purges)
                 found = as_bytes(pipeline.get(self.keys.purges) or b"")
-                # The epoch is not watched: everybody who appends prolongs its life. A purge is noted before it ends it.
+                # The epoch is not watched, since every append extends its life. A purge notes itself before it ends it.
                 current = as_optional_text(pipeline.get(self.keys.epoch))
                 if found != purges or epoch not in (None, current):
                     raise NamespacePurged(PurgedTimes.decode(found).encode(), current)
@@ -106,16 +100,13 @@ class Store:
             pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             for frame in frames:
                 pipeline.xadd(self.keys.log, {_FIELD: frame}, maxlen=max_entries, approximate=True)
-            pipeline.expire(self.keys.log, keep_s)  # at once: this process may end before it has done the rest
+            pipeline.expire(self.keys.log, keep_s)  # in this transaction: this process may die before `_keep`
             entry_ids = [as_text(answer) for answer in pipeline.execute()[1:-1]]
         self._keep(keep_s)
         return entry_ids
 
     def append_in_epoch(self, epoch: str, frame: bytes, max_entries: int, keep_s: int = KEEP_S) -> str | None:
-        """Append an entry if the data set still is that of `epoch`. Returns its id; None: it is another one.
-
-        The log keeps about `max_entries`.
-        """
+        """Append an entry unless the epoch has changed. Returns its id, or None. The log keeps about `max_entries`."""
         with faults_told():
             answer = as_text(
                 self.run(APPEND_IN_EPOCH, [self.keys.log, self.keys.epoch], [epoch, frame, max_entries, keep_s])
@@ -125,7 +116,7 @@ class Store:
             return answer or None
 
     def read_log(self, begin: str, max_entries: int) -> LogView:
-        """Entries from id `begin` on, that one included, with the epoch and manifest version of the same moment."""
+        """Entries from id `begin` on, inclusive."""
         with faults_told(), self.client().pipeline(transaction=True) as pipeline:
             pipeline.get(self.keys.epoch)
             pipeline.hget(self.keys.manifest, "version")
@@ -138,7 +129,7 @@ class Store:
             return LogView(as_optional_text(epoch), as_count(version or 0), entries)
 
     def log_after(self, entry_id: str, at_once: int) -> Iterator[tuple[str, bytes]]:
-        """Entries behind this one, `at_once` a question, until an answer brings no more."""
+        """Entries after this one, read in batches of `at_once`."""
         while entries := self.read_log(entry_id, at_once + 1).after(entry_id):
             yield from entries
             entry_id = entries[-1][0]
@@ -156,35 +147,35 @@ class Store:
             return StoredManifest(as_optional_text(epoch), as_count(version or 0), as_bytes(body[0]) if body else None)
 
     def server_time_ms(self) -> int:
-        """Unix time in milliseconds by the clock that all processes share."""
+        """The server's Unix time, a clock that all processes share."""
         with faults_told():
             return as_count(self.run(SERVER_TIME, [self.keys.epoch], []))
 
     def read_epoch(self) -> str | None:
-        """The epoch of this data set; None if nothing has been written, or it has expired."""
+        """None: nothing has been written yet, or the namespace has expired."""
         with faults_told():
             return as_optional_text(self.client().get(self.keys.epoch))
 
     def begin_epoch(self, keep_s: int = KEEP_S) -> str:
-        """The epoch of this data set; it is written if there is none."""
+        """The current epoch; a new one if there is none."""
         with faults_told(), self.client().pipeline(transaction=True) as pipeline:
             pipeline.set(self.keys.epoch, secrets.token_hex(16), nx=True, ex=keep_s)
             pipeline.get(self.keys.epoch)
             return as_text(pipeline.execute()[1])
 
     def read_segment(self, digest: str, num_bytes: int) -> bytes | None:
-        """At most one byte more than `num_bytes`; None if it is not there."""
+        """At most `num_bytes` + 1 bytes; None if it does not exist."""
         with faults_told():
             return as_bytes(self.client().getrange(self.keys.segment(digest), 0, num_bytes)) or None
 
     def write_segment(self, digest: str, frame: bytes, keep_s: int, token: int, epoch: str) -> bool:
-        """Write a segment under a lease. False: a newer lease was granted, or the data set is another by now."""
+        """Write a segment under a lease. False: a newer lease was granted, or the epoch has changed."""
         keys = [self.keys.segment(digest), self.keys.fence, self.keys.epoch]
         with faults_told():
             return as_count(self.run(WRITE_SEGMENT, keys, [token, epoch, keep_s, frame])) > 0
 
     def keep_live_segments(self, digests: Sequence[str], keep_s: int) -> int:
-        """Let segments live for `keep_s` seconds from now, and as long as the namespace. Returns how many are there."""
+        """Extend segments to `keep_s` seconds or the namespace's life, whichever is longer. Returns how many exist."""
         num_found = 0
         with faults_told():
             for begin in range(0, len(digests), _KEPT_AT_ONCE):
@@ -193,14 +184,14 @@ class Store:
         return num_found
 
     def keep_segments(self, digests: Sequence[str], keep_s: int) -> int:
-        """Let segments live for `keep_s` seconds from now. Returns how many are there."""
+        """Set the time to live of segments. Returns how many exist."""
         with faults_told(), self.client().pipeline(transaction=False) as pipeline:
             for digest in digests:
                 pipeline.expire(self.keys.segment(digest), keep_s)
             return sum(map(as_count, pipeline.execute()))
 
     def acquire_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int | None:
-        """The fencing token of a lease for `lease_ms`, new or renewed; None if another owner holds it."""
+        """Acquire or renew the lease. Returns its fencing token; None if another owner holds it."""
         with faults_told():
             keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
             return as_count(self.run(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
@@ -219,19 +210,19 @@ class Store:
         folded_id: str,
         keep_s: int = KEEP_S,
     ) -> Verdict:
-        """Replace manifest version `replaces` with `version`, unless a newer lease, data set or manifest is there."""
+        """Replace manifest version `replaces` with `version`; refused after a newer lease, epoch or manifest."""
         arguments = [token, epoch, replaces, version, folded_id, frame, keep_s]
         with faults_told():
             return VERDICTS[self.run(WRITE_MANIFEST, [self.keys.manifest, self.keys.fence, self.keys.epoch], arguments)]
 
     def trim_log(self, version: int, first_id: str) -> int:
-        """Remove the entries before `first_id`, if the manifest still has `version`. Returns how many."""
+        """Remove the entries before `first_id` if the manifest still has `version`. Returns how many."""
         with faults_told():
             return as_count(self.run(TRIM_LOG, [self.keys.log, self.keys.manifest], [version, first_id]))
 
     def _keep(self, keep_s: int) -> None:
-        """Let log and epoch live for `keep_s` seconds from now, and never shorter than the epoch does. No script:
-        writers may have no right to run one."""
+        """Extend log and epoch to `keep_s` seconds, without shortening the epoch. No script: writers may lack that
+        permission."""
         for _ in range(_KEEP_ATTEMPTS):
             with faults_told(), suppress(WatchError), self.client().pipeline(transaction=True) as pipeline:
                 pipeline.watch(self.keys.epoch)
@@ -244,7 +235,7 @@ class Store:
                 return
 
     def client(self) -> Client:
-        """For what is kept beside the log. Use it within `faults_told`."""
+        """Use it within `faults_told`."""
         return self._connection.client()
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
@@ -254,7 +245,7 @@ class Store:
 
 def _entry(entry: Any) -> tuple[str, bytes]:
     entry_id, fields = entry
-    if isinstance(fields, list):  # as redis-py leaves it in a transaction on a cluster
+    if isinstance(fields, list):  # redis-py's form in a cluster transaction
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
-    found = fields.get(_FIELD, b"") if fields else b""  # an entry of other fields is damaged, not a fault
+    found = fields.get(_FIELD, b"") if fields else b""  # an entry with other fields is damaged
     return as_text(entry_id), as_bytes(found)

@@ -1,4 +1,4 @@
-"""One background thread that gives many small tasks their turns."""
+"""A background thread that runs many small periodic tasks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _IDLE_S = 60.0
 
 
 class Turns:
-    """Calls every task when its time has come, one after another.
+    """Calls each task when it is due, one at a time. A task returns the seconds until its next turn.
 
-    A task returns the seconds until its next turn. One that raises is logged and tried again later: tasks that answer
-    for their own faults do not raise.
+    A task that raises is logged and retried later; tasks should handle expected errors themselves.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,30 +30,29 @@ class Turns:
         self._thread.start()
 
     def add(self, name: str, task: Callable[[], float]) -> None:
-        """Begin at once; replaces a task of the same name."""
+        """The first turn is due at once. Replaces a task of the same name."""
         with self._lock:
             self._tasks[name] = task
             self._due[name] = 0.0
         self._wake.set()
 
     def remove(self, name: str) -> None:
-        """No turn begins after this; one that is under way ends."""
+        """No turn begins after this; a running one finishes."""
         with self._lock:
             self._tasks.pop(name, None)
             self._due.pop(name, None)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after the turn that is under way; False if that takes longer than `timeout_s`, or this is
-        called in that turn."""
+        """End the thread after the running turn. False if that takes over `timeout_s`, or if called in a turn."""
         self._closing = True
         self._wake.set()
-        if threading.current_thread() is not self._thread:  # a finaliser runs in any thread
+        if threading.current_thread() is not self._thread:  # finalizers may call this in the thread itself
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
-            self._wake.clear()  # before the look at what may have changed: a wake after it is not lost
+            self._wake.clear()  # before reading the state, so that no later wake is lost
             if self._closing:
                 return
             with self._lock:
