@@ -103,7 +103,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         for name, value in vars(record).items():
-            if name not in _OF_EVERY_RECORD:
+            if name not in _OF_EVERY_RECORD and not name.startswith("_"):  # Ray adds private ones
                 fields.setdefault(name, value)
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)

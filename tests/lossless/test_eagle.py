@@ -171,7 +171,7 @@ def test_auto_includes_a_head_that_is_there_and_asking_for_one_that_is_not_is_an
         without.generate(PROMPTS, drafters=["eagle"])
     with pytest.raises(ModelError, match="drafter 'eagle' needs a head of the model, and --eagle-head is 'none'"):
         LocalEngine(str(knowing_dir), draft_model="none", drafters=("eagle",))
-    with pytest.raises(InvalidRequest, match="eagle_depth is 0; it should be greater than or equal to 1"):
+    with pytest.raises(InvalidRequest, match="eagle_depth is 0; it must be at least 1"):
         local_engine(knowing_dir, "head", eagle_depth=0)
 
 

@@ -105,7 +105,7 @@ def test_a_name_that_no_namespace_can_have_is_named(model):
     assert engine.core.soft_sharing is None
     with pytest.raises(InvalidRequest, match="namespace is 'a b'; it must be 1-128 characters"):
         engine.generate(PROMPTS, namespace="a b")
-    with pytest.raises(InvalidRequest, match="cache is 'write'; it must be one of off, read, read_write"):
+    with pytest.raises(InvalidRequest, match="cache is 'write'; it must be 'off', 'read' or 'read_write'"):
         engine.stream(PROMPTS[0], cache="write")
 
 

@@ -312,7 +312,7 @@ def test_a_publisher_drops_what_it_still_held_of_the_purged_time(namespace):
 
 def test_a_clock_that_is_ahead_lets_nothing_escape_a_purge(namespace, monkeypatch):
     ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
-    for module in ("publisher", "purge"):
+    for module in ("log.publisher", "admin.purge"):
         monkeypatch.setattr(f"cache_service.{module}.time", ahead)
     name, part = namespace.keys.namespace, piece("a", 0, range(10))
     publisher = Publisher(namespace.open, PublisherSettings(flush_s=60, entry_tokens=16_384))

@@ -13,13 +13,16 @@ import pytest
 import typer
 
 from actors.drafters.registry import CPU_DRAFTER_NAMES, DRAFTER_NAMES, create_drafter, expand_drafters
+from actors.errors import InvalidRequest
 from actors.models.loader import load_config
 from actors.models.source import ModelSource
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.config import load_config as load_cluster_config
 from cluster.gateway.schema import parse_completion
+from cluster.generation import GenerationOptions
 from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.options import KEYS
 from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 PACELINE = typer.main.get_command(app)
@@ -61,7 +64,7 @@ def test_a_program_that_is_wrong_fails(place, monkeypatch):
     monkeypatch.chdir(place)
     (program,) = [text for text in PROGRAMS if "naive" in text]
     for old, new in (("eagle_depth=", "eagle_width="), ("== naive.token_ids", "!= naive.token_ids")):
-        with pytest.raises((TypeError, AssertionError)):
+        with pytest.raises((InvalidRequest, AssertionError)):
             exec(compile(program.replace(old, new), "coming-from.md", "exec"), {})
 
 
@@ -134,6 +137,7 @@ def options_of(command):
 def test_every_keyword_in_the_tables_exists():
     functions = [LocalEngine.__init__, LocalEngine.generate, LocalEngine.beam_search]
     known = {name for function in functions for name in inspect.signature(function).parameters}
+    known |= {*KEYS, *GenerationOptions.model_fields}
     for name in CPU_DRAFTER_NAMES:
         known |= set(inspect.signature(type(create_drafter(name)).__init__).parameters)
         module = inspect.getmodule(type(create_drafter(name)))
