@@ -29,9 +29,8 @@ from actors.models.token_text import has_own_vocabulary
 from actors.training.drafter_build import default_drafter_dir
 from actors.workers.directory import get_or_create_directory
 from actors.workers.draft_pool import draft_pool_application
-from actors.workers.draft_worker import DraftSettings
+from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
-from actors.workers.target_worker import TargetSettings
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
 from cluster.config import NO_CACHE, ClusterConfig

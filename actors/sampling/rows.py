@@ -134,18 +134,18 @@ class RowSampling:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         entries = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return type(self)(
-            self.seeds[rows],
-            self.positions[rows],
-            self.is_hot[rows],
-            self.temperature[rows],
-            self.top_k[rows],
-            self.top_p[rows],
-            self.min_log_ratio[rows],
-            offsets,
-            self.tokens[entries],
-            self.divisor[entries],
-            self.subtrahend[entries],
-            self.bias[entries],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+            is_hot=self.is_hot[rows],
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_log_ratio=self.min_log_ratio[rows],
+            offsets=offsets,
+            tokens=self.tokens[entries],
+            divisor=self.divisor[entries],
+            subtrahend=self.subtrahend[entries],
+            bias=self.bias[entries],
         )
 
 
@@ -165,22 +165,25 @@ def rows_for(
         raise ValueError(f"paths has {len(paths)} entries; it must have one per row, {len(row_sequence)}")
     params = [sequence.params for sequence in sequences]
     is_hot = np.array([not p.is_greedy for p in params], np.bool_)
-    offsets, adjustments = _adjustments_of(sequences, row_sequence, paths)
+    offsets, (tokens, divisor, subtrahend, bias) = _adjustments_of(sequences, row_sequence, paths)
     seeds = np.array([sequence.seed for sequence in sequences], np.int64)
     temperature = np.array([1.0 if p.is_greedy else p.temperature for p in params], np.float32)
     top_k = np.array([p.top_k for p in params], np.int64)
     top_p = np.array([p.top_p for p in params], np.float64)
     min_log_ratio = np.array([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params], np.float32)
     return RowSampling(
-        seeds[row_sequence],
-        np.asarray(positions, dtype=np.int64),
-        is_hot[row_sequence],
-        temperature[row_sequence],
-        top_k[row_sequence],
-        top_p[row_sequence],
-        min_log_ratio[row_sequence],
-        offsets,
-        *adjustments,
+        seeds=seeds[row_sequence],
+        positions=np.asarray(positions, dtype=np.int64),
+        is_hot=is_hot[row_sequence],
+        temperature=temperature[row_sequence],
+        top_k=top_k[row_sequence],
+        top_p=top_p[row_sequence],
+        min_log_ratio=min_log_ratio[row_sequence],
+        offsets=offsets,
+        tokens=tokens,
+        divisor=divisor,
+        subtrahend=subtrahend,
+        bias=bias,
     )
 
 

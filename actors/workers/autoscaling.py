@@ -126,7 +126,8 @@ class DraftPolicy:
         told = [max(recorded.get(name, {}).values(), default=0.0) for name in ("late_share", "gain", "loss")]
         signals = DraftSignals(min(1.0, sum(recorded["busy_share"].values()) / current), *told)
         fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        return _replicas(context, desired_workers(signals, self._targets, current, fewest, most)), {}
+        desired = desired_workers(signals, self._targets, workers=current, fewest=fewest, most=most)
+        return _replicas(context, desired), {}
 
 
 class TargetPolicy:
@@ -147,7 +148,8 @@ class TargetPolicy:
         queue_s, used_share = (sum(recorded[name].values()) / len(recorded[name]) for name in ("queue_s", "used_share"))
         fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         signals = TargetSignals(queue_s, used_share)
-        return _replicas(context, desired_groups(signals, self._limits, current, fewest, most)), {}
+        desired = desired_groups(signals, self._limits, groups=current, fewest=fewest, most=most)
+        return _replicas(context, desired), {}
 
 
 def _replicas(context: Any, desired: int) -> int:

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray import serve
 from ray.util import get_node_ip_address
@@ -17,14 +18,17 @@ from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, serve_autoscaling
 from actors.workers.demand import DraftDemand
 from actors.workers.directory import DemandReader, WorkerEntry
-from actors.workers.draft_worker import DraftSettings, DraftWorker
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
+from actors.workers.settings import DraftSettings
+
+if TYPE_CHECKING:
+    from actors.workers.draft_worker import DraftWorker
 
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
-_TURN_LIMIT_S = 120.0  # of one turn of the worker's loop: a long prompt takes a draft model on a CPU many seconds
+_TURN_LIMIT_S = 120.0  # longest turn of the worker's loop: a draft model on a CPU reads a long prompt for many seconds
 _LEAVE_POLL_S = 0.05
 
 
@@ -99,6 +103,8 @@ class DraftReplica:
             while not path.is_dir():
                 if self._stopping.wait(_LOOK_AGAIN_S):
                     return
+            from actors.workers.draft_worker import DraftWorker  # only where a model is loaded: it takes seconds
+
             started = time.monotonic()
             incarnation = secrets.randbits(62)
             worker = DraftWorker(self._settings, incarnation, get_node_ip_address())

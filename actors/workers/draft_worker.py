@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,18 +14,10 @@ from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
-from actors.models.source import ModelSource
-from actors.options import DraftPoolOptions
+from actors.workers.settings import DraftSettings
 from actors.workers.worker_loop import WorkerLoop
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSettings:
-    source: ModelSource
-    options: DraftPoolOptions  # with the device chosen; `ahead` None is 0
-    target: ModelSource | None = None  # for its tokenizer; None: the vocabularies are equal
 
 
 class DraftWorker:
@@ -62,7 +53,7 @@ class DraftWorker:
 
     @property
     def turn_s(self) -> float:
-        """As of `WorkerLoop`: how long nothing has come of it."""
+        """How long the loop has been at its present turn, as in `WorkerLoop`."""
         return self._loop.turn_s
 
     @property
@@ -71,7 +62,7 @@ class DraftWorker:
 
     @property
     def busy_total_s(self) -> float:
-        """Time spent in drafting, since the beginning."""
+        """Time spent drafting since the start."""
         return self._loop.busy_total_s
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ray
 from ray import serve
@@ -19,7 +20,10 @@ from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, serve_au
 from actors.workers.directory import DemandReader, WorkerEntry
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
-from actors.workers.target_worker import TargetSettings, TargetWorker
+from actors.workers.settings import TargetSettings
+
+if TYPE_CHECKING:
+    from actors.workers.target_worker import TargetWorker
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,9 @@ class TargetRank:
     ) -> None:
         if observability is not None:
             configure_logging(observability, f"target rank {rank}")
-        self._worker = TargetWorker(settings, rank, incarnation)
+        from actors.workers.target_worker import TargetWorker  # only here: the group's own process computes nothing
+
+        self._worker: TargetWorker = TargetWorker(settings, rank, incarnation)
         self._incarnation = incarnation
         self._model = settings.fingerprint
         self._registration: Registration | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 
 import torch
 
@@ -17,20 +16,10 @@ from actors.links.server import LinkServer
 from actors.messages import WorkerInfo
 from actors.models.loader import choose_device, length_limits
 from actors.models.loader import load_config as load_model_config
-from actors.models.source import ModelSource
-from actors.options import TargetGroupOptions
+from actors.workers.settings import TargetSettings
 from actors.workers.worker_loop import Engine, WorkerLoop
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSettings:
-    """What a rank needs to know; the same on all ranks."""
-
-    source: ModelSource
-    options: TargetGroupOptions  # with the device chosen, and eagle_head "none" where it does not draft
-    fingerprint: str = ""  # of the model
 
 
 class TargetWorker:

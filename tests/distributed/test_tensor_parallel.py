@@ -22,8 +22,8 @@ from actors.errors import Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
+from actors.workers.settings import TargetSettings
 from actors.workers.target_group import RankHealth, TargetGroup
-from actors.workers.target_worker import TargetSettings
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.free_ports import free_ports
 from paceline_testing.tiny_models import save_tiny_model

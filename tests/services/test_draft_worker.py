@@ -10,7 +10,8 @@ from actors.links.keys import LinkKeys
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
 from actors.options import DraftPoolOptions
-from actors.workers.draft_worker import DraftSettings, DraftWorker
+from actors.workers.draft_worker import DraftWorker
+from actors.workers.settings import DraftSettings
 from paceline_testing.other_vocabularies import save_renumbered_pair
 from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 

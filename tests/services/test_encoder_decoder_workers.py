@@ -18,8 +18,9 @@ from actors.messages import (
 )
 from actors.models.source import ModelSource
 from actors.options import DraftPoolOptions, TargetGroupOptions
-from actors.workers.draft_worker import DraftSettings, DraftWorker
-from actors.workers.target_worker import TargetSettings, TargetWorker
+from actors.workers.draft_worker import DraftWorker
+from actors.workers.settings import DraftSettings, TargetSettings
+from actors.workers.target_worker import TargetWorker
 from paceline_testing.tiny_models import save_tiny_model
 
 

@@ -17,8 +17,8 @@ from actors.options import TargetGroupOptions
 from actors.workers.autoscaling import AutoscalingConfig, TargetLimits, TargetPolicy, TargetSignals, desired_groups
 from actors.workers.demand import TargetDemand, combined_targets
 from actors.workers.directory import DemandReader
+from actors.workers.settings import TargetSettings
 from actors.workers.target_group import TargetGroup, target_group_application
-from actors.workers.target_worker import TargetSettings
 from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from paceline_testing.rounds import toy_info, toy_round

@@ -14,7 +14,7 @@ from actors.options import DraftPoolOptions
 from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, DraftSignals, DraftTargets, desired_workers
 from actors.workers.demand import DraftDemand, combined_drafts
 from actors.workers.draft_pool import draft_pool_application
-from actors.workers.draft_worker import DraftSettings
+from actors.workers.settings import DraftSettings
 from cluster.config import ClusterConfig
 from cluster.router.draft_scaling import DraftScaling
 from paceline_testing.serve_autoscaler import autoscaler_of, policy_context

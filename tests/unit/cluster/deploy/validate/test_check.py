@@ -12,8 +12,8 @@ import yaml
 
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
+from actors.workers.settings import TargetSettings
 from actors.workers.target_group import target_group_application
-from actors.workers.target_worker import TargetSettings
 from cluster.config import ClusterConfig
 from cluster.deploy.validate.capacity import Demand, NodeKind, check_capacity
 from cluster.deploy.validate.demands import cluster_demands

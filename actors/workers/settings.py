@@ -1,0 +1,24 @@
+"""What a target group and a draft worker are started with. Imports no engine: Serve's replicas of a group need none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.models.source import ModelSource
+from actors.options import DraftPoolOptions, TargetGroupOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """Settings of a target group; the same on all of its ranks."""
+
+    source: ModelSource
+    options: TargetGroupOptions  # with the device chosen, and eagle_head "none" where there is no head
+    fingerprint: str = ""  # fingerprint of the model's weights
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    source: ModelSource
+    options: DraftPoolOptions  # with the device chosen; `ahead` None is 0
+    target: ModelSource | None = None  # for its tokenizer; None: the vocabularies are equal
