@@ -1,7 +1,7 @@
-"""The router's heart: which tokens are committed, and what every round asks of drafters and target.
+"""The router core: decides what each round asks of drafters and target, and which tokens are committed.
 
-A plain object without I/O, clock or threads: time is passed in, messages are handed out and taken in. One round at a
-time goes `plan_round`, `draft_locally`, `assemble`, `commit`; requests may come and be cancelled at any moment.
+No I/O, clock or threads: callers pass the time in and carry the messages. A round calls `plan_round`, `draft_locally`,
+`assemble` and `commit`; requests may come and be cancelled at any moment.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RouterCore:
         self._traffic = TrafficRecords()
         sequences: dict[int, Sequence] = {}
         self._sources = DraftSources(drafters, speculation.drafters, target.has_head)
-        names = self._sources.names
+        self.source_names = names = self._sources.names  # who proposes drafts, by source index
         proposals = Proposals(names, target.vocab_size, self.counters)
         workers = DraftWorkers()
         remote = WorkerDrafting(
@@ -113,7 +113,7 @@ class RouterCore:
         self._scheduler = Scheduler(config, target.block_size)
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
         self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
-        self._blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
+        self.blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
         self._teaching = Teaching(self._drafting, self._scheduler, self.counters, shared, vocab_size=target.vocab_size)
         self._sink = GuardedSink(
             shared.token_sink, self, self.counters, cache_source=names.index(CACHE) if CACHE in names else None
@@ -171,11 +171,6 @@ class RouterCore:
         return self._requests.has_work or self._drafting.workers.has_notices
 
     @property
-    def source_names(self) -> tuple[str, ...]:
-        """Who proposes drafts, by source index."""
-        return self._sources.names
-
-    @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
 
@@ -188,17 +183,8 @@ class RouterCore:
         num_running = len(self._scheduler.running)
         used_share = num_running / self._config.max_running
         if num_running:
-            used_share = max(used_share, self._blocks.used_share)
+            used_share = max(used_share, self.blocks.used_share)
         return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
-
-    @property
-    def free_blocks(self) -> int:
-        """KV blocks the target had free after the last round."""
-        return self._blocks.free
-
-    @property
-    def total_blocks(self) -> int:
-        return self._blocks.total
 
     def set_draft_workers(self, worker_ids: SequenceOf[str]) -> None:
         """The draft workers that are alive. Sequences of one that is gone move; the others stay where they are."""
@@ -215,7 +201,7 @@ class RouterCore:
         if self._open is not None:
             raise RuntimeError(f"round {self._open.round_id} is open; commit or abandon it first")
         self._requests.end_overdue(now)
-        self._scheduler.admit(self._blocks.free)
+        self._scheduler.admit(self.blocks.free)
         entries = plan_entries(
             sequences_in_turn(self._scheduler.running, self._round_id), self._config.max_prefill_rows
         )
@@ -298,7 +284,7 @@ class RouterCore:
         if result.round_id != round.round_id:
             raise LinkError(f"the target answered round {result.round_id}, expected {round.round_id}")
         self._open = None
-        self._blocks.observe(result)
+        self.blocks.observe(result)
         self.counters.count_round(result)
         self.step_times.observe(result.rows, result.elapsed_s)
         taken = self._verdicts.take(round, result, now)
@@ -308,7 +294,7 @@ class RouterCore:
             self._requests.finish(sequence, now)
         if taken.starved:
             self.counters.starved += len(taken.starved)
-            self._blocks.handle_out_of_blocks(round, taken.starved, now)
+            self.blocks.handle_out_of_blocks(round, taken.starved, now)
         return self._requests.take_events()
 
     def abandon_round(self, round: Round, is_cleared: bool = False) -> None:
@@ -340,14 +326,16 @@ class RouterCore:
             self._count_failure(self._open)
             self._open = None
         self._requests.to_free = []
-        self._blocks.free = 0
+        self.blocks.free = 0
         for sequence in self._scheduler.running:
             sequence.target.lost()
             sequence.target.is_held = False
 
     def _learn(self, round: Round, result: VerifyResult, emitted: list[Emitted], now: float) -> None:
         """Planner, drafters, draft workers and shared cache learn from what was emitted."""
-        verified, accepted = self._choice.learn(round, emitted, result.elapsed_s, result.head_s, now)
+        verified, accepted = self._choice.learn(
+            round, emitted, verify_s=result.elapsed_s, head_s=result.head_s, now=now
+        )
         if verified is not None and accepted is not None:
             self.acceptance.observe(verified, accepted)
         self._drafting.cpu.observe(round, emitted, verified, accepted)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from cluster.router.counters import RouterCounters
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
+
+_Told = TypeVar("_Told")
 
 
 class CpuDrafting:
@@ -60,42 +63,24 @@ class CpuDrafting:
         outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
         for index, first, _ in emitted:
             sequence = round.entries[index].sequence
-            if not sequence.drafts.sources.cpu:
-                continue
             tokens = sequence.tokens(first)
-            num_verified = verified[index].tolist() if verified is not None else None
-            num_accepted = accepted[index].tolist() if accepted is not None else None
-            for drafter in sequence.drafts.sources.cpu:
-                outcomes[drafter].append(
-                    Outcome(
-                        sequence.seq_id,
-                        num_verified[drafter] if num_verified else 0,
-                        num_accepted[drafter] if num_accepted else 0,
-                        tokens,
-                    )
-                )
-        for (name, one), told in zip(self._drafters, outcomes, strict=True):
+            for source in sequence.drafts.sources.cpu:
+                num_verified = 0 if verified is None else int(verified[index, source])
+                num_accepted = 0 if accepted is None else int(accepted[index, source])
+                outcomes[source].append(Outcome(sequence.seq_id, num_verified, num_accepted, tokens))
+        for (name, drafter), told in zip(self._drafters, outcomes, strict=True):
             if told:
-                try:
-                    one.observe(told)
-                except Exception:
-                    self._counters.count_drafter_error(name)
+                self._guarded(name, drafter.observe, told)
 
     def remember(self, rows: VerifiedRows) -> None:
         """Let the drafters that learn from target predictions see these."""
         for name, drafter in self._drafters:
             if drafter.num_successors:
-                try:
-                    drafter.remember(rows)
-                except Exception:
-                    self._counters.count_drafter_error(name)
+                self._guarded(name, drafter.remember, rows)
 
     def drop_namespace(self, namespace: str) -> None:
         for name, drafter in self._drafters:
-            try:
-                drafter.drop_namespace(namespace)
-            except Exception:
-                self._counters.count_drafter_error(name)
+            self._guarded(name, drafter.drop_namespace, namespace)
 
     def forget(self, sequence: Sequence) -> None:
         for index in sequence.drafts.sources.cpu:
@@ -104,8 +89,11 @@ class CpuDrafting:
     def _forget(self, index: int, sequence: Sequence) -> None:
         sequence.drafts.cpu_known[index] = 0
         name, drafter = self._drafters[index]
+        self._guarded(name, drafter.forget, sequence.seq_id)
+
+    def _guarded(self, name: str, call: Callable[[_Told], None], told: _Told) -> None:
         try:
-            drafter.forget(sequence.seq_id)
+            call(told)
         except Exception:
             self._counters.count_drafter_error(name)
 

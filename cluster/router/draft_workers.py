@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -19,22 +20,22 @@ _LONGEST_PAUSE = 256  # rounds
 _MAX_DROPPED = 64  # namespaces dropped by name; beyond, the worker drops all
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
-    __slots__ = (
-        "dropped", "drops_all", "drops_sent", "finished", "key", "num_missed", "num_sequences", "paused_until",
-    )  # fmt: skip
+    key: int
+    num_sequences: int = 0
+    finished: list[int] = field(default_factory=list)  # sequences it holds and may forget
+    num_missed: int = 0  # consecutive results that did not come in time
+    paused_until: int = 0  # round id
+    # Namespaces to drop, until the worker has answered a batch that named them. What a new worker learnt before it
+    # joined, and which drops it missed, is unknown: it drops all.
+    dropped: list[str] = field(default_factory=list)
+    drops_all: bool = True
+    drops_sent: int | None = None  # id of the round whose batch named all of them
 
-    def __init__(self, worker_id: str) -> None:
-        self.key = int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
-        self.num_sequences = 0
-        self.finished: list[int] = []  # sequences it holds and may forget
-        self.num_missed = 0  # consecutive results that did not come in time
-        self.paused_until = 0  # round id
-        # Namespaces to drop, until the worker has answered a batch that named them. What a new worker learnt before it
-        # joined, and which drops it missed, is unknown: it drops all.
-        self.dropped: list[str] = []
-        self.drops_all = True
-        self.drops_sent: int | None = None  # id of the round whose batch named all of them
+
+def _key(worker_id: str) -> int:
+    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
 
 
 def _score(key: int, seq_id: int) -> int:
@@ -56,7 +57,7 @@ class DraftWorkers:
     def set_workers(self, worker_ids: SequenceOf[str], sequences: Iterable[Sequence]) -> None:
         """The workers that are alive. Sequences of a lost worker get another one when they next draft."""
         previous = self._workers
-        self._workers = {worker_id: previous.get(worker_id) or _Worker(worker_id) for worker_id in worker_ids}
+        self._workers = {worker_id: previous.get(worker_id) or _Worker(_key(worker_id)) for worker_id in worker_ids}
         for sequence in sequences:
             if sequence.drafts.worker is not None and sequence.drafts.worker not in self._workers:
                 sequence.drafts.leave_worker()
@@ -113,11 +114,7 @@ class DraftWorkers:
             has_finished = len(worker.finished) >= _MAX_FINISHED or (is_idle and worker.finished)
             if wanted or has_finished or _has_drops(worker):
                 batches[worker_id] = DraftBatch(
-                    round_id,
-                    wanted or [],
-                    worker.finished,
-                    dropped=list(worker.dropped),
-                    drops_all=worker.drops_all,
+                    round_id, wanted or [], worker.finished, dropped=list(worker.dropped), drops_all=worker.drops_all
                 )
                 worker.finished = []
                 worker.drops_sent = round_id

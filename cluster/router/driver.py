@@ -15,15 +15,7 @@ from typing import Protocol
 from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
 from actors.links.heartbeat import Heartbeat
-from actors.messages import (
-    Failure,
-    GenerationRequest,
-    Hello,
-    TokenChunk,
-    VerifyBatch,
-    VerifyResult,
-    WorkerInfo,
-)
+from actors.messages import Failure, GenerationRequest, Hello, TokenChunk, VerifyBatch, VerifyResult, WorkerInfo
 from cluster.router.core import RouterCore
 from cluster.router.linked_drafts import LinkedDrafts
 from cluster.router.round import RequestFailed, RouterEvent
@@ -40,15 +32,8 @@ _GRACE_S = 10.0  # beyond what the present step may take
 class Rounds(Protocol):
     """What is watched. All of it may be read from any thread."""
 
-    @property
-    def num_steps(self) -> int:
-        """Rises whenever the rounds go on."""
-        ...
-
-    @property
-    def step_limit_s(self) -> float:
-        """How long the present step may take: what it waits for has a limit of its own."""
-        ...
+    num_steps: int  # rises whenever the rounds go on
+    step_limit_s: float  # how long the present step may take: what it waits for has a limit of its own
 
     @property
     def has_work(self) -> bool: ...
@@ -109,8 +94,8 @@ class RouterDriver:
 
     def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
         self.core = core
-        self.num_steps = 0  # rises while the rounds go on
-        self.step_limit_s = 0.0  # how long the present step may take
+        self.num_steps = 0  # as in `Rounds`
+        self.step_limit_s = 0.0
         self.router_seconds = 0.0  # time spent in the core itself, for the metrics
         self._verify_timeout_s = verify_timeout_s
         self._target: AsyncLink | None = None

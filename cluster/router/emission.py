@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.registry import DRAFT_MODEL
-from actors.messages import RequestTimes, RoundTimes, SpeculationStats, TokenChunk, Verdict
+from actors.messages import RequestTimes, RoundTimes, TokenChunk, Verdict
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
 
@@ -57,7 +57,7 @@ def emit_tokens(
     """
     sequence, progress = entry.sequence, entry.sequence.progress
     tokens: list[int] = entry.tree.token_ids[path].tolist() if path else []
-    sources = _sources_of(round, entry, path, source_names)
+    sources = sources_of(round, entry, path, source_names)
     tokens.append(next_token)
     sources.append(TARGET)
     count, finish = cut_at_end(tokens, sequence.stop_tokens, sequence.num_left)
@@ -80,7 +80,7 @@ def emit_tokens(
         finish_reason=finish,
         sources=tuple(sources),
         num_cached_tokens=sequence.target.num_cached if progress.chunk_index == 0 else 0,
-        stats=_snapshot(stats) if tells_stats else None,
+        stats=msgspec.structs.replace(stats, accepted_tokens=dict(stats.accepted_tokens)) if tells_stats else None,
         times=progress.times if tells_stats else None,
     )
     progress.chunk_index += 1
@@ -94,15 +94,14 @@ def note_rows(sequence: Sequence, entry: RoundEntry, verdict: Verdict) -> None:
         sequence.target.num_cached = min(max(0, verdict.num_cached), sequence.num_prompt)
 
 
-def _sources_of(round: Round, entry: RoundEntry, path: list[int], source_names: SequenceOf[str]) -> list[str]:
-    """The source that was most sure of each accepted node."""
-    if not path:
-        return []
+def sources_of(round: Round, entry: RoundEntry, nodes: list[int], source_names: SequenceOf[str]) -> list[str]:
+    """The source that was most sure of each of these nodes of the entry's tree."""
     if entry.num_chain:
-        return [DRAFT_MODEL] * len(path)
-    assert round.chosen is not None
+        return [DRAFT_MODEL] * len(nodes)
+    if not nodes or round.chosen is None:
+        return []
     best = round.chosen.nodes["best_source"][entry.node_start : entry.node_end]
-    return [source_names[source] for source in best[path].tolist()]
+    return [source_names[source] for source in best[nodes].tolist()]
 
 
 def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, *, num_tokens: int, now: float) -> None:
@@ -127,7 +126,3 @@ def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, *, num_tok
                 num_drafted=entry.num_verified,
             )
         )
-
-
-def _snapshot(stats: SpeculationStats) -> SpeculationStats:
-    return msgspec.structs.replace(stats, accepted_tokens=dict(stats.accepted_tokens))

@@ -73,13 +73,7 @@ def rows_of_round(
     for (namespace, may_share), found in parts.items():
         contexts, rows, sequences, parents = (np.concatenate(column) for column in zip(*found, strict=True))
         yield VerifiedRows(
-            namespace,
-            contexts,
-            token_ids[rows],
-            probs[rows],
-            sequences=sequences,
-            parents=parents,
-            may_share=may_share,
+            namespace, contexts, token_ids[rows], probs[rows], sequences=sequences, parents=parents, may_share=may_share
         )
 
 

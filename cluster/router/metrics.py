@@ -27,8 +27,8 @@ _Table = tuple[tuple[str, str, str], ...]  # name, attribute of the source that 
 _GAUGES: _Table = (
     ("paceline_sequences_running", "core.num_running", "Sequences in rounds"),
     ("paceline_sequences_waiting", "core.num_waiting", "Sequences that wait to be admitted"),
-    ("paceline_kv_blocks", "core.total_blocks", "KV blocks of the target"),
-    ("paceline_kv_blocks_free", "core.free_blocks", "KV blocks of the target without a sequence"),
+    ("paceline_kv_blocks", "core.blocks.total", "KV blocks of the target"),
+    ("paceline_kv_blocks_free", "core.blocks.free", "KV blocks of the target without a sequence"),
     ("paceline_draft_workers", "connections.num_draft_links", "Draft workers connected"),
     ("paceline_draft_worker_gain_ratio", "demand.gain",
      "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more"),

@@ -98,6 +98,3 @@ class Round:
     chosen: MergedTrees | None = None  # the nodes sent to the target; None: no tree was merged
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
     assembled_at: float = 0.0  # on the clock of `planned_at`; 0: not known
-
-    def __len__(self) -> int:
-        return len(self.entries)

@@ -8,8 +8,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from actors.draft_tree import depths_of
-from actors.drafters.registry import DRAFT_MODEL
 from actors.messages import TokenChunk, VerifyResult
+from cluster.router.emission import sources_of
 from cluster.router.round import Round, RoundEntry, RouterEvent
 
 
@@ -25,9 +25,9 @@ class RoundTrace:
     verified: dict[str, int]
     accepted: dict[str, int]  # and emitted: none after a stop token
     num_emitted: int
-    # Of what a drafter required, and nobody guessed, nothing is in these two.
+    # Nodes that a drafter required and nobody guessed are left out of these two.
     rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
-    depths: tuple[tuple[int, int], ...]  # of each sequence that verified drafts: (of its deepest node, accepted)
+    depths: tuple[tuple[int, int], ...]  # (depth of the deepest node, accepted nodes) by sequence with verified drafts
     draft_s: float  # drafting, the head's for the next round included, merging and choosing
     verify_s: float
 
@@ -51,7 +51,7 @@ def trace_round(
     for entry in round.entries:
         for source, tree in entry.proposals:
             proposed[source_names[source]] += len(tree.token_ids)
-        verified.update(_sources_of_nodes(round, entry, source_names))
+        verified.update(sources_of(round, entry, list(range(entry.num_verified)), source_names))
         path = paths.get(entry.seq_id, set())
         nodes = [node for node in range(entry.num_verified) if node in path or _is_guess(round, entry, node)]
         rejected.extend(int(entry.tree.token_ids[node]) for node in nodes if node not in path)
@@ -66,9 +66,9 @@ def trace_round(
         round_id=round.round_id,
         num_sequences=len(round.entries),
         rows=result.rows,
-        proposed=dict(proposed),
-        verified=dict(verified),
-        accepted=dict(accepted),
+        proposed=proposed,
+        verified=verified,
+        accepted=accepted,
         num_emitted=num_emitted,
         rejected=tuple(rejected),
         depths=tuple(depths),
@@ -94,12 +94,3 @@ def _is_guess(round: Round, entry: RoundEntry, node: int) -> bool:
     if round.chosen is None or entry.num_chain:
         return True
     return bool(round.chosen.nodes["sources"][entry.node_start + node])
-
-
-def _sources_of_nodes(round: Round, entry: RoundEntry, source_names: SequenceOf[str]) -> list[str]:
-    if entry.num_chain:
-        return [DRAFT_MODEL] * entry.num_verified
-    if round.chosen is None:
-        return []
-    nodes = slice(entry.node_start, entry.node_start + entry.num_verified)
-    return [source_names[source] for source in round.chosen.nodes["best_source"][nodes].tolist()]
