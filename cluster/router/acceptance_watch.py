@@ -1,9 +1,9 @@
-"""Notices when drafts of a source are suddenly accepted far more seldom than they used to be.
+"""Notices when drafts of a source are suddenly accepted far less often than before.
 
-Text that keeps its meaning but not its predictability, poisoned content and a new model behind an old cache all show
-here first (Mistletoe, arXiv 2605.14005, collapses acceptance on purpose). Load alone does not: with many sequences each
-has fewer nodes, which are accepted more often but bring fewer tokens; with few it is the other way round. So both the
-accepted share of nodes and the accepted tokens of a draft must have fallen.
+Causes: a text that became less predictable, poisoned content (Mistletoe, arXiv 2605.14005, collapses acceptance on
+purpose), or a new model behind an old cache. Load is not a cause, but shifts the numbers: with many sequences, each has
+fewer nodes, which are accepted more often but bring fewer tokens. So both the accepted share of nodes and the accepted
+tokens of a draft must have fallen.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 _BLOCK = 256  # drafts of a source that are judged together
 _SETTLED = 8  # blocks after which there is something to compare with
 _FALL = 0.4  # acceptance has collapsed below this share of the usual
-_SLOW = 0.05  # weight of a block in what it used to be
+_SLOW = 0.05  # weight of a block in the usual acceptance
 
 
 class AcceptanceWatch:
-    """Watches sources by index. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -32,11 +32,11 @@ class AcceptanceWatch:
 
     @property
     def collapsed(self) -> dict[str, bool]:
-        """By source: whether its last block of drafts was accepted far more seldom than those before."""
+        """Whether the last block of drafts was accepted far less often than those before, by source name."""
         return dict(zip(self._names, self._collapsed.tolist(), strict=True))
 
     def observe(self, verified: npt.NDArray[np.int32], accepted: npt.NDArray[np.int32]) -> None:
-        """A round: nodes verified and accepted, shape [entries, sources]."""
+        """Nodes that a round verified and accepted, shape [entries, sources]."""
         self._sums[0] += np.count_nonzero(verified, axis=0)
         self._sums[1] += verified.sum(axis=0)
         self._sums[2] += accepted.sum(axis=0)

@@ -39,11 +39,10 @@ _FAILOVER_NOTICE_S = 1.5  # by then gateways know that they should ask another r
 
 
 class Connections:
-    """Links by worker id. `refresh` is to be called again and again; it never raises for a worker that is away.
+    """Links by worker id. Call `refresh` periodically; it never raises for a worker that is away.
 
-    A target is there only when a first token has come out of it. The router goes from one target group to another as
-    the directory says. Where there is none for it, but others have theirs, it stands by. Where nobody has one, it
-    waits for its own.
+    `target` is set once a target has computed a first token. The directory assigns target groups to routers. A router
+    without one is a standby while other routers have theirs; where nobody has one, it waits for its own.
     """
 
     def __init__(self, client_keys: LinkKeys, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,18 +63,19 @@ class Connections:
 
     @property
     def is_standby(self) -> bool:
-        """Others serve, and this router has no target group to serve with."""
+        """Other routers serve, and this one has no target group."""
         return self.target_id is None and self.others_serve
 
     @property
     def is_leaving(self) -> bool:
-        """Its group is about to stop, and others serve: what runs goes on for a moment, but nothing should come."""
+        """The target group is about to stop, and others serve: running requests go on for a moment, new ones are
+        refused."""
         return self._leaves_at is not None
 
     async def refresh(self, entries: list[WorkerEntry], target_id: str | None) -> None:
         """Open links to new workers, close those of workers that are gone or were replaced.
 
-        target_id: the target group that the router is to have; None: there is none for it.
+        target_id: the target group assigned to the router, None if it has none.
         """
         self._choose_target(entries, target_id)
         wanted = {
@@ -98,7 +98,7 @@ class Connections:
         await self._greet_target()
 
     def draft_links(self) -> dict[str, AsyncLink]:
-        """Links to draft workers that are up and stay."""
+        """Links to draft workers that are connected and not leaving."""
         return {
             worker_id: link
             for worker_id, (entry, link) in self._links.items()
@@ -113,21 +113,21 @@ class Connections:
         return [link for _, link in self._links.values()]
 
     def drops(self) -> Counter[str]:
-        """Messages dropped and calls timed out on the router's end of all links there have been, by reason."""
+        """Messages dropped and calls timed out at the router's end, by reason, over all links since the start."""
         return sum((_drops_of(link) for link in self.links()), self._closed_drops)
 
     def traffic(self) -> Counter[str]:
-        """What has gone over the router's end of all links there have been: sent, received (messages), sent_bytes,
+        """Counts at the router's end over all links since the start: sent, received (messages), sent_bytes,
         received_bytes, closed (connections that ended)."""
         return sum((_traffic_of(link) for link in self.links()), self._closed_traffic)
 
     @property
     def num_in_flight(self) -> int:
-        """Calls to workers that wait for their answer."""
+        """Calls to workers without an answer yet."""
         return sum(link.in_flight for link in self.links())
 
     def worker_drops(self) -> Counter[str]:
-        """The same of the workers' ends, as they last told the directory."""
+        """As `drops`, at the workers' ends, as the workers last told the directory."""
         told = (Counter(dict(entry.link_drops)) for entry, _ in self._links.values())
         return sum(told, self._worker_drops)
 
@@ -229,8 +229,8 @@ async def keep_connected(
     list_workers: Callable[[], Awaitable[tuple[list[WorkerEntry], str | None]]],
     on_change: Callable[[], None],
 ) -> None:
-    """Refresh for ever with what `list_workers` says: the workers, and which target group is the router's. A directory
-    that does not answer leaves everything as it is."""
+    """Refresh for ever with what `list_workers` returns: the workers, and the id of the router's target group. A
+    directory that does not answer leaves everything as it is."""
     while True:
         try:
             await connections.refresh(*await list_workers())

@@ -56,13 +56,13 @@ _NOTHING_SHARED = SharedLearning()
 
 
 class RouterCore:
-    """Owns every sequence of one target group. Only tokens committed here exist; workers hold copies of them.
+    """Owns every sequence of one target group. Tokens are committed only here; workers hold copies.
 
-    Each accepted request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. Both
-    come out of `plan_round`, `commit` and `end_overdue` as events, in the order in which they happened.
+    Each accepted request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. Both are
+    events that `plan_round`, `commit` and `end_overdue` return in order.
 
-    `drafters` are the CPU drafters by name; "draft_model" and, where it is configured, "ouroboros" are the sources that
-    `set_draft_workers` serves. A target with a head drafts, too, as the source "eagle".
+    `drafters` are the CPU drafters by name. `set_draft_workers` connects the sources "draft_model" and, where it is
+    configured, "ouroboros". A target with an EAGLE head is also the source "eagle".
     Raises InvalidRequest for drafters that require more rows than a round may have.
     """
 
@@ -81,7 +81,7 @@ class RouterCore:
         self.step_times = StepTimeCurve(target.step_times, target.row_steps)
         self._config = config
         self._speculation = speculation
-        self.max_model_len = target.max_model_len  # for new requests; a target that was started anew may have another
+        self.max_model_len = target.max_model_len  # for new requests; a new incarnation of the target may have another
         self.draft_scaling = DraftScaling()
         self._traffic = TrafficRecords()
         sequences: dict[int, Sequence] = {}
@@ -153,8 +153,8 @@ class RouterCore:
         self._sink.watch(request.namespace)
 
     def cancel(self, request_id: str) -> bool:
-        """The client is gone: the request ends with a "cancelled" chunk and frees its room within one round. False
-        if there is no such request any more."""
+        """The request ends with a "cancelled" chunk and frees its room within one round. False if it is not open any
+        more."""
         return self._requests.cancel(request_id)
 
     def _draft_state(self, request: GenerationRequest) -> DraftState:
@@ -167,7 +167,7 @@ class RouterCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `plan_round` has something to do: sequences, undelivered events, or workers to tell of freed ones."""
+        """Whether `plan_round` has something to do: sequences, undelivered events, or workers to notify."""
         return self._requests.has_work or self._drafting.workers.has_notices
 
     @property
@@ -179,7 +179,7 @@ class RouterCore:
         return len(self._scheduler.waiting)
 
     def target_demand(self, now: float) -> TargetDemand:
-        """How long requests wait for their first round, and how much of what the group can hold is in use."""
+        """The longest wait for a first round, and the used share of the group's places or KV blocks."""
         num_running = len(self._scheduler.running)
         used_share = num_running / self._config.max_running
         if num_running:
@@ -187,16 +187,16 @@ class RouterCore:
         return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
 
     def set_draft_workers(self, worker_ids: SequenceOf[str]) -> None:
-        """The draft workers that are alive. Sequences of one that is gone move; the others stay where they are."""
+        """The connected draft workers. Sequences of a lost worker move; the others stay where they are."""
         self._drafting.workers.set_workers(worker_ids, self._scheduler.sequences())
 
     # One round
 
     def plan_round(self, now: float) -> tuple[Round | None, list[RouterEvent]]:
-        """End what is cancelled or late, admit, and decide what the next round computes.
+        """End cancelled and overdue requests, admit waiting ones, and plan what the next round computes.
 
-        The round is None when there is nothing to send. It may have no entries and only tell workers to free
-        sequences. Raises RuntimeError while another round is open.
+        The round is None when there is nothing to send. It may have no entries and only tell workers to free sequences.
+        Raises RuntimeError while another round is open.
         """
         if self._open is not None:
             raise RuntimeError(f"round {self._open.round_id} is open; commit or abandon it first")
@@ -224,19 +224,19 @@ class RouterCore:
         return round, self._requests.take_events()
 
     def exchange(self, now: float) -> None:
-        """Forget what has been purged, take in what other routers have learnt, and give out what this one has. Call it
-        between rounds, and now and then while there are none; takes about a millisecond at most, but for a purge."""
+        """Drop purged namespaces, and exchange what was learnt with other routers. Call it between rounds, and
+        periodically while there are none. Takes about a millisecond at most, except after a purge."""
         self._sink.forget_ended(sequence.namespace for sequence in self._requests.by_id.values())
         if self.soft_sharing is not None:
             self.soft_sharing.tick(now)
 
     @property
     def has_exchange(self) -> bool:
-        """Whether `exchange` has ever anything to do."""
+        """Whether `exchange` can ever do anything."""
         return self._sink.is_there or self.soft_sharing is not None
 
     def drop(self, namespace: str) -> None:
-        """Forget all that rounds have taught of a namespace, here and at the draft workers. Call it between rounds."""
+        """Drop what rounds have taught of a namespace, here and at the draft workers. Call it between rounds."""
         if self.soft_sharing is not None:
             self.soft_sharing.drop(namespace)
         self._drafting.drop_namespace(namespace)
@@ -244,7 +244,8 @@ class RouterCore:
         self._traffic.drop(namespace)
 
     def end_overdue(self, now: float) -> list[RouterEvent]:
-        """End what is cancelled or late while no round is planned, for want of a target or of its answer.
+        """End cancelled and overdue requests while no round is planned, because the target is missing or has not
+        answered.
 
         May be called at any time; a round whose drafts are being made is not disturbed.
         """
@@ -253,15 +254,14 @@ class RouterCore:
         return self._requests.take_events()
 
     def draft_locally(self, round: Round) -> None:
-        """Run the CPU drafters, and propose what the target's head has drafted. Whatever one of them does wrong costs
-        only its own drafts."""
+        """Run the CPU drafters, and propose the trees of the target's head. Errors cost only the drafts concerned."""
         self._drafting.head.propose(round)
         self._drafting.cpu.propose(round)
 
     def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
         """Merge all drafts, choose the nodes that pay, and write the batch for the target.
 
-        results: what the draft workers answered; None or missing: nothing in time.
+        results: by draft worker; None or missing: no answer in time.
         """
         self._drafting.remote.take_results(round, results)
         self._choice.choose(round)
@@ -274,10 +274,10 @@ class RouterCore:
         )
 
     def commit(self, round: Round, result: VerifyResult, now: float) -> list[RouterEvent]:
-        """Take in what the target said: commit and emit tokens, end what has finished, learn.
+        """Commit and emit the target's tokens, end finished requests, learn from the round.
 
-        A round that is no longer open (abandoned, or its target lost) changes nothing. Raises LinkError when the
-        result belongs to another round; the round stays open then.
+        A round that is no longer open (abandoned, or its target lost) changes nothing. Raises LinkError when the result
+        belongs to another round; the round stays open then.
         """
         if round is not self._open:
             return self._requests.take_events()
@@ -298,13 +298,11 @@ class RouterCore:
         return self._requests.take_events()
 
     def abandon_round(self, round: Round, is_cleared: bool = False) -> None:
-        """The target did not answer, or answered with a failure (is_cleared: it has dropped every sequence then).
-        Nothing was committed; the next round asks again.
+        """The target did not answer, or failed (is_cleared: it has dropped every sequence). Nothing is committed.
 
-        Whether a target that did not answer took the batch in is unknown: the deltas are sent again as they were, and
-        if it did, it answers stale and is sent the sequences from 0.
-
-        `failed_rounds` says what becomes of sequences whose rounds fail again and again.
+        Whether a silent target received the batch is unknown, so the next round sends the same deltas again. If it did
+        receive them, it answers stale and is sent the sequences from 0. `failed_rounds` treats sequences whose rounds
+        keep failing.
         """
         if round is not self._open:
             return
@@ -319,9 +317,11 @@ class RouterCore:
         self._count_failure(round)
 
     def target_lost(self) -> None:
-        """The target is another incarnation, without any KV: every running sequence is sent again from 0. Closes an
-        open round, which counts as failed: a request that takes the target down with it must not do so for ever. No
-        token is lost or emitted twice, for tokens are committed only here."""
+        """The target is a new incarnation without any KV: every running sequence is sent again from 0.
+
+        An open round is closed and counts as failed, so that a request that crashes its target is given up in the end.
+        No token is lost or emitted twice: tokens are committed only here.
+        """
         if self._open is not None:
             self._count_failure(self._open)
             self._open = None
@@ -332,7 +332,6 @@ class RouterCore:
             sequence.target.is_held = False
 
     def _learn(self, round: Round, result: VerifyResult, emitted: list[Emitted], now: float) -> None:
-        """Planner, drafters, draft workers and shared cache learn from what was emitted."""
         verified, accepted = self._choice.learn(
             round, emitted, verify_s=result.elapsed_s, head_s=result.head_s, now=now
         )
@@ -350,7 +349,7 @@ class RouterCore:
 
 
 def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
-    """What the target lacks of the sequence, which counts as sent from now on, and its draft tree."""
+    """The sequence's draft tree and the tokens that the target lacks, which count as sent from now on."""
     sequence = entry.sequence
     start = sequence.target.known
     if start == 0 and sequence.progress.started_at is None:

@@ -16,12 +16,12 @@ _STAGE_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Distribution:
-    """How many values there have been up to each of some bounds, and their sum: what a Prometheus histogram shows."""
+    """Counts of values by interval, and their sum: the content of a Prometheus histogram."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """bounds ascend, and each belongs to what is below it."""
+        """bounds: ascending upper bounds, inclusive."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)  # values in each interval; the last one has no end
         self.total = 0.0
@@ -52,7 +52,7 @@ class RouterCounters:
     drafter_errors: Counter[str] = field(default_factory=Counter)
     invalid_head_drafts: int = 0  # rounds whose trees of the head did not belong to its sequences
     ready_drafts: int = 0  # drafts of sequences that a worker drafted ahead for, and had ready
-    missed_drafts: int = 0  # and had not ready
+    missed_drafts: int = 0  # the same, not ready
     # How long each round that asked draft workers waited for the last of them, with all else ready.
     draft_lateness: Distribution = field(default_factory=lambda: Distribution(_WAIT_BOUNDS_S))
     queue_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # arrival to first round
@@ -87,7 +87,6 @@ class RouterCounters:
             )
 
     def count_round(self, result: VerifyResult) -> None:
-        """A round has been committed."""
         self.rounds += 1
         self.rows += max(0, result.rows)
         self.verify_s += max(0.0, result.elapsed_s)

@@ -17,7 +17,7 @@ _Told = TypeVar("_Told")
 
 
 class CpuDrafting:
-    """Drafters are known by their index, which is that of their source."""
+    """Drafters are known by their source index."""
 
     def __init__(self, drafters: Mapping[str, CpuDrafter], proposals: Proposals, counters: RouterCounters) -> None:
         self._drafters = list(drafters.items())
@@ -59,7 +59,7 @@ class CpuDrafting:
     def observe(
         self, round: Round, emitted: list[Emitted], verified: np.ndarray | None, accepted: np.ndarray | None
     ) -> None:
-        """Tell the drafters what became of the round. verified, accepted: nodes by [entry, source], or None."""
+        """Tell the drafters the round's outcome. verified, accepted: nodes by [entry, source], or None."""
         outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
         for index, first, _ in emitted:
             sequence = round.entries[index].sequence
@@ -73,7 +73,7 @@ class CpuDrafting:
                 self._guarded(name, drafter.observe, told)
 
     def remember(self, rows: VerifiedRows) -> None:
-        """Let the drafters that learn from target predictions see these."""
+        """Show these rows to the drafters that learn from target predictions."""
         for name, drafter in self._drafters:
             if drafter.num_successors:
                 self._guarded(name, drafter.remember, rows)

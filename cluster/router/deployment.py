@@ -1,5 +1,5 @@
-"""Routers as a Ray Serve deployment, as many as there may be target groups: one Serve call per request, rounds over
-links."""
+"""Routers as a Ray Serve deployment, one replica for each possible target group. A request is one Serve call; rounds go
+over links."""
 
 from __future__ import annotations
 
@@ -44,13 +44,12 @@ logger = logging.getLogger(__name__)
 
 READY = "ready"  # key of what routers record of themselves: see `record_routing_stats` of Serve's deployments
 
-# A backstop: the bounded queue that clients meet is the core's.
-MAX_ONGOING_REQUESTS = 8192
-_STATUS_CALLS = 32  # may wait beside the requests while no replica is there
+MAX_ONGOING_REQUESTS = 8192  # a backstop: the core's queue is the bound that clients meet
+_STATUS_CALLS = 32  # status calls that may wait beside requests while there is no replica
 _DRAIN_S = 60.0
 _DEMAND_PERIOD_S = 1.0  # between reports to the directory of the demand for workers
 _STATS_PERIOD_S = 0.5  # between readiness reports to gateways, sent through Serve's controller
-_DISMISSED_S = 3.0  # without a health check by Serve's controller, which means that it has told this router to stop
+_DISMISSED_S = 3.0  # without a health check: Serve's controller has told this router to stop
 _LOOK_AGAIN_S = 0.05
 _EARLY_RETRY_S = 5.0
 
@@ -79,8 +78,6 @@ class ReadyFirst(FIFOMixin, RequestRouter):
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """What a router is started with."""
-
     config: RouterConfig
     speculation: SpeculationConfig
     draft: DraftConfig
@@ -94,8 +91,10 @@ class RouterSettings:
 
 
 class Router:
-    """Owns the sequences of one target group, which the directory gives it, or stands by for one. `upstream` are the
-    deployments that Serve must start beside it."""
+    """Owns the sequences of the target group that the directory assigns to it, or stands by for one.
+
+    upstream: deployments that Serve must start beside it.
+    """
 
     async def __init__(self, settings: RouterSettings, *upstream: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         if settings.observability is not None:
@@ -124,8 +123,8 @@ class Router:
         )
         self._soft_sharing = None if self._cache is None else self._cache.share_counts(self._drafters)
         if self._soft_sharing is not None:
-            self._soft_sharing.follow(OPEN)  # those of tenants are followed when they come
-        self._asked_at = time.monotonic()  # by Serve's controller, how this router is
+            self._soft_sharing.follow(OPEN)  # tenants' namespaces are followed with their first request
+        self._asked_at = time.monotonic()  # last health check by Serve's controller
         self._has_left = False
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 
@@ -148,8 +147,8 @@ class Router:
             raise RouterLost("this router has no target group; others have")
 
     async def _first_rounds(self) -> RouterDriver:
-        """Waits for the first target as a router does that has lost its own: when an application is updated, the new
-        routers may be there before it. The caller enforces the deadline. Raises Overloaded where too many wait."""
+        """Wait for the first target: when an application is updated, the new routers may start before it. The caller
+        enforces the deadline. Raises Overloaded where too many requests wait."""
         most = self._settings.config.max_running + self._settings.config.max_waiting
         if self._num_early >= most:
             raise Overloaded(f"{most} requests wait for the target group to start; that is the limit", _EARLY_RETRY_S)
@@ -166,11 +165,11 @@ class Router:
         return router_status(self._driver, self._connections, self._settings.build_progress)
 
     async def own_metrics(self) -> tuple[str, str]:
-        """Who this is, and its metrics in Prometheus text format."""
+        """The router's id, and its metrics in Prometheus text format."""
         return self._router_id, self._metrics.text() if self._metrics is not None else ""
 
     def record_routing_stats(self) -> dict[str, bool]:
-        """What `ReadyFirst` goes by."""
+        """Readiness, as `ReadyFirst` reads it."""
         self._asked_at = time.monotonic()
         return {READY: router_status(self._driver, self._connections, self._settings.build_progress).ready}
 
@@ -182,7 +181,7 @@ class Router:
             raise Unavailable(f"rounds have stopped: {self._driver.failure}")
 
     async def __del__(self) -> None:
-        self._asked_at = -math.inf  # and nobody will ask
+        self._asked_at = -math.inf  # no health check will come
         self._leave_group()
         if self._driver is not None:
             await self._driver.drain(_DRAIN_S)
@@ -193,7 +192,7 @@ class Router:
             await asyncio.to_thread(self._cache.close)
 
     async def _list_workers(self) -> tuple[list[WorkerEntry], str | None]:
-        """All workers, and the target group that this router is to have."""
+        """All workers, and the target group assigned to this router."""
         held = self._connections.target_id
         is_dismissed = time.monotonic() - self._asked_at > _DISMISSED_S
         try:
@@ -205,7 +204,7 @@ class Router:
                         self._router_id, held, self._model
                     )
                     return self._of_model(found[0]), found[1]
-                # Another router may have the group; what runs here is finished on it all the same.
+                # Another router may get the group; running requests finish on it all the same.
                 self._leave_group()
                 entries: list[WorkerEntry] = await self._directory.workers.remote()
         except ray.exceptions.ActorDiedError:
@@ -215,7 +214,7 @@ class Router:
         return self._of_model(entries), held if stays else None
 
     def _of_model(self, entries: list[WorkerEntry]) -> list[WorkerEntry]:
-        """Without the targets of another model, which an upgrade may start beside this one's."""
+        """Leave out targets of another model, which an upgrade may start beside this one's."""
         return [entry for entry in entries if entry.role != "target" or entry.model == self._model]
 
     def _leave_group(self) -> None:
@@ -234,7 +233,7 @@ class Router:
             self._directory.tell_demand.remote(self._router_id, core.draft_scaling.demand(now), targets)
 
     def _adopt(self) -> None:
-        """Give the driver the links that stand now."""
+        """Give the driver the present links."""
         if self._connections.target is not None:
             info, link = self._connections.target
             if self._driver is None:
@@ -266,7 +265,7 @@ class Router:
 
 
 def router_application(settings: RouterSettings, *upstream: Any, replicas: int = 1) -> serve.Application:
-    """replicas: as many as there may be target groups; routers without a group stand by, warm."""
+    """replicas: the possible number of target groups; routers without a group stand by, warm."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=replicas,
@@ -274,10 +273,10 @@ def router_application(settings: RouterSettings, *upstream: Any, replicas: int =
             request_router_class=ReadyFirst, request_routing_stats_period_s=_STATS_PERIOD_S
         ),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        # While no replica is there, no more wait for it than it would take.
+        # While there is no replica, as many requests wait as it would accept.
         max_queued_requests=settings.config.max_running + settings.config.max_waiting + _STATUS_CALLS,
         ray_actor_options={"num_cpus": 0.1},
-        health_check_period_s=1.0,  # a gateway tries a router that has broken for seconds only
+        health_check_period_s=1.0,  # gateways try a broken router for seconds only
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     return deployment.bind(settings, *upstream)

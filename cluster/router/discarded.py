@@ -11,11 +11,9 @@ import numpy as np
 
 from actors.lookahead.limits import MAX_LOOKAHEAD_LEVEL
 
-# Texts a round; drafts behind a chain share most of their path, and so most of their phrases.
-MAX_TEXTS = 4
-# Tokens of one text: committed ones, as many as the first phrase with a guessed token needs at any level, and guesses.
-MAX_COMMITTED = MAX_LOOKAHEAD_LEVEL - 1
-MAX_GUESSED = MAX_LOOKAHEAD_LEVEL
+MAX_TEXTS = 4  # per round; drafts behind a chain share most of their path, and so most of their phrases
+MAX_COMMITTED = MAX_LOOKAHEAD_LEVEL - 1  # committed tokens in a text: enough for a phrase with one guess at any level
+MAX_GUESSED = MAX_LOOKAHEAD_LEVEL  # guessed tokens in a text
 
 
 def discarded_texts(
@@ -24,9 +22,9 @@ def discarded_texts(
     """Texts, int32 [n], each ended by -1: committed tokens, then the target's likeliest token after each rejected node
     of a path. The deepest paths come first; no text is a prefix of one before it.
 
-    text: committed tokens, int32 [m], those of the round included; num_before: tokens committed before the round.
-    path: accepted nodes, in order. parents: of the draft tree, int32 [nodes]. likeliest: the target's likeliest next
-    tokens at the root and the nodes, int32 [1 + nodes].
+    text: committed tokens, int32 [m], including the round's; num_before: tokens committed before the round. path:
+    accepted nodes, in order. parents: int32 [nodes], as in `DraftTree`. likeliest: the target's likeliest next token at
+    the root and at each node, int32 [1 + nodes].
     """
     # For each node: how many nodes of the path to it were accepted, and which were rejected.
     accepted = {-1: 0} | {node: depth for depth, node in enumerate(path, 1)}

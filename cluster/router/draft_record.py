@@ -1,20 +1,20 @@
-"""How the drafts of each source have fared in one text: statistics for the shared cache's `Earnings`."""
+"""How the drafts of each source have fared in one text: statistics for `Earnings` of the shared cache."""
 
 from __future__ import annotations
 
 AS_EXPECTED, WORSE, BETTER = range(3)
 
-_DECAY = 0.97  # of a record, each round that adds to it
+_DECAY = 0.97  # applied to a record by each round that adds to it
 _PRIOR_NODES = 4.0  # added to accepted and expected nodes: with few nodes the ratio stays near 1
-_WORSE_BELOW = 0.8  # accepted to expected
+_WORSE_BELOW = 0.8  # ratio of accepted to expected nodes
 _BETTER_ABOVE = 1.25
 
 
 class DraftRecord:
-    """Accepted nodes of each source in one text, and the nodes that the calibration expected to be accepted.
+    """Accepted nodes of each source in one text, and how many the calibration expected.
 
-    `classes` say how a source has fared so far: AS_EXPECTED, WORSE or BETTER. `outcomes` are lists by source, never
-    decayed: verified and accepted nodes while the source was AS_EXPECTED, then while WORSE, then while BETTER.
+    `classes`: AS_EXPECTED, WORSE or BETTER, by source. `outcomes`: by source, verified and accepted nodes while the
+    source was AS_EXPECTED, then while WORSE, then while BETTER; never decayed.
     """
 
     __slots__ = ("_accepted", "_expected", "classes", "outcomes")
@@ -26,7 +26,7 @@ class DraftRecord:
         self.outcomes = [[0] * 6 for _ in range(num_sources)]
 
     def add(self, verified: list[int], accepted: list[int], expected: list[float]) -> None:
-        """Take in a round: nodes by source. A source without verified nodes keeps its record."""
+        """Add a round's nodes by source. A source without verified nodes keeps its record."""
         for source, num_verified in enumerate(verified):
             if not num_verified:
                 continue

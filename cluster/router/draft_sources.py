@@ -16,19 +16,21 @@ class AllowedSources:
 
     cpu: tuple[int, ...] = ()
     head: int | None = None
-    worker: int | None = None  # the one of its draft worker
-    method: DraftMethod = "tree"  # asked of the draft worker
+    worker: int | None = None  # the source that its draft worker serves
+    method: DraftMethod = "tree"  # what the draft worker is asked for
 
     def __bool__(self) -> bool:
         return bool(self.cpu) or self.head is not None or self.worker is not None
 
 
 class DraftSources:
-    """CPU drafters in their order, the target's head if it has one, ouroboros if it is configured, the draft model."""
+    """Sources in order: CPU drafters, the target's head if it has one, ouroboros if configured, the draft model."""
 
     def __init__(self, cpu_names: Iterable[str], configured: tuple[str, ...], has_head: bool) -> None:
-        """configured: the drafters of requests that name none. Raises ValueError for too many CPU drafters, and for
-        one named like a source that runs elsewhere."""
+        """configured: the drafters of requests that name none.
+
+        Raises ValueError for too many CPU drafters, or for one with the name of a source that runs elsewhere.
+        """
         cpu = [DraftSource(name, "router") for name in cpu_names]
         others = [source.name for source in SOURCES.values() if source.place != "router"]
         most = MAX_SOURCES - len(others) - 1

@@ -8,9 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-import numpy as np
-
-from actors.messages import DraftBatch, DraftItem, SequenceDelta, no_tokens
+from actors.messages import DraftBatch, DraftItem
 from cache_service import splitmix64
 from cluster.router.sequence import Sequence
 
@@ -44,8 +42,8 @@ def _score(key: int, seq_id: int) -> int:
 
 
 class DraftWorkers:
-    """Sequences stick to a worker as long as it lives. A new one goes to the worker that rendezvous hashing ranks
-    first among those that are not fuller than 1.25 times the mean (Thaler and Ravishankar 1998; bounded loads after
+    """A sequence keeps its worker as long as that lives. A new sequence goes to the worker that rendezvous hashing
+    ranks first among those with at most 1.25 times the mean load (Thaler and Ravishankar 1998; bounded loads after
     Mirrokni et al. 2018). A worker that misses its deadline is left out for 1, 2, 4, ... 256 rounds."""
 
     def __init__(self) -> None:
@@ -55,7 +53,7 @@ class DraftWorkers:
         return len(self._workers)
 
     def set_workers(self, worker_ids: SequenceOf[str], sequences: Iterable[Sequence]) -> None:
-        """The workers that are alive. Sequences of a lost worker get another one when they next draft."""
+        """The connected workers. Sequences of a lost worker get another one when they next draft."""
         previous = self._workers
         self._workers = {worker_id: previous.get(worker_id) or _Worker(_key(worker_id)) for worker_id in worker_ids}
         for sequence in sequences:
@@ -79,25 +77,6 @@ class DraftWorkers:
             return None
         return sequence.drafts.worker
 
-    def item_for(
-        self, sequence: Sequence, *, max_nodes: int, max_depth: int, branch: int, runs: np.ndarray | None = None
-    ) -> DraftItem:
-        """An item with the tokens that the sequence's worker lacks, which count as sent from now on."""
-        start = sequence.drafts.worker_known
-        sequence.drafts.worker_known = sequence.num_tokens
-        delta = SequenceDelta(sequence.seq_id, start, sequence.tokens(start))
-        corrections, sequence.drafts.corrections = sequence.drafts.corrections, no_tokens()
-        return DraftItem(
-            delta,
-            max_nodes,
-            begin=sequence.begin if start == 0 else None,
-            max_depth=max_depth,
-            branch=branch,
-            method=sequence.drafts.sources.method,
-            runs=no_tokens() if runs is None else runs,
-            corrections=corrections,
-        )
-
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed; its worker is told with the next batch."""
         worker = self._workers.get(sequence.drafts.worker or "")
@@ -107,7 +86,7 @@ class DraftWorkers:
         sequence.drafts.leave_worker()
 
     def batches(self, items: dict[str, list[DraftItem]], round_id: int, is_idle: bool) -> dict[str, DraftBatch]:
-        """One message per worker that has items, many finished sequences, or, when the router is idle, any."""
+        """A batch for each worker with items, dropped namespaces, or many finished sequences (when idle: any)."""
         batches: dict[str, DraftBatch] = {}
         for worker_id, worker in self._workers.items():
             wanted = items.get(worker_id)
@@ -121,8 +100,8 @@ class DraftWorkers:
         return batches
 
     def drop_namespace(self, namespace: str) -> None:
-        """Have all workers drop what they have learnt in a namespace. They are told at once, and again with every batch
-        until they have answered one: no later draft uses what they knew before."""
+        """Have all workers drop what they learnt in a namespace. The notice goes out at once, and again with every
+        batch until the worker has answered one: later drafts use nothing of what was dropped."""
         for worker in self._workers.values():
             worker.drops_sent = None
             if namespace not in worker.dropped:
@@ -150,6 +129,5 @@ class DraftWorkers:
 
 
 def _has_drops(worker: _Worker) -> bool:
-    """Whether it is still to be told of namespaces to drop. A worker that has just joined is told with its first batch
-    of items."""
+    """Whether the worker must be told of dropped namespaces. One that has just joined is told with its first items."""
     return bool(worker.dropped) and worker.drops_sent is None

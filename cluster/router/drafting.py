@@ -32,6 +32,6 @@ class Drafting:
         self.remote.drop_namespace(namespace)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended or gets another id: free it at the drafters now, at its worker with a next batch."""
+        """The sequence has ended or gets another id: drafters free it now, its worker with its next batch."""
         self.workers.forget(sequence)
         self.cpu.forget(sequence)

@@ -1,4 +1,5 @@
-"""Runs the router core over links: asks draft workers, drafts locally meanwhile, has the target verify, delivers."""
+"""Runs the router core over links: asks draft workers, drafts locally meanwhile, has the target verify, delivers
+chunks."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from cluster.router.run_round import RoundHooks, RoundStage, run_round
 logger = logging.getLogger(__name__)
 
 _OWN_STAGES = frozenset(("plan", "draft", "assemble", "commit"))
-_IDLE_POLL_S = 0.05  # between looks while sequences wait for what only time brings (a target, blocks of others)
+_IDLE_POLL_S = 0.05  # between looks while sequences wait for a target or for KV blocks
 _WATCH_PERIOD_S = 1.0
 _GRACE_S = 10.0  # beyond what the present step may take
 
 
 class Rounds(Protocol):
-    """What is watched. All of it may be read from any thread."""
+    """The watched object. All attributes may be read from any thread."""
 
     num_steps: int  # rises whenever the rounds go on
     step_limit_s: float  # how long the present step may take: what it waits for has a limit of its own
@@ -40,8 +41,8 @@ class Rounds(Protocol):
 
 
 class RoundWatch:
-    """Looks every second. A loop that is blocked cannot keep it from seeing that; time in which this process did not
-    run at all counts for one look."""
+    """Reports rounds that stand still. It looks every second from its own thread, so a blocked event loop cannot hide a
+    stall. Time in which the whole process did not run counts as one look."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class RoundWatch:
         period_s: float = _WATCH_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Made in the thread that runs the rounds."""
+        """Call it in the thread that runs the rounds."""
         self._rounds = rounds
         self._grace_s = grace_s
         self._period_s = period_s
@@ -64,7 +65,7 @@ class RoundWatch:
 
     @property
     def stalled_s(self) -> float:
-        """For how long rounds have stood still, once that is longer than they may; else 0. For any thread."""
+        """How long the rounds have stood still, if longer than allowed, else 0. May be read from any thread."""
         return self._still_s if self._is_stalled else 0.0
 
     def look(self) -> None:
@@ -88,8 +89,8 @@ class RoundWatch:
 class RouterDriver:
     """One asyncio task that runs round after round while there is work and a target.
 
-    `set_target` and `set_draft_workers` may be called at any time. While there is no target, or it is silent, streams
-    pause; deadlines and clients that leave count all the same.
+    `set_target` and `set_draft_workers` may be called at any time. While the target is missing or silent, streams
+    pause, but deadlines and cancellations still take effect.
     """
 
     def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
@@ -108,9 +109,9 @@ class RouterDriver:
         self._stage_limits_s = {"collect": draft_deadline_s, "verify": verify_timeout_s}
         self._streams: dict[str, asyncio.Queue[RouterEvent]] = {}
         self._work = asyncio.Event()
-        self._silent: AsyncLink | None = None  # left a batch unanswered, may still be busy with it
+        self._silent: AsyncLink | None = None  # a target that left a batch unanswered and may still compute it
         self.is_draining = False  # takes no more requests
-        self.others_serve = False  # what cannot be served here can be by another router
+        self.others_serve = False  # other routers can serve what this one cannot
         self._task = asyncio.create_task(self._run(), name="router rounds")
         self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
         for task in (self._task, self._timekeeper):
@@ -136,7 +137,8 @@ class RouterDriver:
         return None
 
     def set_target(self, link: AsyncLink, info: WorkerInfo, released_incarnation: int | None = None) -> None:
-        """The link to the target. Another incarnation holds no sequences; the same one behind another link may.
+        """Use this link to the target. A new incarnation holds no sequences; the same one behind a new link may hold
+        some.
 
         released_incarnation: incarnation of a target whose end is no loss.
         """
@@ -148,7 +150,7 @@ class RouterDriver:
         self.core.max_model_len = info.max_model_len
 
     def failover(self, released_incarnation: int | None = None) -> None:
-        """There is no target for this router any more, and others serve: its streams end so that they go on there."""
+        """The router has no target group any more and others serve: end its streams so that they resume there."""
         self._target = None
         self._count_loss(released_incarnation)
         for request_id in self._streams:
@@ -162,8 +164,7 @@ class RouterDriver:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as rounds emit them. Closing the generator cancels the sequence within one round.
 
-        Raises what `RouterCore.add` raises, and the error a request ended with: RouterLost, if another router can
-        serve it.
+        Raises what `RouterCore.add` raises, and the request's own error; RouterLost if another router can serve it.
         """
         if self.is_draining or self.failure is not None:
             raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
@@ -194,7 +195,7 @@ class RouterDriver:
             await asyncio.sleep(_IDLE_POLL_S)
 
     def close(self) -> None:
-        """Run no more rounds. Streams that are still open end with `Unavailable`: another router may go on."""
+        """Run no more rounds. Open streams end with `Unavailable`: another router may resume them."""
         self.is_draining = True
         self.watch.close()
         self._task.cancel()
@@ -223,7 +224,7 @@ class RouterDriver:
         self._step(self._stage_limits_s.get(stage, _IDLE_POLL_S))
 
     def _step(self, limit_s: float = _IDLE_POLL_S) -> None:
-        """The rounds have got this far; what comes now takes no longer than limit_s."""
+        """Note progress; the next step takes at most limit_s."""
         self.num_steps += 1
         self.step_limit_s = limit_s
 
@@ -246,7 +247,7 @@ class RouterDriver:
         self.router_seconds += time.perf_counter() - started
 
     async def _keep_time(self) -> None:
-        """Ends what is late or cancelled while rounds wait for a target or its answer."""
+        """End overdue and cancelled requests while rounds wait for a target or its answer."""
         while True:
             await self._work.wait()
             await asyncio.sleep(_IDLE_POLL_S)
@@ -258,8 +259,8 @@ class RouterDriver:
             return False
         if link is not self._silent:
             return True
-        # A worker answers in order: with this answer, the batch before it is done. A batch sent earlier would only
-        # wait behind it, and be taken for one that the target cannot carry out.
+        # A worker answers in order, so this answer means that the unanswered batch is done. A new batch sent before
+        # that would only wait behind it, and be taken for one that the target cannot carry out.
         self._step(self._verify_timeout_s)
         try:
             await link.call(Hello(), self._verify_timeout_s)
@@ -284,7 +285,7 @@ class RouterDriver:
         return answer
 
     def _end_broken_streams(self, task: asyncio.Task[None]) -> None:
-        """Without rounds nothing more would come: another router may go on, and this one has nothing to drain."""
+        """A task has ended, so no round follows: end the streams so that another router may resume them."""
         if not task.cancelled():
             logger.error("%s have stopped", task.get_name(), exc_info=task.exception())
             self._end_streams("the router runs no rounds any more")

@@ -1,4 +1,4 @@
-"""What a verdict of the target emits: the accepted path, where the request ends, and the chunk for the client."""
+"""Emission of a verdict: the accepted path, where the request ends, and the chunk for the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGET = "target"  # source of a recovered or bonus token
 
 
 def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -> list[int] | None:
-    """The accepted nodes of a verdict, None for one that cannot be true."""
+    """The accepted nodes of a verdict, None for an invalid verdict."""
     if verdict is None or verdict.next_token < -1 or verdict.next_token >= vocab_size:
         return None
     if verdict.path.dtype.kind != "i" or verdict.path.ndim != 1:
@@ -39,8 +39,7 @@ def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -
 def cut_at_end(
     tokens: SequenceOf[int], stop_tokens: frozenset[int], num_left: int
 ) -> tuple[int, Literal["stop", "length"] | None]:
-    """How many of the tokens are emitted, and why the request ends with them, if it does. A stop token is not
-    emitted."""
+    """How many of the tokens are emitted, and the finish reason if the request ends. A stop token is not emitted."""
     if not stop_tokens.isdisjoint(tokens):
         end = next(index for index, token in enumerate(tokens) if token in stop_tokens)
         if end < num_left:
@@ -105,7 +104,7 @@ def sources_of(round: Round, entry: RoundEntry, nodes: list[int], source_names: 
 
 
 def _note_times(round: Round, entry: RoundEntry, times: RequestTimes, *, num_tokens: int, now: float) -> None:
-    """Take in the times of a round that emits; the first such round ends the prefill."""
+    """Add the times of a round that emits; the first such round ends the prefill."""
     progress = entry.sequence.progress
     arrived_at = progress.arrived_at
     times.ended_s = now - arrived_at

@@ -1,7 +1,7 @@
-"""Rounds that fail as a whole: which sequence is at fault is found by running the suspected ones alone.
+"""Rounds that fail as a whole: the sequence at fault is found by running suspects alone.
 
-A sequence whose rounds fail twice in a row is isolated: it runs alone, without drafts, until it gets further than ever.
-If two more of its rounds fail, so does its request. All other sequences have every second round meanwhile.
+A sequence whose rounds fail twice in a row is isolated: it runs alone, without drafts, until it gets further than ever
+before. If two more of its rounds fail, its request fails. Meanwhile the other sequences have every second round.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ _DRAFTLESS_ROUNDS = 8  # after failed rounds or a lack of KV blocks
 
 
 def suspend_drafts(sequence: Sequence, round_id: int) -> None:
-    """No drafts for some rounds."""
     sequence.drafts.from_round = round_id + _DRAFTLESS_ROUNDS
 
 
 def sequences_in_turn(running: list[Sequence], round_id: int) -> list[Sequence]:
-    """The sequences of the next round: all, or in turn the oldest isolated sequence and all that are not isolated."""
+    """The sequences of the next round: all; or alternately the oldest isolated one and all that are not isolated."""
     isolated_sequences = [sequence for sequence in running if sequence.target.num_failed_rounds >= _ISOLATED_AFTER]
     if not isolated_sequences:
         return running
@@ -29,7 +28,7 @@ def sequences_in_turn(running: list[Sequence], round_id: int) -> list[Sequence]:
 
 
 def count_failed_round(round: Round) -> list[Sequence]:
-    """Count the failure for each sequence of the round; returns those whose requests are to fail."""
+    """Count the failure for each sequence of the round. Returns the sequences whose requests are given up."""
     given_up = []
     for entry in round.entries:
         sequence = entry.sequence

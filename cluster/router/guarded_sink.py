@@ -1,4 +1,4 @@
-"""What the router tells of its requests to the shared cache, none of which may ever hurt a round."""
+"""Reports requests and committed tokens to the shared cache. Errors of the cache never affect a round."""
 
 from __future__ import annotations
 
@@ -26,57 +26,57 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class TokenSink(Protocol):
-    """Takes tokens of sequences that may be learnt from. Its methods return within microseconds; what they raise is
-    counted and costs only what they were told. Arrays are views: a sink copies what it keeps."""
+    """Receives tokens that may be learnt from. Methods return within microseconds; an exception is counted and loses
+    only that report. Arrays are views: a sink copies what it keeps."""
 
     def answered(self, organisation: str, token_ids: Int32Array) -> None:
-        """A request whose organisation feeds the public pool has got its whole answer, shape [n]."""
+        """The whole answer, shape [n], of a request whose organisation feeds the public pool."""
 
     def finished(self, namespace: str, earnings: Earnings) -> None:
-        """A request that might draft from the cache has got all its tokens; what that has brought it."""
+        """A request that could draft from the cache has got all its tokens; `earnings`: what the cache brought it."""
 
     def follow(self, namespaces: SequenceOf[str]) -> None:
-        """A request has come that may draft from these."""
+        """A request has come that may draft from these namespaces."""
 
     def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
-        """A request has come that will add to a namespace of a tenant, whose namespaces may take so much together;
-        None: as much as others."""
+        """A request has come that will add to this namespace. max_bytes: limit of all namespaces of the tenant
+        together; None: as much as others."""
 
     def watch(self, namespace: str, learner: object) -> None:
-        """The learner (a router) will learn of this namespace: `ended` tells it when nothing of that must be kept any
-        more. Told with every request, and of those that are there when their namespace has ended."""
+        """The learner (a router) will learn of this namespace, so `ended` must report its end. Called with every
+        request, and again for namespaces that have ended while requests use them."""
 
     def ended(self, learner: object) -> SequenceOf[str]:
-        """Namespaces of which whatever this one has learnt is to be forgotten now. Each is told every learner once, and
-        may not be watched any more."""
+        """Namespaces whose learnt statistics this learner must drop now. Each is reported once to every learner;
+        afterwards it may no longer be watched."""
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
-        """A sequence begins with this prompt, shape [n]; told once, before its first `committed`."""
+        """The prompt of a document, shape [n]; called once, before its first `committed`."""
 
     def committed(
         self, namespace: str, document_id: bytes, offset: int, token_ids: SequenceOf[int] | Int32Array
     ) -> None:
-        """Tokens that a round has committed, shape [n >= 1]; offset: of the first one in prompt and output."""
+        """Tokens that a round has committed, shape [n >= 1]; offset: position of the first in prompt and output."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLearning:
-    """The router's ends of the shared cache; without any of them, what it learns stays with it."""
+    """The router's parts of the shared cache. Without them it keeps what it learns to itself."""
 
-    token_sink: TokenSink | None = None  # told of committed tokens that may be learnt from
+    token_sink: TokenSink | None = None  # receives committed tokens that may be learnt from
     soft_sharing: SoftSharing | None = None  # exchanges the counts of the drafter "soft_ngram" with other routers
     index: AutomataIndex | None = None  # phrases for the lookahead of draft workers
 
 
 class Learner(Protocol):
     def drop(self, namespace: str) -> None:
-        """Forget all that rounds have taught of a namespace."""
+        """Drop what rounds have taught of a namespace."""
 
 
 def _guarded(
     tell: Callable[Concatenate[GuardedSink, TokenSink, _Arguments], None],
 ) -> Callable[Concatenate[GuardedSink, _Arguments], None]:
-    """Does nothing without a sink; what the sink raises is counted, and logged the first time."""
+    """Do nothing without a sink. Exceptions of the sink are counted, the first is logged."""
 
     @functools.wraps(tell)
     def guarded(self: GuardedSink, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
@@ -93,9 +93,9 @@ def _guarded(
 
 
 class GuardedSink:
-    """A token sink, or none, as requests and rounds see it. Whatever it raises is counted as `sink_faults`, no more.
+    """A token sink, or none, for requests and rounds; its exceptions are counted as `sink_faults`.
 
-    learner: who is told when a namespace has ended. cache_source: index of the shared cache among the draft sources.
+    learner: told when a namespace has ended. cache_source: index of the shared cache among the draft sources.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class GuardedSink:
 
     @_guarded
     def forget_ended(self, sink: TokenSink, in_use: Iterable[str]) -> None:
-        """Have the learner drop what has ended. in_use: namespaces of requests that are there, which go on to teach."""
+        """Have the learner drop ended namespaces. in_use: namespaces of open requests, which go on to teach."""
         ended = sink.ended(self._learner)
         for namespace in ended:
             self._learner.drop(namespace)
@@ -136,7 +136,7 @@ class GuardedSink:
                 sink.watch(namespace, self._learner)
 
     def share(self, round: Round, emitted: list[Emitted]) -> None:
-        """A round has committed tokens; told of sequences that may be learnt from."""
+        """Report the round's committed tokens of sequences that may be learnt from."""
         if self._sink is None:
             return
         for index, first, _ in emitted:

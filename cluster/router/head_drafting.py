@@ -1,7 +1,7 @@
 """Drafts of the target's EAGLE head.
 
-The head drafts at the end of a round, from what the target has just computed, for the round that follows: its trees
-come with the target's result, and are proposed if nothing has been committed since.
+The head drafts the next round at the end of this one. Its trees come with the target's result, and are proposed if
+nothing has been committed since.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class HeadDrafting:
         self._counters = counters
 
     def ask(self, round: Round) -> None:
-        """Have the head draft the next round of the sequences that emit, if that pays. It sees prompts in any case, or
-        it could not begin to draft later."""
+        """Have the head draft the next round of sequences that emit, if that pays. It sees prompts in any case;
+        otherwise it could not start drafting later."""
         asking = []
         for entry in round.entries:
             sequence = entry.sequence
@@ -48,7 +48,7 @@ class HeadDrafting:
                 self._proposals.add(entry, source, tree.first(most), max_nodes=most)
 
     def keep(self, round: Round, result: VerifyResult) -> None:
-        """Keep the trees of a result for the next round. Call it when the round's tokens are committed."""
+        """Keep a result's trees for the next round. Call it when the round's tokens are committed."""
         if not result.drafted_seq_ids and not result.drafts:
             return
         if len(result.drafted_seq_ids) != len(result.drafts):

@@ -1,4 +1,4 @@
-"""What drafters may learn from a round: the contexts of its rows, with what the target thought would come next."""
+"""What drafters learn from a round: the contexts of its rows, with the target's predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.router.round import RoundEntry
 
 
 def successors_of(result: VerifyResult, vocab_size: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Token ids int32 and probabilities float32, both [rows, k], or None where none came or they cannot be true."""
+    """Token ids int32 and probabilities float32, both [rows, k]; None where they are missing or invalid."""
     told = result.successors
     if told is None:
         return None
@@ -32,7 +32,7 @@ def successors_of(result: VerifyResult, vocab_size: int) -> tuple[np.ndarray, np
 
 
 def first_rows_of(result: VerifyResult) -> dict[int, tuple[int, int]]:
-    """Where the rows of `successors_of` begin, and how many draft nodes follow the root's, by sequence that emits."""
+    """By sequence that emits: its first row in `successors_of`, and how many draft nodes follow the root's row."""
     found = {}
     row = 0
     for verdict in result.verdicts:
@@ -48,8 +48,10 @@ def rows_of_round(
     successors: tuple[np.ndarray, np.ndarray],
     shares_prompts: bool = False,
 ) -> Iterator[VerifiedRows]:
-    """The rows of the entries that emitted, by namespace and whether they may be shared. successors: from
-    `successors_of`; shares_prompts: rows whose contexts hold prompt tokens may be shared, too."""
+    """The rows of the entries that emitted, grouped by namespace and by whether they may be shared.
+
+    successors: from `successors_of`. shares_prompts: rows whose contexts hold prompt tokens may be shared, too.
+    """
     token_ids, probs = successors
     first_rows = first_rows_of(result)
     parts: dict[tuple[str, bool], list[tuple[np.ndarray, ...]]] = {}
@@ -94,7 +96,8 @@ def rows_of_prompt(
     seq_id: int,
     may_share: bool = False,
 ) -> VerifiedRows:
-    """Tokens begin to end - 1 of a prompt (int32 [n]), all but the last at most, as contexts of what follows them."""
+    """Prompt positions begin to end - 1 (token_ids int32 [n]) as contexts; each is followed by the prompt's next
+    token."""
     end = max(0, len(token_ids) - 1) if end is None else end
     count = end - begin
     before = np.full(max(0, MAX_CONTEXT - begin), -1, np.int32)
@@ -121,5 +124,5 @@ def _tree_contexts(before, token_ids, parents):  # type: ignore[no-untyped-def]
 
 
 def warm_up() -> None:
-    """Compile or load the kernel, so that no request waits for it."""
+    """Compile or load the kernel before the first request."""
     _tree_contexts(np.zeros(MAX_CONTEXT, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32))

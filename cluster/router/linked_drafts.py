@@ -1,4 +1,4 @@
-"""Draft workers behind links, as a round asks them."""
+"""Asks draft workers over links."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cluster.router.run_round import DraftResults
 
 
 class LinkedDrafts:
-    """A worker that does not answer in time, or has no link, is left out of the round."""
+    """Leaves a worker without a link, or without an answer in time, out of the round."""
 
     def __init__(self, deadline_s: float, lateness: Distribution) -> None:
-        """lateness: told how long each round waited for drafts when all else was ready."""
+        """lateness: records how long each round waited for drafts after everything else was ready."""
         self.links: dict[str, AsyncLink] = {}
         self.deadline_s = deadline_s
         self._lateness = lateness

@@ -157,7 +157,7 @@ _SOFT_COUNTERS: _Table = (
 
 
 class RouterMetrics:
-    """What a router counts, read from its core and links at scrape time: counting costs rounds nothing."""
+    """Reads the counts of core, driver, links and cache at scrape time: rounds pay nothing for metrics."""
 
     def __init__(
         self, core: RouterCore, driver: RouterDriver, connections: Connections, cache: SharedCache | None = None
@@ -239,7 +239,6 @@ def _counters(table: _Table, source: object) -> Iterator[Metric]:
 def _labelled(
     family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
 ) -> CounterMetricFamily | GaugeMetricFamily:
-    """Adds a value for each label."""
     for label, value in sorted(values.items()):
         family.add_metric([label], value)
     return family
@@ -254,7 +253,7 @@ def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMet
 
 
 def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
-    """The shared cache; what its drafts earn is counted under the source `cache` among the others."""
+    """Metrics of the shared cache; its drafts are counted among the other sources, as `cache`."""
     yield from _gauges(_CACHE_GAUGES, stats)
     yield from _counters(_CACHE_COUNTERS, stats)
     text = "Tokens that were not written: the queue was full, the store refused them, or their time was purged"
@@ -269,6 +268,6 @@ def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
 
 
 def soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:
-    """The counts of soft_ngram that routers exchange through the shared cache."""
+    """Metrics of the soft_ngram counts that routers exchange through the shared cache."""
     yield from _gauges(_SOFT_GAUGES, stats)
     yield from _counters(_SOFT_COUNTERS, stats)

@@ -1,4 +1,4 @@
-"""The requests that have not ended: how each of them begins, and the one event that ends it."""
+"""Open requests: how each begins, and the one event that ends it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MIN_COMPACTED = 64  # deadlines kept before those of ended requests are removed
 class OpenRequests:
     """Waiting and running requests by request id; `sequences` are the same by sequence id.
 
-    Every request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. `forget` is told
-    of every sequence that ends or is renamed.
+    Every request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. `forget` is
+    called for every sequence that ends or is renamed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class OpenRequests:
         heapq.heappush(self._deadlines, (sequence.deadline, sequence.arrival, sequence))
 
     def cancel(self, request_id: str) -> bool:
-        """A waiting request ends now, a running one in the next `end_overdue`. False if there is no such request."""
+        """End a waiting request now, a running one in the next `end_overdue`. False if there is no such request."""
         sequence = self.by_id.get(request_id)
         if sequence is None:
             return False
@@ -91,7 +91,7 @@ class OpenRequests:
         return True
 
     def end_overdue(self, now: float) -> None:
-        """End what is cancelled or past its deadline."""
+        """End requests that are cancelled or past their deadline."""
         for sequence in self._cancelled:
             if not sequence.progress.is_ended:
                 self._end_cancelled(sequence, now)
@@ -116,7 +116,7 @@ class OpenRequests:
         self._release(sequence, now)
 
     def preempt_youngest(self) -> None:
-        """The youngest running sequence gives up its KV blocks and waits under a new id."""
+        """Move the youngest running sequence to the queue under a new id; its KV blocks are freed."""
         victim = self._scheduler.preempt_youngest()
         self._counters.preempted += 1
         self._forget(victim)

@@ -1,7 +1,8 @@
 """Where trees enter the router: a tree becomes a proposal of its sequence, or is counted as invalid.
 
-Types, lengths and limits are checked here, and chains under rejection completely. The values of the other trees are
-checked by the kernel that merges them, for all trees of a round at once."""
+Types, lengths and limits are checked here, and chains under rejection completely. The merging kernel checks the values
+of the other trees, for all trees of a round at once.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from cluster.router.round import RoundEntry
 
 class Proposals:
     def __init__(self, names: Sequence[str], vocab_size: int, counters: RouterCounters) -> None:
-        """names: of the sources by index."""
+        """names: source names by index."""
         self._names = names
         self._vocab_size = vocab_size
         self._counters = counters
 
     def add(self, entry: RoundEntry, source: int, tree: DraftTree, *, max_nodes: int, max_required: int = 0) -> None:
-        """max_nodes: nodes beside the required ones. Under rejection only chains with draft distributions are valid."""
+        """max_nodes: limit of nodes that are not required. Under rejection, only chains with draft distributions are
+        valid."""
         is_valid = isinstance(tree, DraftTree) and has_tree_shape(tree, max_nodes, max_required)
         if is_valid and not entry.is_coupled:
             is_valid = is_chain(tree, self._vocab_size)

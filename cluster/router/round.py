@@ -1,4 +1,4 @@
-"""One round of the router: what `RouterCore` plans, fills and commits; and the events that come out of it."""
+"""One round: what `RouterCore` plans, fills and commits, and the events that come out of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.router.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The last event of a request that did not finish: no chunk with a finish reason follows."""
+    """The last event of a request that failed; no chunk with a finish reason follows."""
 
     request_id: str
     error: PacelineError
@@ -25,7 +25,7 @@ RouterEvent = TokenChunk | RequestFailed
 
 
 class Emitted(NamedTuple):
-    """One entry of a round that emitted tokens."""
+    """A round's entry that emitted tokens."""
 
     entry_index: int
     first: int  # position of its first new token
@@ -34,7 +34,7 @@ class Emitted(NamedTuple):
 
 @dataclass(slots=True)
 class RoundEntry:
-    """One sequence of a round, as it was when the round was planned."""
+    """One sequence in a round, as it was when the round was planned."""
 
     sequence: Sequence
     seq_id: int
@@ -45,7 +45,7 @@ class RoundEntry:
     target_known: int  # `TargetState.known` before the round, restored if the round is lost
     max_nodes: int = 0  # draft nodes it may verify; 0 unless it emits
     max_required: int = 0  # further nodes that its drafters may require
-    head_nodes: int = -1  # nodes wanted of the target's head for the next round, as in `VerifyItem`
+    head_nodes: int = -1  # as in `VerifyItem`: nodes that the head drafts for the next round
     draft_worker: str | None = None  # the worker asked to draft for it
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
     node_start: int = 0  # its nodes in the round's `chosen` trees
@@ -56,7 +56,7 @@ class RoundEntry:
 
 
 class RoundSize(NamedTuple):
-    """How much a round computes without drafts."""
+    """What a round computes without drafts."""
 
     num_rows: int
     num_running: int
@@ -65,22 +65,22 @@ class RoundSize(NamedTuple):
 
 @dataclass(slots=True)
 class RowBudget:
-    """Draft nodes that a round may verify, over all sequences and beside the required ones."""
+    """Draft nodes that a round may verify over all sequences, without the required ones."""
 
     rows: int = 0
-    wanted: int = 0  # nodes that sequences could use, whether they pay or not
-    explores: bool = False  # verify more than seems to pay, to measure the target there
+    wanted: int = 0  # nodes that the sequences could use, paying or not
+    explores: bool = False  # verify more than seems to pay, to measure the target's time
 
 
 @dataclass(slots=True)
 class AskedDrafters:
-    """The draft workers and the target's head, as far as a round asks them to draft."""
+    """What a round asks of draft workers and of the target's head."""
 
-    batches: dict[str, DraftBatch] = field(default_factory=dict)  # by worker: all are to be sent
-    awaited: tuple[str, ...] = ()  # workers whose answers are worth waiting for; the others are only brought up to date
+    batches: dict[str, DraftBatch] = field(default_factory=dict)  # by worker; all are sent
+    awaited: tuple[str, ...] = ()  # workers whose answers the round waits for; the others only receive tokens
     num_workers: int = 0  # connected when the round was planned
     draft_model: bool = False
-    head: bool = False  # to draft, not only to take rows in
+    head: bool = False  # the head drafts; otherwise it only reads the rows
 
 
 @dataclass(slots=True)
@@ -97,4 +97,4 @@ class Round:
     asked: AskedDrafters = field(default_factory=AskedDrafters)
     chosen: MergedTrees | None = None  # the nodes sent to the target; None: no tree was merged
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
-    assembled_at: float = 0.0  # on the clock of `planned_at`; 0: not known
+    assembled_at: float = 0.0  # on the clock of `planned_at`; 0: unknown

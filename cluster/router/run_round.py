@@ -1,4 +1,4 @@
-"""The one round of all callers: plan, draft, choose, verify, commit, with drafts and target wherever they are."""
+"""The one round of all callers: plan, draft, choose, verify, commit, wherever drafts and target are."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DraftResults = Mapping[str, DraftResult | None]
 
 
 class DraftSource(Protocol):
-    """The draft workers as a round sees them."""
+    """The draft workers."""
 
     async def ask(self, round: Round) -> None:
         """Send every batch of `round.asked.batches`."""
 
     async def collect(self, round: Round) -> DraftResults:
-        """The results of the awaited workers, None for those not in time."""
+        """Results by awaited worker, None for those not in time."""
 
 
 @dataclass(slots=True)
 class RoundOutcome:
-    """What one call of `run_round` did. Without a round there was nothing to compute."""
+    """Result of one `run_round`; `round` is None when there was nothing to compute."""
 
     round: Round | None
     events: list[RouterEvent]
@@ -41,8 +41,7 @@ def _ignore(told: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RoundHooks:
-    """What a caller adds to a round: its clock, who takes events as soon as they exist, and what to do as each stage
-    begins."""
+    """A caller's clock, its receiver of events, and a callback at the beginning of each stage."""
 
     now: Callable[[], float] = time.monotonic
     deliver: Callable[[list[RouterEvent]], object] = _ignore

@@ -1,4 +1,4 @@
-"""Who runs: bounded waiting queue, admission in order of arrival, preemption, and a fair share of the prompt rows."""
+"""Who runs: a bounded waiting queue, admission in order of arrival, preemption, and fair shares of the prompt rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from operator import attrgetter
 
 from actors.errors import Overloaded
 from cluster.config import RouterConfig
 from cluster.router.round import RoundEntry
 from cluster.router.sequence import Sequence
 
-_PRESSURE_ROUNDS = 64  # how long admission stays careful after the target ran out of blocks
+_PRESSURE_ROUNDS = 64  # rounds with careful admission after the target ran out of blocks
 _LONGEST_RETRY_S = 60.0
 _SHORTEST_RETRY_S = 0.5
 _UNKNOWN_RETRY_S = 1.0
@@ -21,9 +22,9 @@ _UNKNOWN_RETRY_S = 1.0
 def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
     """Rows for each sequence that still computes its prompt, oldest first; together at most `budget`.
 
-    The oldest is sure of half, so it finishes in bounded time whatever comes behind it, and everyone becomes the
-    oldest in turn. The other half is shared evenly by all others, the shortest first, so that a short prompt does not
-    wait for a long one. What the others do not need goes to the oldest.
+    The oldest is guaranteed half, so it finishes in bounded time whatever comes after it; everyone becomes the oldest
+    in turn. The others share the rest evenly, shortest first, so that a short prompt does not wait for a long one. What
+    they do not need goes to the oldest.
     """
     if not remaining:
         return []
@@ -68,14 +69,14 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=64)
-        self._pressure = 0  # rounds left in which only certain room is given away
+        self._pressure = 0  # rounds left with careful admission
         self._credits = 0  # sequences that ended under pressure: each makes room for one
 
     def enqueue(self, sequence: Sequence, now: float) -> None:
         """Raises Overloaded when max_waiting sequences wait beyond those that the next round admits.
 
-        A stream that another router has begun is taken whatever the bound, and is the next to run: its client has
-        been promised the rest. Such streams are as few as that router had places.
+        A stream that another router has begun is always accepted, and runs next: its client has been promised the rest.
+        There are at most as many as that router had places.
         """
         if sequence.request.num_output_in_prompt > 0:
             self._put_first(sequence)
@@ -90,7 +91,7 @@ class Scheduler:
         self.waiting[sequence.request_id] = sequence
 
     def retry_after_s(self, now: float) -> float:
-        """Time in which about half of the waiting queue is served, by the rate at which requests ended lately."""
+        """Estimated time until half of the queue is served, by the rate at which requests ended lately."""
         if len(self._finish_times) < 2 or now <= self._finish_times[0]:
             return _UNKNOWN_RETRY_S
         rate = (len(self._finish_times) - 1) / (now - self._finish_times[0])
@@ -107,8 +108,8 @@ class Scheduler:
     def admit(self, free_blocks: int) -> None:
         """Move waiting sequences to the running ones, in order, while there are places.
 
-        free_blocks is what the target said last. It matters only for a while after the target ran out of blocks:
-        then a sequence enters if it fits as a whole, or in the place of one that ended, or if nothing runs.
+        free_blocks: as the target last reported. It matters only for a while after the target ran out of blocks: then a
+        sequence enters if all of it fits, if it replaces one that ended, or if nothing runs.
         """
         if self._pressure:
             self._pressure -= 1
@@ -125,10 +126,10 @@ class Scheduler:
                 else:
                     return
             del self.waiting[head.request_id]
-            insort(self.running, head, key=_age)
+            insort(self.running, head, key=attrgetter("arrival"))
 
     def remove(self, sequence: Sequence, now: float | None) -> None:
-        """Take an ended sequence out. now is None when it leaves the queue without a round."""
+        """Remove an ended sequence. now is None when it leaves the queue without a round."""
         if self.waiting.pop(sequence.request_id, None) is not None:
             return
         self.running.remove(sequence)
@@ -156,7 +157,3 @@ class Scheduler:
     def sequences(self) -> Iterable[Sequence]:
         yield from self.running
         yield from self.waiting.values()
-
-
-def _age(sequence: Sequence) -> int:
-    return sequence.arrival

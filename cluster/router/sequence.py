@@ -1,4 +1,4 @@
-"""One request on the machine side: its committed tokens and what every worker is known to hold of them."""
+"""One request in the router: its committed tokens, and what each worker holds of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIRST_ROOM = 256  # output tokens that fit before the buffer grows
 
 @dataclass(slots=True)
 class TargetState:
-    """What the target holds of a sequence, and how its rounds have gone.
+    """What the target holds of a sequence, and how its rounds went.
 
-    `num_computed` and `known` fall to 0 when the target loses the sequence; nothing else lowers them.
+    `num_computed` and `known` return to 0 when the target loses the sequence; nothing else lowers them.
     """
 
     known: int = 0  # committed tokens the target has been sent
@@ -31,17 +31,16 @@ class TargetState:
     num_failed_rounds: int = 0  # rounds with this sequence that failed as a whole since most_computed last rose
 
     def advance(self, num_computed: int) -> None:
-        """The sequence emitted tokens."""
         self.num_computed = num_computed
         self.most_computed = max(self.most_computed, num_computed)
         self.num_setbacks = self.num_failed_rounds = 0
 
     def compute_prompt(self, num_computed: int) -> bool:
-        """A round computed a part of the prompt; returns whether it got further than the round before."""
+        """A round computed a part of the prompt. Returns whether it got further than the round before."""
         has_progressed = num_computed > self.num_computed
         self.num_computed = num_computed
         if num_computed > self.most_computed:
-            # Computing again what a failed round has lost says nothing about the rows that failed.
+            # Recomputing what a failed round lost does not clear the sequence of suspicion.
             self.most_computed = num_computed
             self.num_failed_rounds = 0
         if has_progressed:
@@ -56,19 +55,19 @@ class TargetState:
 
 @dataclass(slots=True)
 class DraftState:
-    """Which sources may draft for a sequence, and what each of them knows of it."""
+    """Which sources may draft for a sequence, and what each of them has seen of it."""
 
     sources: AllowedSources
     cpu_known: list[int] = field(default_factory=list)  # tokens each CPU drafter has seen
     max_tokens: int = 0  # draft tokens a round
-    from_round: int = 0  # no drafts before this round, because drafts lacked KV blocks or rounds failed
+    from_round: int = 0  # no drafts before this round, after failed rounds or a lack of KV blocks
     head_tree: DraftTree | None = None  # drafted by the target's EAGLE head
     head_length: int = 0  # committed tokens that head_tree follows
     record: DraftRecord | None = None  # how each source has fared; None: no drafts yet
     worker: str | None = None
     worker_known: int = 0  # tokens that worker has been sent
     corrections: np.ndarray = field(default_factory=no_tokens)  # for the next `DraftItem`, from the last round with any
-    num_taught: int = 0  # prompt rows that drafters have learnt, from this sequence or one with the same prompt
+    num_taught: int = 0  # prompt rows that drafters have learnt, here or from a sequence with the same prompt
 
     def leave_worker(self) -> None:
         self.worker = None
@@ -78,7 +77,7 @@ class DraftState:
 
 @dataclass(slots=True)
 class RequestProgress:
-    """What the client has been told of a request, and when; times are on the router's clock."""
+    """What the client has received, and when; times are on the router's clock."""
 
     arrived_at: float
     started_at: float | None = None  # when its first round was planned; None: it waits
@@ -90,7 +89,7 @@ class RequestProgress:
 
 
 class Sequence:
-    """The router's record of a running or waiting request. Tokens are only ever appended."""
+    """A running or waiting request. Tokens are only ever appended."""
 
     __slots__ = (
         "_buffer", "arrival", "begin", "deadline", "drafts", "max_tokens", "namespace", "num_prompt", "num_tokens",
@@ -160,7 +159,7 @@ class Sequence:
         self.num_tokens = end
 
     def rename(self, seq_id: int) -> None:
-        """Start over under a new id with the committed tokens; every worker has been told to forget the old one."""
+        """Start over under a new id with the committed tokens; the caller has every worker forget the old id."""
         self.seq_id = seq_id
         self.target.lost()
         self.drafts.cpu_known = [0] * len(self.drafts.cpu_known)

@@ -1,4 +1,4 @@
-"""What a router says of itself when it is asked whether it serves."""
+"""A router's readiness and liveness."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
 def router_status(
     driver: RouterDriver | None, connections: Connections, build_progress: Path | None = None
 ) -> RouterStatus:
-    """driver is None until a target group has said what it is. build_progress: file with the progress of the draft
-    model's build, if it is built on this machine."""
+    """driver: None until a target group has connected. build_progress: file with the progress of the draft model's
+    build, if this machine builds it."""
     obstacle = _obstacle(driver, connections)
     return RouterStatus(
         ready=obstacle is None,

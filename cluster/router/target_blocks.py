@@ -1,4 +1,4 @@
-"""The target's KV blocks, and what to do when sequences lack them."""
+"""The target's KV blocks, and what happens when sequences lack them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cluster.router.scheduler import Scheduler
 
 
 class TargetBlocks:
-    """`free` and `total` are what the target said last; 0 before its first answer."""
+    """`free` and `total`: as the target last reported; 0 before its first answer."""
 
     def __init__(self, block_size: int, scheduler: Scheduler, requests: OpenRequests) -> None:
-        """block_size: tokens of a block."""
+        """block_size: tokens per block."""
         self.free = 0
         self.total = 0
         self._block_size = block_size
@@ -29,11 +29,11 @@ class TargetBlocks:
         return 1.0 - self.free / self.total if self.total else 0.0
 
     def handle_out_of_blocks(self, round: Round, starved: list[RoundEntry], now: float) -> None:
-        """Starved sequences first go without drafts; if that is not enough, the youngest sequence makes room.
+        """Starved sequences first go without drafts; if that is not enough, the youngest sequence is preempted.
 
         The oldest sequence is never preempted while another runs, so it gets all blocks in the end: no livelock. A
-        sequence that is longer than all blocks can never finish and fails. One that is alone, lacks blocks and would
-        fit waits: a router that is gone holds them, and the target frees them after a while.
+        sequence longer than all blocks can never finish and fails. One that runs alone, lacks blocks and would fit
+        waits: a lost router holds them, and the target frees them after a while.
         """
         needs_room = False
         for entry in starved:

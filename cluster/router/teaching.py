@@ -1,4 +1,4 @@
-"""Has drafters and draft workers learn from the rows of a round."""
+"""Teaches drafters and draft workers from the rows of a round."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class Teaching:
         self._vocab_size = vocab_size
 
     def teach(self, round: Round, result: VerifyResult, emitted: list[Emitted]) -> None:
-        """Let drafters and draft workers learn from every row the target computed, and drafters from prompts that are
-        done."""
+        """Drafters and draft workers learn from every row the target computed; drafters also from finished prompts."""
         if not self._drafting.num_successors_of(round):
             return
         count = self._drafting.cpu.num_successors
@@ -48,8 +47,7 @@ class Teaching:
                 self._drafting.cpu.remember(rows)
 
     def _teach_prompts(self, sequences: list[Sequence], num_successors: int) -> None:
-        """Teach a part of a long prompt each round while its sequence runs; sequences with the same prompt share the
-        work."""
+        """Teach a part of a long prompt each round; sequences with the same prompt share the work."""
         left, shares_prompts = _MAX_TAUGHT_ROWS, self._shares_prompts
         for sequence in sequences:
             last = sequence.num_prompt - 1

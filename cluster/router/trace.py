@@ -1,4 +1,4 @@
-"""What one round did, for people to look at: who proposed how much, what was verified, what of it was accepted."""
+"""A round's trace for people: what each source proposed, what was verified and accepted."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cluster.router.round import Round, RoundEntry, RouterEvent
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
-    """One round of all its sequences. The counts are by source; a node of several counts as proposed for each, and as
-    verified and accepted for the one that was most sure of it."""
+    """One round of all its sequences. Counts are by source; a node that several sources proposed counts as verified and
+    accepted only for the one that was most sure of it."""
 
     round_id: int
     num_sequences: int
     rows: int  # computed by the target: prompt, last tokens and draft nodes
     proposed: dict[str, int]
     verified: dict[str, int]
-    accepted: dict[str, int]  # and emitted: none after a stop token
+    accepted: dict[str, int]  # only what was emitted: nothing after a stop token
     num_emitted: int
     # Nodes that a drafter required and nobody guessed are left out of these two.
     rejected: tuple[int, ...]  # draft tokens that were verified and not accepted
     depths: tuple[tuple[int, int], ...]  # (depth of the deepest node, accepted nodes) by sequence with verified drafts
-    draft_s: float  # drafting, the head's for the next round included, merging and choosing
+    draft_s: float  # drafting (with the head's for the next round), merging and choosing
     verify_s: float
 
 
@@ -41,7 +41,7 @@ def trace_round(
     draft_s: float,
     verify_s: float,
 ) -> RoundTrace:
-    """The trace of a committed round. source_names: by source index; events: of the whole round."""
+    """source_names: by source index; events: of the whole round, which has been committed."""
     proposed: Counter[str] = Counter()
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
@@ -78,7 +78,7 @@ def trace_round(
 
 
 def format_trace(trace: RoundTrace, number: int) -> str:
-    """One line; `number` is what to call the round."""
+    """One line; `number`: shown as the round's number."""
     parts = [f"round {number}", f"{trace.rows} rows"]
     if trace.num_sequences != 1:
         parts.append(f"{trace.num_sequences} sequences")

@@ -1,4 +1,4 @@
-"""What becomes of each sequence of a round by the target's verdicts."""
+"""Applies the target's verdicts to the sequences of a round."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class TakenVerdicts(NamedTuple):
 
 
 class Verdicts:
-    """Commits and emits what a target says of the sequences of a round."""
-
     def __init__(
         self, requests: OpenRequests, counters: RouterCounters, source_names: SequenceOf[str], vocab_size: int
     ) -> None:
@@ -34,7 +32,7 @@ class Verdicts:
         self._vocab_size = vocab_size
 
     def take(self, round: Round, result: VerifyResult, now: float) -> TakenVerdicts:
-        """Commit and emit tokens; sequences that the target has lost, or whose verdict is invalid, start over."""
+        """Commit and emit tokens. Sequences that the target lost, or with an invalid verdict, start over."""
         verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
         self._counters.unknown_sequences += len(verdicts.keys() - {entry.seq_id for entry in round.entries})
         stale, starved = set(result.stale_seq_ids), set(result.starved_seq_ids)
@@ -42,7 +40,7 @@ class Verdicts:
         for index, entry in enumerate(round.entries):
             sequence = entry.sequence
             if sequence.progress.is_cancelled or sequence.progress.is_ended:
-                continue  # nothing comes after a cancellation or an end
+                continue  # emits nothing more
             if entry.seq_id in stale:
                 self._counters.stale_sequences += 1
                 self._restart(sequence, now)
@@ -68,7 +66,7 @@ class Verdicts:
         return taken
 
     def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, *, now: float) -> bool:
-        """Whether the sequence has finished."""
+        """Returns whether the sequence has finished."""
         progress, counters = entry.sequence.progress, self._counters
         if progress.chunk_index == 0 and progress.started_at is not None:
             counters.queue_time.add(progress.started_at - progress.arrived_at)

@@ -1,4 +1,4 @@
-"""Drafts of the draft workers: which trees to ask for, what to send along, and what becomes of the answers."""
+"""Drafts of the draft workers: what to ask for, what to send along, and what becomes of the answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.messages import DraftItem, DraftResult, VerifyResult, no_tokens
+from actors.messages import DraftItem, DraftResult, SequenceDelta, VerifyResult, no_tokens
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
 from cluster.router.discarded import discarded_texts
@@ -25,15 +25,13 @@ _MAX_RUNS = 4  # phrases of the shared cache sent with one item
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """The trees asked of the draft model."""
+    """Shape of the draft model's trees."""
 
     gamma: int = 4  # depth
     branch: int = 1  # guesses for each next token
 
 
 class WorkerDrafting:
-    """`sequences` are those of the router by id; the mapping is the router's own and changes with it."""
-
     def __init__(
         self,
         shape: DraftShape,
@@ -46,8 +44,8 @@ class WorkerDrafting:
         phrases: SharedPhrases | None,
         scaling: DraftScaling,
     ) -> None:
-        """names: of the sources by index; phrases: of the shared cache, for ouroboros; scaling: told how workers
-        answer."""
+        """sequences: the router's own by id, a mapping that changes with it; names: source names by index; phrases: of
+        the shared cache, for ouroboros; scaling: records how workers answer."""
         self._shape = shape
         self._sequences = sequences
         self._names = names
@@ -58,8 +56,8 @@ class WorkerDrafting:
         self._workers = workers
 
     def ask(self, round: Round) -> None:
-        """Write draft batches for the sequences that emit, if waiting for them pays, and with the prompts of others for
-        workers that nobody waits for."""
+        """Write draft batches for the sequences that emit, if waiting pays. Workers that the round does not wait for
+        receive prompts of sequences that do not emit yet."""
         items: dict[str, list[DraftItem]] = {}
         if len(self._workers):
             asking = [
@@ -72,7 +70,8 @@ class WorkerDrafting:
             if asking and round.traffic.draft_wait.pays(round.size.num_emitting):
                 for entry, worker_id in asking:
                     entry.draft_worker = worker_id
-                    items.setdefault(worker_id, []).append(self._item(entry))
+                    item = self._item(entry.sequence, self._max_nodes(entry), self._runs(entry.sequence))
+                    items.setdefault(worker_id, []).append(item)
                 round.asked.draft_model = True
                 round.asked.awaited = tuple(items)
                 round.asked.num_workers = len(self._workers)
@@ -81,14 +80,20 @@ class WorkerDrafting:
                 self._send_prompts_ahead(round, items)
         round.asked.batches = self._workers.batches(items, round.round_id, is_idle=not round.entries)
 
-    def _item(self, entry: RoundEntry) -> DraftItem:
-        sequence, shape = entry.sequence, self._shape
-        return self._workers.item_for(
-            sequence,
-            max_nodes=self._max_nodes(entry),
-            max_depth=shape.gamma,
-            branch=shape.branch,
-            runs=self._runs(sequence),
+    def _item(self, sequence: Sequence, max_nodes: int, runs: np.ndarray) -> DraftItem:
+        """An item with the tokens that the sequence's worker lacks, which count as sent from now on."""
+        drafts = sequence.drafts
+        start, drafts.worker_known = drafts.worker_known, sequence.num_tokens
+        corrections, drafts.corrections = drafts.corrections, no_tokens()
+        return DraftItem(
+            SequenceDelta(sequence.seq_id, start, sequence.tokens(start)),
+            max_nodes,
+            begin=sequence.begin if start == 0 else None,
+            max_depth=self._shape.gamma,
+            branch=self._shape.branch,
+            method=drafts.sources.method,
+            runs=runs,
+            corrections=corrections,
         )
 
     def _max_nodes(self, entry: RoundEntry) -> int:
@@ -97,7 +102,7 @@ class WorkerDrafting:
         return min(self._shape.gamma * self._shape.branch, entry.max_nodes)
 
     def _runs(self, sequence: Sequence) -> np.ndarray:
-        """Phrases that the shared cache expects to follow, as `DraftItem.runs`: workers do not read the cache."""
+        """Phrases from the shared cache that may follow, as `DraftItem.runs`; workers do not read the cache."""
         request, sources = sequence.request, sequence.drafts.sources
         if self._phrases is None or sources.worker is None or sources.method != "lookahead" or request.cache == "off":
             return no_tokens()
@@ -121,10 +126,7 @@ class WorkerDrafting:
                 continue
             worker_id = self._workers.worker_for(sequence, round.round_id)
             if worker_id is not None and worker_id not in round.asked.awaited:
-                item = self._workers.item_for(
-                    sequence, max_nodes=0, max_depth=self._shape.gamma, branch=self._shape.branch
-                )
-                items.setdefault(worker_id, []).append(item)
+                items.setdefault(worker_id, []).append(self._item(sequence, 0, no_tokens()))
 
     def take_results(self, round: Round, results: Mapping[str, DraftResult | None]) -> None:
         """results: by worker; None or missing: no answer in time."""
@@ -173,9 +175,10 @@ class WorkerDrafting:
         return any(map(_wants_corrections, round.entries))
 
     def keep_corrections(self, entries: Iterable[RoundEntry], result: VerifyResult, token_ids: np.ndarray) -> None:
-        """Keep the target predictions after rejected draft tokens, to be sent with the sequences' next drafts.
+        """Keep target predictions after rejected draft tokens, to be sent with the sequences' next drafts. Call it when
+        the round's tokens are committed.
 
-        entries: those that emitted; token_ids: of `successors_of`. Call it when the round's tokens are committed.
+        entries: those that emitted; token_ids: from `successors_of`.
         """
         wanting = list(filter(_wants_corrections, entries))
         if not wanting:
