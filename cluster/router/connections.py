@@ -34,6 +34,7 @@ _HELLO_TIMEOUT_S = 5.0
 _WARM_UP_TIMEOUT_S = 60.0
 _WARM_UP_ROUND = 0  # the router's own rounds begin at 1
 _WARM_UP_PAUSE_S = 1.0  # after a target that gave no token
+_TRAFFIC = ("sent", "received", "sent_bytes", "received_bytes", "closed")  # counts of `LinkStats`
 _LONGEST_WAIT_S = 0.25  # a refresh waits no longer for the target, which may be busy
 _FAILOVER_NOTICE_S = 1.5  # by then gateways know that they should ask another router
 
@@ -68,8 +69,8 @@ class Connections:
 
     @property
     def is_leaving(self) -> bool:
-        """The target group is about to stop, and others serve: running requests go on for a moment, new ones are
-        refused."""
+        """The target group is about to stop, and others serve: running requests go on for a moment, new ones go
+        elsewhere."""
         return self._leaves_at is not None
 
     async def refresh(self, entries: list[WorkerEntry], target_id: str | None) -> None:
@@ -88,9 +89,7 @@ class Connections:
             found = wanted.get(worker_id)
             if found is not None and found.incarnation == entry.incarnation and found.address == entry.address:
                 self._links[worker_id] = (found, link)  # its counts are newer
-            # A directory that is filling up again does not know everybody yet; a link that works is kept.
-            replaced = found is not None and (found.incarnation, found.address) != (entry.incarnation, entry.address)
-            if replaced or (found is None and not link.is_alive):
+            elif found is not None or not link.is_alive:  # a directory that is filling up does not know all workers yet
                 self._close(worker_id)
         for worker_id, entry in wanted.items():
             if worker_id not in self._links:
@@ -208,20 +207,11 @@ async def _warm_up(link: AsyncLink, vocab_size: int) -> None:
 
 
 def _drops_of(link: AsyncLink) -> Counter[str]:
-    drops: Counter[str] = Counter(timeout=link.stats.timeouts)
-    drops.update(link.stats.dropped)
-    return drops
+    return Counter[str](link.stats.dropped) + Counter(timeout=link.stats.timeouts)
 
 
 def _traffic_of(link: AsyncLink) -> Counter[str]:
-    stats = link.stats
-    return Counter(
-        sent=stats.sent,
-        received=stats.received,
-        sent_bytes=stats.sent_bytes,
-        received_bytes=stats.received_bytes,
-        closed=stats.closed,
-    )
+    return Counter({name: getattr(link.stats, name) for name in _TRAFFIC})
 
 
 async def keep_connected(

@@ -124,7 +124,7 @@ class Router:
         self._soft_sharing = None if self._cache is None else self._cache.share_counts(self._drafters)
         if self._soft_sharing is not None:
             self._soft_sharing.follow(OPEN)  # tenants' namespaces are followed with their first request
-        self._asked_at = time.monotonic()  # last health check by Serve's controller
+        self._asked_at = time.monotonic()  # when Serve's controller last asked how this router is
         self._has_left = False
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
 

@@ -1,4 +1,4 @@
-"""Dashboards and alert rules: every metric and label that they name is exposed, and the rules work."""
+"""Dashboards and alert rules: `cluster.router.metrics` exposes every metric and label they name; the rules work."""
 
 from __future__ import annotations
 

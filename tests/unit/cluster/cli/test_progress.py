@@ -1,4 +1,4 @@
-"""The progress of one process, as a file for others."""
+"""The progress of one process, as a file for others, and in the router's `status`."""
 
 from __future__ import annotations
 

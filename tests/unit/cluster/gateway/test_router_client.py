@@ -1,4 +1,5 @@
-"""A gateway before several routers: whom Serve's request router chooses, and what all of them say together."""
+"""A gateway before several routers: whom Serve's request router chooses (`ReadyFirst` of
+`cluster.router.deployment`), and what all of them say together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The router with toy targets and drafters, round by round: `RouterCore`, `cluster.router.drafting`, `cpu_drafting`,
-`worker_drafting`, `draft_workers`, `proposals` and `rejection_chain`."""
+"""The router with toy targets and drafters, round by round. `RouterCore` with its parts: `round`, `scheduler`,
+`sequence`, `open_requests`, `verdicts`, `target_blocks`, `drafting`, `cpu_drafting`, `worker_drafting`,
+`draft_workers`, `proposals`, `counters` and `rejection_chain`."""
 
 import logging
 

@@ -1,5 +1,5 @@
-"""Whole lives of a router under faults: whatever drafters, draft workers, target and clients do, every request gets
-exactly the tokens that the target alone would have given it, ends once, and leaves nothing behind."""
+"""Whole lives of a router under faults (`run_round`): whatever drafters, draft workers, target and clients do, every
+request gets exactly the tokens that the target alone would have given it, ends once, and leaves nothing behind."""
 
 import gc
 import random

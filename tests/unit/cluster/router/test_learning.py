@@ -1,4 +1,4 @@
-"""What drafters get to learn: the contexts of verified rows and what the target thought there."""
+"""What drafters learn (`teaching`): the contexts of verified rows with the target's predictions."""
 
 from __future__ import annotations
 
