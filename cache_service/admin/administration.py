@@ -1,5 +1,4 @@
-"""What an administrator does with the namespaces of the shared cache: one method for each action, all of them audited
-but those that only look at counts."""
+"""Administration of the shared cache's namespaces. All actions are audited, except those that only read counts."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any
 
 from cache_service.admin.audit_log import AuditLog
 from cache_service.admin.importer import Importer, ImportResult
-from cache_service.admin.namespace_contents import Contents, Progress, read_contents, silent
+from cache_service.admin.namespace_contents import Contents, read_contents
 from cache_service.admin.purge import Purge, PurgeResult
 from cache_service.admin.verification import Verification, Verifier
 from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreRefused
@@ -34,29 +33,29 @@ from cache_service.store.connection import Connection
 from cache_service.store.server_disk import forget_deleted
 from cache_service.store.store import KEEP_S, Store
 
-_WITHDRAWALS = 5  # tries, where a batch is written at the same time
+_WITHDRAWALS = 5  # attempts while others write batches
 
 IMPORT_KEEP_S = 365 * 24 * 3600
-"""What was imported lives so long without being written to: it does not come back by itself, as traffic does."""
+"""Time to live of imports after the last write: unlike traffic, they do not return by themselves."""
 
-# No content: of writers, compactors, purges, routers and the promotion gate.
+# Kinds of keys without content: of writers, compactors, purges, routers and the promotion gate.
 _BOOKKEEPING = frozenset({"epoch", "lease", "fence", "purges", "earnings", "left"})
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSummary:
-    """What can be told of a namespace without reading its data."""
+    """What is known of a namespace without reading its data."""
 
     fingerprint: str
     namespace: str
     keys: int  # in Redis
-    memory_bytes: int  # that they take in the server
-    expires_in_s: int | None  # without being written to; None: it never does
+    memory_bytes: int  # in the server
+    expires_in_s: int | None  # if it is not written to; None: never
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """What a namespace holds, and what it has earned."""
+    """Contents and hit statistics of a namespace."""
 
     fingerprint: str
     namespace: str
@@ -69,9 +68,9 @@ class NamespaceStats:
     segment_bytes: int
     log_entries: int
     documents: int
-    phrases: int  # pieces of documents, each as long as what is known of it goes on
+    phrases: int  # consecutive pieces of documents
     tokens: int
-    first_s: int | None  # Unix time at which the oldest phrase was last added to
+    first_s: int | None  # Unix time of the last addition to the oldest phrase
     last_s: int | None
     unread: int  # as `Contents` counts
     earnings: Earnings
@@ -79,7 +78,7 @@ class NamespaceStats:
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """What was folded. is_busy: somebody else compacts the namespace, so nothing was done here."""
+    """What was folded. is_busy: another process compacts the namespace, so nothing was done."""
 
     fingerprint: str
     namespace: str
@@ -93,9 +92,9 @@ class CompactResult:
 
 
 class CacheAdministration:
-    """Over one Redis. Thread-safe; actions on one namespace take turns by its lease.
+    """Administers one Redis. Thread-safe; actions on one namespace take turns by its lease.
 
-    Methods raise StoreError, AuditError, and NamespaceError: NamespaceUnknown for a namespace that is not there.
+    Methods raise StoreError, AuditError and NamespaceError; NamespaceUnknown for a namespace that does not exist.
     """
 
     def __init__(
@@ -108,9 +107,9 @@ class CacheAdministration:
         index_directory: Path | None = None,
         owns_server: bool = False,
     ) -> None:
-        """limits: the budgets of the cluster's namespaces, which imports and compactions keep too.
-        actor: who acts, for the audit log. index_directory: where routers of this machine leave their indexes, which
-        purges remove as well; None: nowhere. owns_server: it is the cluster's own, see `clean_disk`."""
+        """limits: budgets of a namespace, for imports and compactions. actor: who acts, for the audit log.
+        index_directory: index files of this machine's routers, which purges remove; None: there are none.
+        owns_server: Redis is the cluster's own, see `clean_disk`."""
         self._connection = connection
         self._ring = ring
         self._audit = audit
@@ -120,7 +119,7 @@ class CacheAdministration:
         self._owns_server = owns_server
 
     def acting_for(self, actor: str) -> CacheAdministration:
-        """The same for somebody else."""
+        """The same with another actor."""
         return CacheAdministration(
             self._connection,
             ring=self._ring,
@@ -132,7 +131,7 @@ class CacheAdministration:
         )
 
     def find(self, namespace: str, fingerprint: str | None = None) -> list[StoreKeys]:
-        """All namespaces of this name, of one fingerprint or of any. Raises NamespaceUnknown if there is none."""
+        """Namespaces with this name, of one fingerprint or any. Raises NamespaceUnknown if there is none."""
         found = {
             keys
             for keys, kind in known_keys(self._connection)
@@ -144,7 +143,7 @@ class CacheAdministration:
         return sorted(found, key=lambda keys: keys.fingerprint)
 
     def namespaces(self, fingerprint: str | None = None) -> list[NamespaceSummary]:
-        """All namespaces, of one fingerprint or of any, in order of fingerprint and name."""
+        """All namespaces, of one fingerprint or any, in order of fingerprint and name."""
         kinds: dict[StoreKeys, list[str]] = {}
         for keys, kind in known_keys(self._connection):
             if fingerprint in (None, keys.fingerprint):
@@ -155,8 +154,8 @@ class CacheAdministration:
                 summaries.append(self._summary(keys, kinds[keys]))
         return summaries
 
-    def stats(self, keys: StoreKeys, progress: Progress = silent) -> NamespaceStats:
-        """Reads all of the namespace. Its earnings are those that routers have written."""
+    def stats(self, keys: StoreKeys) -> NamespaceStats:
+        """Reads the whole namespace."""
         store, admin, codec = self._opened(keys)
         summary = self._summary(keys, self._require(admin))
         stored = store.read_manifest()
@@ -167,8 +166,8 @@ class CacheAdministration:
                 generations, segments = len(manifest.generations), len(manifest.segments)
                 segment_bytes = sum(generation.num_bytes for generation in manifest.generations)
         except FormatError:
-            pass  # counted below, as its readers count it
-        contents = read_contents(store, codec, progress)
+            pass  # `contents.unread` counts it
+        contents = read_contents(store, codec)
         pieces = contents.pieces
         times = [piece.time_s for piece in pieces]
         return NamespaceStats(
@@ -194,11 +193,8 @@ class CacheAdministration:
     def import_documents(
         self, keys: StoreKeys, documents: Iterable[Piece], keep_s: int = IMPORT_KEEP_S
     ) -> ImportResult:
-        """Add pieces of documents, but for those that are there already. When `documents` raises, or the process is
-        interrupted, what came before stays, and the same import goes on from there.
-
-        keep_s: that the namespace lives without being written to.
-        """
+        """Add pieces of documents that are not there yet. If `documents` raises or the process is interrupted, what was
+        imported stays, and repeating the import completes it. keep_s: time to live after the last write."""
         with self._action("import", keys) as figures:
             store, admin, codec = self._opened(keys)
             compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=keep_s))
@@ -208,12 +204,12 @@ class CacheAdministration:
             finally:
                 figures |= asdict(importer.result)
 
-    def export(self, keys: StoreKeys, progress: Progress = silent) -> Contents:
-        """All of it that can be read. Raises NamespaceUnread where that is nothing, though there is something."""
+    def export(self, keys: StoreKeys) -> Contents:
+        """Everything that can be read. Raises NamespaceUnread if there is something but nothing can be read."""
         with self._action("export", keys) as figures:
             store, admin, codec = self._opened(keys)
             self._require(admin)
-            contents = read_contents(store, codec, progress)
+            contents = read_contents(store, codec)
             num_tokens = sum(len(piece.token_ids) for piece in contents.pieces)
             figures |= {"phrases": len(contents.pieces), "tokens": num_tokens, "unread": contents.unread}
             if contents.unread and not contents.pieces:
@@ -224,8 +220,8 @@ class CacheAdministration:
             return contents
 
     def purge(self, keys: StoreKeys, times: TimeRange | None = None) -> PurgeResult:
-        """Remove what was learnt in some time, or all of it: from Redis, from followers at their next look, and from
-        what those that have ended left on this machine."""
+        """Remove what was learnt in a time range, or everything: from Redis, from followers at their next look, and
+        from index files on this machine."""
         times = times or TimeRange()
         told = {} if times.is_all else {"since_s": times.since_s, "until_s": times.until_s}
         with self._action("purge", keys, **told) as figures:
@@ -234,7 +230,7 @@ class CacheAdministration:
             try:
                 result = purge.everything() if times.is_all else purge.learnt_in(times)
                 if times.is_all:
-                    with suppress(StoreRefused):  # who may not see lists of tenants; what is in them expires
+                    with suppress(StoreRefused):  # no permission; the sets' entries expire
                         leave_tenants(self._connection, keys)
             finally:
                 self._remove_indexes(keys)
@@ -242,8 +238,8 @@ class CacheAdministration:
             return result
 
     def clean_disk(self) -> bool:
-        """Have the files of the cluster's own server written anew, so that nothing purged is left in them; those of
-        another one are its operator's. False: as `forget_deleted` has it."""
+        """Have the cluster's own server rewrite its files without purged data; other servers are left to their
+        operators. False: as in `forget_deleted`."""
         return not self._owns_server or forget_deleted(self._connection)
 
     def withdraw(
@@ -254,11 +250,12 @@ class CacheAdministration:
         *,
         erases: bool = False,
     ) -> list[StoreKeys]:
-        """What these have said so far supports nothing in the public pools, of one fingerprint or of any: what is
-        public through it alone goes at once. Those among the terms' members begin anew, the others stay out; members
-        that had opted out before may come in again. erases: nor do hashes stay of what they have said.
+        """Remove the organisations' support from the public pools, of one fingerprint or any. Phrases that lose the
+        support they need leave the pools at once. Organisations among terms.members may support phrases again with
+        later answers, also those that had opted out before; the others stay out. erases: delete the hashes of what they
+        said, too.
 
-        Returns the pools there are. Raises NamespaceBusy for one that others write all the time.
+        Returns the existing pools. Raises NamespaceBusy for a pool that others keep writing.
         """
         try:
             pools = self.find(PUBLIC, fingerprint)
@@ -279,7 +276,7 @@ class CacheAdministration:
         return pools
 
     def compact(self, keys: StoreKeys) -> CompactResult:
-        """Fold all of the log, if nobody else does."""
+        """Fold the whole log, unless another process compacts it."""
         with self._action("compact", keys) as figures:
             store, admin, codec = self._opened(keys)
             self._require(admin)
@@ -305,7 +302,6 @@ class CacheAdministration:
             )
 
     def verify(self, keys: StoreKeys) -> Verification:
-        """Check every stored object."""
         with self._action("verify", keys) as figures:
             store, admin, codec = self._opened(keys)
             self._require(admin)
@@ -322,7 +318,7 @@ class CacheAdministration:
         return Store(self._connection, keys), AdminStore(self._connection, keys), FrameCodec(keys, self._ring)
 
     def _require(self, admin: AdminStore) -> list[str]:
-        """Kinds of the keys that are there."""
+        """Kinds of the namespace's keys. Raises NamespaceUnknown."""
         kinds = admin.kinds()
         if not _has_content(kinds):
             keys = admin.keys
@@ -349,20 +345,20 @@ class CacheAdministration:
 
 
 def _revoke(gate: PromotionGate) -> int:
-    """How many phrases have gone."""
+    """Number of revoked phrases."""
     before = gate.public()
     for _ in range(_WITHDRAWALS):
         if gate.revoke(seizes=True) is not None or not gate.public():
             return len(before - gate.public())
-    raise NamespaceBusy("somebody else writes the public pool all the time; try again")
+    raise NamespaceBusy("others keep writing the public pool; try again")
 
 
 def _has_content(kinds: list[str]) -> bool:
-    """Whether any of the keys holds what was learnt; of other areas than the log's, too, as in "soft:log"."""
+    """Whether any of the keys, in any area ("soft-3:log"), holds learnt data."""
     return any(kind.rpartition(":")[2] not in _BOOKKEEPING for kind in kinds)
 
 
 def _keep_s(admin: AdminStore) -> int:
-    """That what is written anew lives: as long as the namespace would have."""
+    """The namespace's remaining time to live, for what is rewritten."""
     left_s = admin.ttl_s("epoch")
     return left_s if left_s is not None and left_s > 0 else KEEP_S

@@ -1,4 +1,4 @@
-"""Who did what to the shared cache: a line of JSON for each action. No text, no tokens, no credential is in it."""
+"""The audit log: a JSON line for each action on the shared cache, without texts, tokens or credentials."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from cache_service.errors import AuditError, CacheError
 
 
 class AuditFile:
-    """A file that lines of JSON are added to. Opened before anything is changed, so that nothing changes that cannot be
-    told.
+    """A file of JSON lines. Open it before an action, so that nothing happens that cannot be logged.
 
     Raises AuditError where it cannot be written. Thread-safe: a line is one write.
     """
@@ -56,7 +55,7 @@ class AuditLog:
 
     @contextmanager
     def action(self, actor: str, action: str, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Tell that an action begins and how it ended; figures of it may be put into what is yielded."""
+        """Log the start and the outcome of an action. Entries put into the yielded dictionary go into the log."""
         self.write(actor, action, "begun", **fields)
         begin = time.monotonic()
         figures: dict[str, Any] = {}

@@ -1,8 +1,7 @@
-"""Brings documents into a namespace: as entries of its log, so that followers draft from them at once, and folded as it
-goes, so that no import is too long for the log.
+"""Imports documents into a namespace, as log entries, which followers use at once. It folds them as it goes, so that no
+import is too long for the log.
 
-What is there already is left out, so an import that is repeated adds nothing, and one that was interrupted goes on
-where it ended.
+Documents that exist are left out: repeating an import adds nothing, and repeating an interrupted one completes it.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from cache_service.store.admin_store import AdminStore
 from cache_service.store.store import Store
 
 MAX_DOCUMENT_TOKENS = 2**20
-"""A longer document is imported as several: so long a match is of no use, and memory stays bounded."""
+"""Longer documents are split: matches of this length are of no use, and memory stays bounded."""
 
 _ENTRY_TOKENS = 4096
 _FLUSH_TOKENS = 64 * _ENTRY_TOKENS
 _FLUSH_PIECES = 16_384
 _FOLD_TOKENS = 2**20
 _MAX_LOG_ENTRIES = 16_384
-_MAX_WAITING_ENTRIES = 8192  # in the log before the import waits for somebody to fold what it has written
+_MAX_WAITING_ENTRIES = 8192  # unfolded entries in the log; beyond it, the import waits
 _PATIENCE_S = 120.0
 
 
@@ -42,16 +41,16 @@ _PATIENCE_S = 120.0
 class ImportResult:
     """What an import has done."""
 
-    documents: int = 0  # that were added
+    documents: int = 0  # added
     tokens: int = 0
-    known_documents: int = 0  # that were there already, or came twice
+    known_documents: int = 0  # existed already, or came twice
     known_tokens: int = 0
     stored_bytes: int = 0  # size of the entries in Redis
-    dropped_generations: int = 0  # that the budgets of the namespace had no room for any more
+    dropped_generations: int = 0  # dropped to stay within the namespace's budgets
 
 
 def content_id(token_ids: Int32Array) -> bytes:
-    """The document id of a document without a name: of its tokens."""
+    """Document id of a document without a name: a hash of its tokens."""
     tokens = np.ascontiguousarray(token_ids, "<i4").tobytes()
     return hashlib.blake2b(tokens, digest_size=DOCUMENT_ID_BYTES, person=b"paceline import").digest()
 
@@ -68,7 +67,7 @@ class Importer:
         keep_s: int,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """compactor: of the same namespace, with the budgets of its cluster."""
+        """compactor: folds the same namespace, with the cluster's budgets."""
         self.result = ImportResult()
         self._store = store
         self._admin = admin
@@ -83,9 +82,11 @@ class Importer:
         self._last_id = START
 
     def run(self, documents: Iterable[Piece]) -> ImportResult:
-        """Import pieces of documents; what has been imported stays when `documents` raises. Raises StoreError,
-        NamespaceBusy if another compactor holds the namespace and does not fold, and NamespaceUnread where it
-        is in a later format or key than this side knows: the cluster might not be able to read what is written."""
+        """Import pieces of documents; what has been imported stays when `documents` raises.
+
+        Raises StoreError; NamespaceBusy if another compactor holds the namespace and does not fold; NamespaceUnread if
+        its data have a later format or key, since the cluster might not be able to read what is written.
+        """
         self._require_known_key()
         self._note(read_contents(self._store, self._codec))
         try:
@@ -127,7 +128,7 @@ class Importer:
             self._flush()
 
     def _flush(self) -> None:
-        """In one transaction, so that a document is there whole or not at all."""
+        """Write in one transaction, so that each document is written whole or not at all."""
         if not self._waiting:
             return
         batches = split_pieces(self._waiting, _ENTRY_TOKENS, MAX_ENTRY_PIECES)
@@ -148,7 +149,7 @@ class Importer:
         self._unfolded_tokens = 0
 
     def _wait_for_room(self, num_entries: int) -> None:
-        """The log drops its oldest entries when it is full: they must have been folded before."""
+        """A full log drops its oldest entries, so they must have been folded before."""
         waited_s = 0.0
         while self._admin.log_length() + num_entries > _MAX_WAITING_ENTRIES and not self._is_folded():
             self._fold()
@@ -161,5 +162,5 @@ class Importer:
             waited_s += 0.1
 
     def _is_folded(self) -> bool:
-        """Whether all that was written is in segments; the log may go on holding it for a while."""
+        """Whether everything written is in segments; the log may still hold it for a while."""
         return parse_id(self._last_id) <= parse_id(self._admin.folded_id())

@@ -1,9 +1,9 @@
-"""Purges: what was learnt in a namespace, or in it at some time, is gone from Redis, and followers forget it.
+"""Purges a namespace, or what was learnt in it in a time range, from Redis and from followers.
 
-A purge takes the lease from whoever compacts, so that from then on Redis refuses that one's segments and manifest. It
-notes the times that are purged, so that publishers drop what they still hold of them. Then the epoch changes, in one
-step with manifest and log: at their next look followers forget everything and read what is left. Last go the segments
-that nobody finds any more, those of earlier folds included.
+A purge takes the lease from any compactor, so that Redis refuses that one's segments and manifest from then on. It
+notes the purged times, so that publishers drop queued tokens of these times. Then it replaces epoch, manifest and log
+in one step: at their next look followers forget everything and read what is left. Finally it deletes the unreferenced
+segments, including those of earlier folds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LEASE_MS = 60_000
 _READ_ENTRIES = 1024
 _SEGMENT_TOKENS = 2**20
 _ATTEMPTS = 5
-_CLOCK_MARGIN_S = 1  # publishers go by the server's clock, as this does, give or take an answer's way
+_CLOCK_MARGIN_S = 1  # publishers also use the server's clock, up to a round trip
 
-# What may have begun after a purge: the log of a new epoch. `purges` goes by itself. And in the public pool it stays
-# noted who has left it: that was not learnt, and they have not come back.
+# Kinds that a purge does not delete: those of a new epoch, which may have begun meanwhile; `purges`, which expires; and
+# who has left the public pool, which was not learnt.
 _STAYS = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "gate:left"})
 
-# Of a purge that had to delete before it could be noted: it ends with the epoch all the same.
+# Kinds that stay where keys must be deleted before the purge can be noted: the epoch is ended afterwards.
 _LAST = frozenset({"epoch", "purges", "gate:left"})
 
 
@@ -47,12 +47,12 @@ class PurgeResult:
 
     fingerprint: str
     namespace: str
-    tokens: int | None  # None: of a whole namespace, which is not read for it
+    tokens: int | None  # None: the whole namespace, which was not read
     keys: int  # in Redis
 
 
 class Purge:
-    """One purge of one namespace. Repeating one that was interrupted completes it."""
+    """One purge of one namespace. Repeating an interrupted purge completes it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Purge:
         keep_s: int = KEEP_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """clock: Unix time, where Redis does not let its own be asked."""
+        """clock: Unix time, used where Redis refuses to tell its own."""
         self._store = store
         self._admin = admin
         self._codec = codec
@@ -79,8 +79,7 @@ class Purge:
         try:
             num_keys = self._everything()
         except StoreRefused:
-            # A server that is full has no room to note a purge, but it deletes. Or something of another type has been
-            # put in the place of a lease, a fence or a manifest.
+            # A full server has no room to note a purge, but can delete. Or lease, fence or manifest have a wrong type.
             num_keys = self._admin.delete([kind for kind in self._admin.kinds() if kind not in _LAST])
             if num_keys == 0:
                 raise
@@ -90,22 +89,22 @@ class Purge:
         return PurgeResult(self._keys.fingerprint, self._keys.namespace, None, num_keys)
 
     def _everything(self) -> int:
-        """How many keys there were."""
+        """Number of deleted keys."""
         with self._lease() as token:
             self._admin.note_purge(TimeRange(until_s=self._now_s()), PURGES_KEEP_S)
             num_keys = self._admin.drop_all(token)
             if num_keys is None:
                 raise self._busy()
-            # Only now, because it may take its time: routers forget what they know already.
+            # Last, because it may take long; routers already forget.
             num_keys += self._delete([kind for kind in self._admin.kinds() if kind not in _STAYS])
             self._admin.end_lease(self._owner)
             return num_keys
 
     def learnt_in(self, times: TimeRange) -> PurgeResult:
-        """What was learnt in some time: each stretch of a document by its newest part, and all tables and counts that
-        are made of everything.
+        """Remove what was learnt in a time range, and all data without times: soft counts, hit statistics, phrases of
+        the promotion gate. A piece of a document has the time of its newest part.
 
-        Raises StoreError, NamespaceUnknown if there is no such namespace, NamespaceUnread where times cannot be told,
+        Raises StoreError, NamespaceUnknown if there is no such namespace, NamespaceUnread where times cannot be read,
         NamespaceBusy if another purge took over.
         """
         if self._store.read_manifest().epoch is None:
@@ -123,12 +122,12 @@ class Purge:
 
     @contextmanager
     def _lease(self) -> Iterator[int]:
-        """Held in the block: its fencing token."""
+        """Hold the lease in the block; yields its fencing token."""
         token = self._seize()
         try:
             yield token
         finally:
-            with suppress(StoreError):  # it runs out by itself
+            with suppress(StoreError):  # it expires
                 self._store.release_lease(self._owner)
 
     def _seize(self) -> int:
@@ -144,7 +143,7 @@ class Purge:
     def _delete(self, kinds: list[str]) -> int:
         num_deleted = 0
         for begin in range(0, len(kinds), 1000):
-            self._seize()  # renewed, so that nobody folds before this has ended
+            self._seize()  # renew, so that nobody folds meanwhile
             num_deleted += self._admin.delete(kinds[begin : begin + 1000])
         return num_deleted
 
@@ -155,10 +154,8 @@ class Purge:
         keys = self._keys
         return NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
 
-    # --- in some time
-
     def _replace(self, token: int, times: TimeRange) -> tuple[int, frozenset[str] | None]:
-        """Tokens that were removed, and the kinds of segments that stay; None: the namespace has changed meanwhile."""
+        """Number of removed tokens, and kinds of the segments that stay; None: the namespace has changed meanwhile."""
         epoch = self._store.begin_epoch(self._keep_s)
         stored = self._store.read_manifest()
         old = self._manifest(stored.frame if stored.epoch == epoch else None, epoch, stored.version)
@@ -213,9 +210,9 @@ class Purge:
         return manifest if manifest.epoch == epoch and manifest.version == version else empty
 
     def _read_log(self, old: Manifest, times: TimeRange) -> tuple[str, _Kept]:
-        """The last id of the log, and what stays of the entries that have not been folded."""
+        """The last id of the log, and what stays of its unfolded entries."""
         last_id, pieces = old.folded_id, []
-        for last_id, frame in self._store.log_after(old.folded_id, _READ_ENTRIES):  # noqa: B007 (the last one counts)
+        for last_id, frame in self._store.log_after(old.folded_id, _READ_ENTRIES):  # noqa: B007 (last_id is used below)
             try:
                 pieces += decode_entry(self._codec, frame)
             except FormatError as error:
@@ -226,7 +223,7 @@ class Purge:
     def _purged_segment(
         self, entry: SegmentEntry, times: TimeRange, token: int, epoch: str
     ) -> tuple[list[SegmentEntry], int]:
-        """What takes a segment's place, and how many tokens are removed."""
+        """The segments that replace a segment, and the number of removed tokens."""
         if not times.meets(entry.first_s, entry.last_s):
             return [entry], 0
         if times.holds(entry.first_s, entry.last_s):
@@ -257,7 +254,7 @@ class Purge:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Pieces that stay, and how many tokens do not."""
+    """Pieces that stay, and the number of removed tokens."""
 
     pieces: list[Piece]
     num_removed: int

@@ -1,4 +1,4 @@
-"""Checks every object that a namespace keeps in Redis, as its readers would, and more."""
+"""Checks every object of a namespace in Redis, more strictly than its readers do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EPOCH = re.compile(r"[0-9a-f]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that readers leave out, or that should not be there."""
+    """An object that readers leave out, or that should not exist."""
 
     kind: str  # the key's kind: "log", "segment:3fa0..."
     detail: str
@@ -38,13 +38,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found. No problems: every object is whole, and belongs where it is."""
-
     fingerprint: str
     namespace: str
-    # That were checked: entries and segments of tokens and of soft counts, their manifests, and what the gate keeps.
+    # Checked objects: entries, segments and manifests of tokens and of soft counts, and the promotion gate's objects.
     objects: int
-    tokens: int  # in them, those that lie in more than one included
+    tokens: int  # in all objects; duplicates are counted
     unused_segments: int  # left by earlier folds; nobody reads them, and they expire
     other_keys: tuple[str, ...]  # kinds that are not checked here
     problems: tuple[Problem, ...]
@@ -52,12 +50,12 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """How the objects of one area are read, and what is checked beside their formats."""
+    """Decoders and checks for one area."""
 
     payload: Payload[Any, Any, Any, Any]
     entry_tokens: Callable[[Any], int]
     segment_tokens: Callable[[Any, Any], int]
-    """Takes a segment and what the manifest says of it, None if it does not name it. Raises FormatError."""
+    """Takes a segment and its manifest entry, None if it has none. Raises FormatError."""
 
 
 def _entry_tokens(pieces: list[Piece]) -> int:
@@ -88,7 +86,7 @@ def _soft_checks(order: int) -> _Checks:
 
 
 class Verifier:
-    """One check of one namespace. It changes nothing; a fold meanwhile is no problem."""
+    """One check of one namespace. It changes nothing and tolerates concurrent folds."""
 
     def __init__(self, store: Store, admin: AdminStore, codec: FrameCodec) -> None:
         self._store = store
@@ -101,7 +99,7 @@ class Verifier:
 
     def run(self) -> Verification:
         """Raises StoreError."""
-        # First: what a fold writes meanwhile is then not taken for something that nobody names.
+        # Listed first, so that segments written by a concurrent fold do not count as unused.
         kinds = self._admin.kinds()
         epoch = self._store.read_manifest().epoch
         if epoch is not None and not _EPOCH.fullmatch(epoch):
@@ -115,7 +113,7 @@ class Verifier:
         for kind in kinds:
             area, _, rest = kind.partition(":")
             if kind == _LEFT:
-                continue  # who has left the public pool stays noted for ever
+                continue  # who has left the public pool is noted for ever
             known = _KNOWN_OF_THE_GATE if area == _GATE else _KNOWN
             if (rest if area in areas or area == _GATE else kind).partition(":")[0] not in known:
                 others.append(kind)
@@ -135,7 +133,7 @@ class Verifier:
         self._problems.append(Problem(kind, detail))
 
     def _check_gate(self, kinds: Sequence[str]) -> None:
-        """What the promotion gate keeps of phrases, and who has left it."""
+        """Check the promotion gate's phrases, and its note of who has left."""
         if _PHRASES in kinds:
             for phrase_id, frame in self._admin.hash_fields(_PHRASES):
                 self._objects += 1
@@ -150,7 +148,7 @@ class Verifier:
                     self._problem(_LEFT, f"tenant {tenant.hex()}: it is {value[:70]!r}; it must be a time, or never")
 
     def _check_area(self, area: str, checks: _Checks, kinds: Sequence[str]) -> None:
-        """area: "": of the tokens; kinds: of all keys."""
+        """area: "" is the tokens'. kinds: those of all the namespace's keys."""
         store, admin = (self._store.beside(area), self._admin.beside(area)) if area else (self._store, self._admin)
         prefix = f"{area}:" if area else ""
         stored = store.read_manifest()
@@ -204,7 +202,7 @@ class Verifier:
     def _check_unused(
         self, admin: AdminStore, checks: _Checks, kinds: Sequence[str], prefix: str, used: set[str]
     ) -> None:
-        """Segments of earlier folds, which no manifest names any more."""
+        """Check segments of earlier folds, which no manifest names any more."""
         for kind in kinds:
             digest = kind.removeprefix(prefix)
             if not kind.startswith(prefix) or digest in used:

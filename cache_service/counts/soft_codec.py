@@ -1,10 +1,10 @@
-"""Soft n-gram counts as the payload of a folded log: what one replica learnt is an entry, merged counts are a part.
+"""Soft n-gram counts as the payload of a folded log: entries are deltas, segments are parts.
 
-    a delta's body: version u8 | origin 16 bytes | epoch: length u8, ASCII | entries as `soft_ngram` writes them
-    a part's body:  version u8 | entries
+    body of a delta: version u8 | origin 16 bytes | epoch: length u8, ASCII | entries as `soft_ngram` writes them
+    body of a part:  version u8 | entries
 
-A part is a segment of this log. A delta names the data set it was learnt for: after a purge it says nothing, even where
-it lies in a stream again. And it names its origin, so that nobody adds to a table what came out of it.
+A delta is what one replica learnt; a part holds merged counts. A delta names its epoch, so that it is ignored after a
+purge, and its origin, so that a table does not add its own counts again.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _MAX_PART_BODY = 1 + HEADER_BYTES + ENTRY_BYTES * MAX_PART_CONTEXTS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What somebody learnt in a while."""
+    """What one table learnt since its last delta."""
 
-    origin: bytes  # ORIGIN_BYTES of them: whose table it came out of
+    origin: bytes  # [ORIGIN_BYTES], identifies the table
     epoch: str
     entries: Entries  # at most MAX_DELTA_CONTEXTS
 
 
 class SoftPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One part as the manifest knows it."""
+    """A part's entry in the manifest."""
 
     digest: Digest
     num_contexts: Annotated[int, msgspec.Meta(ge=1, le=MAX_PART_CONTEXTS)]
@@ -56,11 +56,11 @@ class SoftPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SoftManifest(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which parts add up to what has been folded. Soft counts have one generation."""
+    """The parts whose sum is what has been folded, in one generation."""
 
     CONTENT: ClassVar[Content] = Content.SOFT_MANIFEST
 
-    parts: tuple[SoftPart, ...] = ()  # oldest first; a context may be in several, and counts with all of them
+    parts: tuple[SoftPart, ...] = ()  # oldest first; a context may occur in several
 
     @property
     def segments(self) -> list[tuple[int, SoftPart]]:
@@ -71,7 +71,6 @@ SoftPayload = Payload[SoftManifest, SoftPart, Delta, Entries]
 
 
 def soft_payload(order: int) -> SoftPayload:
-    """The folded log of tables of one order."""
     return Payload(
         SoftManifest,
         decode_entry=lambda codec, frame: decode_delta(codec, order, frame),
@@ -81,17 +80,17 @@ def soft_payload(order: int) -> SoftPayload:
 
 
 def area_of(order: int) -> str:
-    """Where a namespace keeps tables of this order: those of different orders do not add up."""
+    """A namespace's area for tables of this order; those of different orders cannot be merged."""
     return f"soft-{order}"
 
 
 def order_of(area: str) -> int | None:
-    """The order of the tables in an area; None: there are none in it."""
+    """The order of an area's tables; None if it is no area of tables."""
     return next((order for order in range(1, MAX_ORDER + 1) if area == area_of(order)), None)
 
 
 def encode_delta(codec: FrameCodec, order: int, delta: Delta) -> bytes:
-    """One entry of the stream. Raises FormatError "oversize" for more than MAX_DELTA_CONTEXTS."""
+    """Raises FormatError "oversize" beyond MAX_DELTA_CONTEXTS."""
     count = len(delta.entries.keys)
     if count > MAX_DELTA_CONTEXTS:
         raise FormatError("oversize", f"a delta has {count} contexts; the limit is {MAX_DELTA_CONTEXTS}")
@@ -103,7 +102,7 @@ def encode_delta(codec: FrameCodec, order: int, delta: Delta) -> bytes:
 
 
 def decode_delta(codec: FrameCodec, order: int, frame: bytes) -> Delta:
-    """Raises FormatError for anything that `encode_delta` has not made for this order."""
+    """Raises FormatError for bytes that `encode_delta` did not make for this order."""
     body = _versioned(codec.unpack(Content.SOFT_DELTA, frame, _MAX_DELTA_BODY))
     place = ORIGIN_BYTES + 1
     if len(body) < place or len(body) < place + body[ORIGIN_BYTES]:
@@ -117,8 +116,7 @@ def decode_delta(codec: FrameCodec, order: int, frame: bytes) -> Delta:
 
 
 def encode_part(codec: FrameCodec, order: int, entries: Entries) -> tuple[SoftPart, bytes]:
-    """A part of 1 to MAX_PART_CONTEXTS contexts, and its frame. Equal entries give equal parts. Raises FormatError
-    "oversize"."""
+    """Deterministic. Raises FormatError "oversize" unless there are 1 to MAX_PART_CONTEXTS contexts."""
     count = len(entries.keys)
     if not 1 <= count <= MAX_PART_CONTEXTS:
         raise FormatError("oversize", f"a part has {count} contexts; it must have 1 to {MAX_PART_CONTEXTS}")
@@ -127,7 +125,7 @@ def encode_part(codec: FrameCodec, order: int, entries: Entries) -> tuple[SoftPa
 
 
 def decode_part(codec: FrameCodec, order: int, digest: str, frame: bytes) -> Entries:
-    """The contexts of the part that `digest` names. Raises FormatError, also for another part's bytes."""
+    """Raises FormatError, also where the frame does not have this digest."""
     body = codec.unpack_named(Content.SOFT_PART, digest, frame, _MAX_PART_BODY)
     return _entries(_versioned(body), order, "a part")
 

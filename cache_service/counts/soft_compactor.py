@@ -1,4 +1,4 @@
-"""Adds the deltas of soft n-gram counts up to parts, one compactor at a time: see `fenced_fold`."""
+"""Folds deltas of soft n-gram counts into parts: see `fenced_fold`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from cache_service.store.store import Store
 
 
 class SoftCompactorSettings(FoldSettings):
-    """How soft counts are folded."""
-
     # Contexts that a namespace keeps in Redis; each takes 60 bytes before compression.
     max_contexts: Annotated[int, Field(ge=64, le=2**26)] = 2**18
     lease_s: FoldSeconds = 60.0
@@ -36,8 +34,6 @@ class SoftCompactorSettings(FoldSettings):
 
 @dataclass(slots=True)
 class SoftCompactorCounters(FoldCounters):
-    """Since the start."""
-
     evicted_contexts: int = 0  # dropped to stay within max_contexts
 
 
@@ -47,7 +43,7 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
     def __init__(
         self, store: Store, codec: FrameCodec, order: int, settings: SoftCompactorSettings | None = None
     ) -> None:
-        """store: of the namespace, any area of it; order: of the tables."""
+        """store: the namespace's, any area; order: the tables'."""
         super().__init__(store.beside(area_of(order)), codec, soft_payload(order))
         self.counters: SoftCompactorCounters = SoftCompactorCounters()
         self._settings: SoftCompactorSettings = settings or SoftCompactorSettings()
@@ -69,8 +65,8 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
         )
 
     def _with_deltas(self, parts: tuple[SoftPart, ...], deltas: list[Entries], lease: Lease) -> tuple[SoftPart, ...]:
-        """The parts when the deltas are added; the last small ones are written anew. All are where there would be too
-        many contexts: those of least use have to go."""
+        """The parts with the deltas added; the last small ones are rewritten. Beyond max_contexts, all are rewritten
+        without the least used contexts."""
         num_new = sum(len(delta.keys) for delta in deltas)
         if not num_new:
             return parts
@@ -84,9 +80,8 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
         return (*parts[:num_kept], *(self._write_segment(part, frame, lease) for part, frame in encoded))
 
     def _merge(self, summands: list[Entries], is_over: bool) -> Entries:
-        """The sum, oldest first. Where all are too many, a quarter less stays than may: not every fold is to find it
-        so again."""
-        slots = 2 * sum(len(entries.keys) for entries in summands)  # half full, so that none has to make room
+        """The sum. Beyond max_contexts, a quarter less is kept, so that not every fold has to evict."""
+        slots = 2 * sum(len(entries.keys) for entries in summands)  # half full, to avoid evictions
         if is_over:
             slots = self._settings.max_contexts * 3 // 4
         table = SoftNgramTable(max(slots * SLOT_BYTES, MIN_BYTES), self._order)
@@ -94,4 +89,4 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
             table.merge_entries(entries)
         self.counters.evicted_contexts += table.stats.evicted
         merged = table.entries()
-        return merged.rows(np.argsort(merged.keys))  # parts do not depend on the size of a table
+        return merged.rows(np.argsort(merged.keys))  # so that parts do not depend on the table's size

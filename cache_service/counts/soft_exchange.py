@@ -1,12 +1,12 @@
-"""Replicas learn from each other: soft n-gram counts go out to the shared cache and come in from it.
+"""Exchanges soft n-gram counts between replicas through the shared cache.
 
-The thread that drafts calls `tick` between its rounds, the only place where tables are touched. Two background threads
-talk to Redis: one writes what was learnt and reads what others have learnt, one adds it up for later starts. Nothing
-here raises into a round or waits for the network; what is lost costs drafts, never an answer.
+The drafting thread calls `tick` between its rounds; tables are touched nowhere else. Two background threads talk to
+Redis: one writes local counts and reads those of others, the other one folds the log. Nothing here raises into a round
+or waits for the network; lost counts cost drafts, never an answer.
 
-A table is filled from one start of reading on. Where that start ends (another data set, a log that was trimmed past
-the reader, a table that had to make room), what it told is dropped and a new one begins under a new origin, so nothing
-is added twice (but for a write whose answer was lost) and nothing of a purged data set stays or comes back.
+A table is filled by one feed. When the feed ends (the epoch changed, the log was trimmed past the reader, the table was
+evicted), its counts are dropped and a new feed starts with a new origin. So no counts are added twice, except for a
+write whose answer was lost, and nothing of a purged epoch stays or returns.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ from cache_service.store.turns import Turns
 log = logging.getLogger(__name__)
 
 DELTA_BYTES = 1 << 20
-"""A good size for what tables keep to be exported: 16,384 contexts, one entry of the stream."""
+"""A good size for the delta of a table: 16,384 contexts, one stream entry."""
 
 MAX_NAMESPACES = 4096  # the most that settings may allow
 
-_MERGED_AT_ONCE = 256  # contexts, before the clock is looked at again: about 0.1 ms
+_MERGED_AT_ONCE = 256  # contexts between two looks at the clock, about 0.1 ms
 
 
 class SoftTables(Protocol):
-    """Whose tables they are: the `soft_ngram` drafter. Touched in `tick` alone."""
+    """Owner of the tables: the `soft_ngram` drafter. Only `tick` uses it."""
 
     @property
     def order(self) -> int: ...
 
     def table_of(self, namespace: str) -> SoftNgramTable | None:
-        """The namespace's table if there is one."""
+        """None if the namespace has no table."""
 
     def merge_entries(self, namespace: str, entries: Entries) -> None:
-        """Add contexts to the namespace's table, which is made if there is none."""
+        """Add contexts to the namespace's table, which is created if missing."""
 
     def drop_namespace(self, namespace: str) -> None:
-        """Forget the namespace's table and what of it has not been taken."""
+        """Drop the namespace's table with its delta."""
 
 
 class SoftExchangeSettings(Options):
-    """Bounds of the exchange."""
+    """Limits of the exchange."""
 
     order: Annotated[int, Field(ge=1, le=MAX_ORDER)] = 3  # order of the tables
     tick_s: Annotated[float, Field(ge=0.00001, le=1)] = 0.001  # longest time a tick spends on incoming counts
     export_every_s: Annotated[float, Field(ge=0.0, le=3600)] = 2.0  # at most one table a tick
-    # Beyond it, the least recently used namespace of the owner with most gives way.
+    # Beyond it, the owner with most loses its least recently used namespace.
     max_namespaces: Annotated[int, Field(ge=1, le=MAX_NAMESPACES)] = 64
     max_incoming_contexts: Annotated[int, Field(ge=1, le=2**26)] = 2**17  # beyond it, reading pauses
     max_log_entries: Annotated[int, Field(ge=1, le=65_536)] = 128  # kept in the stream of a namespace
-    keep_s: KeepSeconds = KEEP_S  # life of a stream after its last entry
-    poll_s: PollSeconds = 0.5  # after something new; doubles up to idle_poll_s while there is nothing
+    keep_s: KeepSeconds = KEEP_S  # time to live of a stream after its last entry
+    poll_s: PollSeconds = 0.5  # after new entries; doubles up to idle_poll_s without any
     idle_poll_s: PollSeconds = 2.0
     retry_s: PollSeconds = 0.2  # after a fault; doubles up to max_retry_s
     max_retry_s: PollSeconds = 5.0
@@ -83,18 +83,18 @@ class SoftExchangeSettings(Options):
 
 @dataclass(frozen=True, slots=True)
 class SoftExchangeStats:
-    """Sums since the start, but for the first three."""
+    """Current values (the first three), and counts since the start."""
 
-    namespaces: int  # that are followed
-    waiting_contexts: int  # read and not yet added
+    namespaces: int  # being exchanged
+    waiting_contexts: int  # read but not yet added
     warm_ratio: float  # share of the parts that have been read, the least of all namespaces
     merged_contexts: int
     exported_contexts: int
     written_bytes: int
-    refused_contexts: int  # that Redis did not take
+    refused_contexts: int  # refused by Redis
     corrupt: int  # entries, parts and manifests that could not be used
-    resets: int  # tables that were dropped because their data set ended
-    failures: int  # tries that found Redis unavailable or refusing
+    resets: int  # feeds that began again
+    failures: int  # attempts with Redis unavailable or refusing
     faults: int  # exceptions in the exchange itself; each one is a bug
 
 
@@ -105,14 +105,14 @@ class _Feed:
     namespace: str
     reader: SoftReader
     listener: _Listener
-    codec: FrameCodec  # for writing; both in the thread that reads
+    codec: FrameCodec  # for writing, in the reading thread
     breaker: CircuitBreaker
     idle_s: float
     outgoing: SoftNgramTable | None = None  # delta that was taken, on its way
     unwritten: Entries | None = None  # what of `outgoing` is not in Redis yet
-    table: weakref.ref[SoftNgramTable] | None = None  # that is filled
+    table: weakref.ref[SoftNgramTable] | None = None  # the table being filled
     exported: float = -1e9
-    awaits_drop: bool = False  # the table is still that of the start before
+    awaits_drop: bool = False  # the previous feed's table has not been dropped yet
 
 
 @dataclass(slots=True)
@@ -128,14 +128,14 @@ class _Incoming:
 
 @dataclass(slots=True)
 class _Listener:
-    """Brings what a reader tells to the exchange."""
+    """Passes a reader's counts to the exchange."""
 
     exchange: SoftExchange
     namespace: str
     feed: _Feed | None = None
 
     def counts(self, entries: Entries) -> None:
-        feed = self.feed  # another thread may end it meanwhile
+        feed = self.feed  # another thread may clear it
         if feed is not None:
             self.exchange._enqueue(feed, entries)
 
@@ -154,15 +154,15 @@ class SoftExchange:
         settings: SoftExchangeSettings | None = None,
         make_turns: Callable[[str], Turns] = Turns,
     ) -> None:
-        """open_namespace: the store and a new codec of a namespace; it must not wait for the network. make_turns: a
-        named background thread."""
+        """open_namespace: returns the store and a new codec of a namespace without waiting for the network.
+        make_turns: starts a named background thread."""
         self._open_namespace = open_namespace
         self._settings = settings or SoftExchangeSettings()
         self._lock = threading.Lock()
-        self._feeds: dict[str, _Feed] = {}  # least recently asked for first
+        self._feeds: dict[str, _Feed] = {}  # least recently followed first
         self._incoming: deque[_Incoming] = deque()
-        self._waiting = 0  # contexts in it
-        self._to_drop: set[str] = set()  # tables that are to be forgotten in the next tick
+        self._waiting = 0  # contexts in _incoming
+        self._to_drop: set[str] = set()  # namespaces whose tables the next tick drops
         self._compactors: dict[str, SoftCompactor] = {}
         self._merged = self._exported = self._written_bytes = self._refused = 0
         self._corrupt = self._resets = self._failures = self._faults = 0
@@ -171,7 +171,7 @@ class SoftExchange:
 
     def follow(self, namespace: str) -> None:
         """Exchange a namespace's counts from now on; call it for every request. Cheap, and never raises."""
-        if namespace == PUBLIC:  # it has none: the promotion gate alone writes to it
+        if namespace == PUBLIC:  # only the promotion gate writes it
             return
         with self._lock:
             known = self._feeds.pop(namespace, None)
@@ -187,16 +187,16 @@ class SoftExchange:
                 names = list(self._feeds)
             if len(names) <= self._settings.max_namespaces:
                 return
-            self.forget(first_to_give_way(names))  # its table too: who does not follow does not hear of a purge
+            self.forget(first_to_give_way(names))  # with its table: without a feed, purges are not noticed
 
     def forget(self, namespace: str) -> None:
-        """Exchange it no longer, and drop what is known of it in the next tick."""
+        """Stop exchanging it; the next tick drops its table."""
         self._stop(namespace)
         with self._lock:
             self._to_drop.add(namespace)
 
     def begin_again(self, namespace: str) -> None:
-        """Drop what is known of a namespace in the next tick, and read it anew if it is exchanged. Never raises."""
+        """If the namespace is exchanged, drop its table in the next tick and read it anew. Never raises."""
         with self._lock:
             feed = self._feeds.get(namespace)
         try:
@@ -206,10 +206,12 @@ class SoftExchange:
             self._fault()
 
     def tick(self, tables: SoftTables, now: float) -> None:
-        """Add to the tables what has come in, for about `tick_s`, and take from one of them what it has learnt; beside
-        a table that grows, a part of a millisecond more, and where its memory is touched first up to two. Call it
-        between rounds, in the thread that owns the tables, and now and then while there are none. now: seconds of a
-        clock that does not go back. Never raises."""
+        """Add incoming counts to the tables for about `tick_s`, and take the delta of one table. A growing table takes
+        a fraction of a millisecond longer, up to two where its memory is first touched.
+
+        Call it between rounds, in the thread that owns the tables, and regularly while there are no rounds. now:
+        monotonic seconds. Never raises.
+        """
         try:
             if tables.order != self._settings.order:
                 raise ValueError(f"tables have order {tables.order}; the exchange has {self._settings.order}")
@@ -289,7 +291,7 @@ class SoftExchange:
                 continue
             table = tables.table_of(feed.namespace)
             if table is None or feed.outgoing is not None:
-                continue  # what is not taken goes on gathering in the table
+                continue  # the delta goes on growing in the table
             delta = table.take_delta()
             if delta is not None:
                 self._fills(feed, table)
@@ -302,8 +304,8 @@ class SoftExchange:
             feed.table = weakref.ref(table)
 
     def _has_table(self, feed: _Feed, tables: SoftTables) -> bool:
-        """Whether the table that this start has filled is still there, or none was. If not, it had to make room for
-        others: the namespace is read anew where it is in use again, and no longer where it is not."""
+        """Whether the table that this feed fills still exists, or it has filled none. If it was evicted, the feed
+        begins again if there is a new table, and else stops."""
         if feed.table is None:
             return True
         table = tables.table_of(feed.namespace)
@@ -338,7 +340,7 @@ class SoftExchange:
         return feed.idle_s
 
     def _write(self, feed: _Feed) -> None:
-        """Bring what was taken to the log, as far as it belongs to the data set that is being read."""
+        """Append the taken delta to the log, if the epoch is still the one being read."""
         taken, epoch = feed.outgoing, feed.reader.epoch
         if taken is None or epoch is None:
             return
@@ -356,7 +358,7 @@ class SoftExchange:
                 self._refused += len(feed.unwritten.keys)
                 break
             if appended is None:
-                return  # another data set: the reader finds out
+                return  # another epoch; the reader will notice
             self._written_bytes += len(frame)
             feed.unwritten = feed.unwritten.rows(slice(MAX_DELTA_CONTEXTS, None))
         feed.unwritten = feed.outgoing = None
@@ -395,13 +397,13 @@ class SoftExchange:
             self._folding.add(namespace, compactor.turn)
 
     def _begin_again(self, feed: _Feed) -> None:
-        """Forget what this start has told, and begin a new one in its place."""
+        """End a feed, have its table dropped, and start a new feed."""
         with self._lock:
             if self._feeds.get(feed.namespace) is not feed:
                 return
         self._resets += 1
         self._stop(feed.namespace, keeps_folding=True)
-        with self._lock:  # not before: or what is on its way from this start would come after
+        with self._lock:  # after `_stop`, so that no counts of the old feed follow
             self._to_drop.add(feed.namespace)
         self._start(feed.namespace)
 
@@ -415,7 +417,7 @@ class SoftExchange:
             self._incoming = deque(item for item in self._incoming if item.feed is not feed)
             self._waiting -= sum(item.num_left for item in ended)
         self._turns.remove(namespace)
-        feed.listener.feed = None  # which knows it: tables must not wait for the garbage collector
+        feed.listener.feed = None  # break the reference cycle, so that tables are freed at once
         if self._folding is not None and not keeps_folding:
             self._folding.remove(namespace)
             self._compactors.pop(namespace, None)

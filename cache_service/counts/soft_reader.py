@@ -1,4 +1,4 @@
-"""How the soft n-gram counts of one namespace are read: see `folded_log_reader`."""
+"""Reading the soft n-gram counts of one namespace: see `folded_log_reader`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ _READ_ENTRIES = 8  # entries of the log read at once; each has up to a megabyte
 
 
 class SoftListener(Protocol):
-    """Who adds the counts up. Called from one thread."""
+    """Adds counts to a table. Called from one thread."""
 
-    def counts(self, entries: Entries) -> None:
-        """Add these."""
+    def counts(self, entries: Entries) -> None: ...
 
     def reset(self) -> None:
-        """Forget everything, also what was learnt here: what comes next is all there is."""
+        """Forget everything, including what was learnt in this process."""
 
 
 @dataclass(slots=True)
 class SoftReaderCounters(FoldedLogCounters):
-    """What the reader has met since it began; `entries` are those of others."""
+    """Counts since the start; `entries` are those of other origins."""
 
     own_entries: int = 0
     foreign_entries: int = 0  # learnt for another data set
@@ -47,8 +46,8 @@ class SoftReader(FoldedLogReader[SoftManifest, SoftPart, Delta, Entries]):
         origin: bytes,
         keep_s: int = KEEP_S,
     ) -> None:
-        """store: of the namespace, any area of it; origin: whose deltas are left out; keep_s: how long a data set lives
-        that reading has begun."""
+        """store: the namespace's, any area; origin: its deltas are left out; keep_s: time to live of an epoch that the
+        reader begins."""
         super().__init__(store.beside(area_of(order)), codec, soft_payload(order), _READ_ENTRIES)
         self.counters: SoftReaderCounters = SoftReaderCounters()
         self.origin = origin
@@ -57,7 +56,7 @@ class SoftReader(FoldedLogReader[SoftManifest, SoftPart, Delta, Entries]):
 
     def _start(self, stored: StoredManifest) -> Place[SoftManifest, SoftPart] | None:
         if stored.epoch is None:
-            # What is learnt from now on belongs to this data set: should it be purged, that is seen.
+            # What is learnt from now on belongs to this epoch, so that a purge is noticed.
             self.store.begin_epoch(self._keep_s)
             return None
         return super()._start(stored)
@@ -82,7 +81,7 @@ class SoftReader(FoldedLogReader[SoftManifest, SoftPart, Delta, Entries]):
         self._listener.reset()
 
     def _restart(self, reason: ResetReason) -> None:
-        # With another data set, even what was learnt here is forgotten: somebody may have purged it.
+        # With another epoch, local counts are dropped, too: they may have been purged.
         self._has_delivered = self._has_delivered or reason in ("epoch", "went back")
         super()._restart(reason)
 

@@ -1,14 +1,13 @@
-"""Tells a process when what it has learnt of a namespace must be forgotten, wherever it keeps that.
+"""Tells the learners of a process when they must forget a namespace, because it was purged.
 
-A purge ends the namespace's epoch. Indexes and soft counts see that by themselves; what drafters learn of the rounds
-of one process comes from nowhere in the cache, so nothing there tells of its end. This looks at the epochs of the
-namespaces that are learnt of, all in one question. It knows no times: whatever part was purged, all of it goes.
+A purge ends the namespace's epoch. Indexes and soft counts notice that while they read the cache, but drafters also
+learn from the process's own rounds. So this polls the epochs of all namespaces they learn from, in one request. It does
+not know which times were purged: everything learnt of the namespace is forgotten.
 
-What is learnt must not outlive the watch over it. So a namespace that gives way to others counts as ended, and so does
-one that could not be looked at soon after it was first learnt of, or has a purge noted then: that may have been after
-the beginning. The least recently used of the owner with most namespaces gives way. One that gives way in an index,
-which is smaller, is still watched and loses nothing. Nor does the watch keep what has expired: nobody uses it any more,
-so it has ended.
+Nothing learnt may outlive the watch over it, so a namespace also counts as ended when it is evicted from the watch,
+when its first look comes too late or finds a noted purge (the purge may have come after learning began), and when it
+has expired unused. The owner with most namespaces loses its least recently used one. Namespaces that an index evicts,
+which holds fewer, stay watched.
 """
 
 from __future__ import annotations
@@ -38,18 +37,17 @@ log = logging.getLogger(__name__)
 MAX_NAMESPACES = 4096  # the most that settings may allow
 
 _IDLE_S = 60.0
-_UNUSED_S = 60.0  # after its last use, that the end of a namespace's data set is the end of its watch
+_UNUSED_S = 60.0  # a namespace that expires this long after its last use is no longer watched
 
 
 class EpochWatchSettings(Options):
-    """How often to look, and at how much."""
+    """Polling intervals and limits."""
 
     look_s: PollSeconds = 0.3  # between looks
-    retry_s: PollSeconds = 1.0  # after a look that found no server
-    # Limit of the time from the start of a watch to its first look; a later one may have missed a purge.
-    first_look_s: PollSeconds = 1.0
-    max_namespaces: Annotated[int, Field(ge=1, le=MAX_NAMESPACES)] = 256  # beyond it, one gives way
-    keep_s: KeepSeconds = KEEP_S  # life of an epoch that the watch has begun
+    retry_s: PollSeconds = 1.0  # after a look without a server
+    first_look_s: PollSeconds = 1.0  # a later first look may have missed a purge
+    max_namespaces: Annotated[int, Field(ge=1, le=MAX_NAMESPACES)] = 256  # beyond it, one is evicted
+    keep_s: KeepSeconds = KEEP_S  # time to live of an epoch begun by the watch
 
 
 @dataclass(slots=True, eq=False)
@@ -60,15 +58,12 @@ class _Watched:
     epoch: str | None = None  # None: not known yet
 
 
-class _Anybody:
-    """Who is told where there is only one."""
-
-
-_ANYBODY = _Anybody()
+class _OnlyLearner:
+    """Stands for the learner of a process that has one."""
 
 
 class EpochWatch:
-    """Watches the epochs of namespaces in a background thread. Thread-safe; nothing raises for a fault of the store."""
+    """Watches the epochs of namespaces in a background thread. Thread-safe; faults of the store are not raised."""
 
     def __init__(
         self,
@@ -76,20 +71,19 @@ class EpochWatch:
         keys_of: Callable[[str], StoreKeys],
         settings: EpochWatchSettings | None = None,
     ) -> None:
-        """keys_of: of a namespace; raises SettingError for a name that none can have."""
+        """keys_of: returns a namespace's keys; raises SettingError for an invalid name."""
         self._connection = connection
         self._keys_of = keys_of
         self._settings = settings or EpochWatchSettings()
         self._lock = threading.Lock()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()  # least recently used first
-        self._ended: WeakKeyDictionary[object, dict[str, None]] = WeakKeyDictionary()  # by who is still to be told
+        self._ended: WeakKeyDictionary[object, dict[str, None]] = WeakKeyDictionary()  # by learner, not told yet
         self._is_away = False
         self._turns = Turns("cache-epochs")
 
-    def watch(self, namespace: str, learner: object = _ANYBODY) -> None:
-        """Something is learnt of it from now on, by this learner of the process. Cheap; call it for every request, and
-        again for those that run when `ended` tells their namespace. A name that no namespace can have is not watched:
-        it cannot be purged either."""
+    def watch(self, namespace: str, learner: object = _OnlyLearner) -> None:
+        """`learner` learns from the namespace from now on. Cheap: call it for every request, and again for running
+        requests after `ended` has returned their namespace. Invalid names are ignored, since none can be purged."""
         with self._lock:
             self._ended.setdefault(learner, {})
             known, now = self._watched.get(namespace), time.monotonic()
@@ -107,7 +101,7 @@ class EpochWatch:
                 self._end(gone)
         self._turns.add("look", self._look)  # at once
 
-    def ended(self, learner: object = _ANYBODY) -> Sequence[str]:
+    def ended(self, learner: object = _OnlyLearner) -> Sequence[str]:
         """Namespaces of which this learner must forget everything it has learnt; each learner is told once."""
         if not self._ended.get(learner):
             return ()
@@ -154,9 +148,10 @@ class EpochWatch:
         return self._settings.look_s
 
     def _read(self, watched: Sequence[tuple[str, _Watched]]) -> tuple[list[str | None], set[str]]:
-        """Epochs; where there is none and the namespace is in use, one begins, whose end will be seen. None: it is not,
-        or this server does not let us. And of the namespaces that are looked at for the first time, those of which a
-        purge is noted."""
+        """Epochs in the order of `watched`, and which of the namespaces seen for the first time have a noted purge.
+
+        A used namespace without an epoch gets one, so that its end can be seen. None: it is unused, or Redis refused.
+        """
         new = [(namespace, one.keys) for namespace, one in watched if one.epoch is None]
         with faults_told(), self._connection.client().pipeline(transaction=False) as pipeline:
             for _, one in watched:

@@ -1,7 +1,7 @@
-"""One index of a namespace, as one reader has told it: a base and a tail.
+"""One index of a namespace, filled by one reader: a base and a tail.
 
-The base is a static automaton of what the manifest's segments hold; it is built once on a node and mapped by its other
-processes. The tail is a growing automaton of what the log has told since.
+The base is a static automaton of the manifest's segments; one process of a node builds it and the others map it. The
+tail is a growing automaton of the log entries since then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cache_service.store.turns import Turns
 log = logging.getLogger(__name__)
 
 _FORMAT = "paceline index 1"  # format of index files, part of their names
-_ASK_AGAIN_S = 0.05  # whether another process has built what this one waits for
+_ASK_AGAIN_S = 0.05  # between looks for a base that another process builds
 
 _serials = itertools.count(1)
 
@@ -44,7 +44,7 @@ class EditionSettings:
 
     vocab_size: int
     base_tokens: int
-    tail_tokens: int  # most that a tail holds, if nobody folds the log: then it begins anew
+    tail_tokens: int  # limit of a tail, reached if nobody folds the log; then it starts empty
     share_wait_s: float
 
 
@@ -60,28 +60,28 @@ class EditionCounts:
 
 @dataclass(slots=True, eq=False)
 class _Start:
-    """What a base is to be made of."""
+    """The segments to build a base from."""
 
     segments: list[tuple[SegmentEntry, PieceColumns]] = field(default_factory=list)
     waits_until: float | None = None  # for another process to build it
 
 
 class Edition:
-    """The index of a namespace as one reader has told it. Listens in the follower's thread, builds in the builder's."""
+    """A SegmentListener in the follower's thread; builds its base in the builder's thread."""
 
     def __init__(
         self, keys: StoreKeys, settings: EditionSettings, files: IndexFiles, builder: Turns, counts: EditionCounts
     ) -> None:
         self.key = f"{keys.namespace} {next(_serials)}"
         self.name = index_name(keys)
-        self.reader: LogReader | None = None  # may end while another thread looks: take it once
+        self.reader: LogReader | None = None  # another thread may clear it: read it once
         self._fingerprint = keys.fingerprint
         self._settings = settings
         self._files = files
         self._builder = builder
         self._counts = counts
         self._lock = threading.Lock()  # guards the fields below, which two threads change
-        self._awaited: _Start | None = None  # a base that is to come
+        self._awaited: _Start | None = None  # base to be built
         self._content: str | None = None  # name of the base's file
         self._is_mapped = False
         self._is_closed = False
@@ -92,7 +92,7 @@ class Edition:
         self.num_resets = 0
         self.automata = self._empty()
 
-    # What the reader tells.
+    # SegmentListener
 
     def begin(self, manifest: Manifest | None, segments: list[tuple[int, SegmentEntry]]) -> bool:
         self._oldest_generation = 0 if manifest is None else manifest.oldest_generation
@@ -151,11 +151,9 @@ class Edition:
         self.num_resets += 1
         self._forget_log()
 
-    # What others ask.
-
     @property
     def is_complete(self) -> bool:
-        """Whether it holds what there is."""
+        """Whether it holds the whole namespace."""
         reader = self.reader
         return self._awaited is None and reader is not None and reader.has_caught_up
 
@@ -201,16 +199,14 @@ class Edition:
             self._files.touch(self.name, content)
 
     def close(self) -> None:
-        """Let go of everything. The file stays."""
+        """Free all memory. The file stays."""
         with self._lock:
             self._is_closed = True
             self._awaited = self._content = None
             self.automata = self._empty()
 
-    # How it is made.
-
     def _build(self, task: str, start: _Start) -> float:
-        """One try to get a base. Returns when to try again."""
+        """Try once to get a base. Returns the seconds until the next try."""
         now = time.monotonic()
         if start.waits_until is None:
             start.waits_until = now + self._settings.share_wait_s
@@ -226,7 +222,7 @@ class Edition:
         return _ASK_AGAIN_S
 
     def _find_or_build(self, start: _Start, may_wait: bool) -> bool:
-        """False: another process is at it."""
+        """False: another process is building it."""
         content = self._name_of(entry for entry, _ in start.segments)
         with self._files.claim(self.name) as is_ours:
             if not is_ours and may_wait:
@@ -266,7 +262,7 @@ class Edition:
                 self.automata = self.automata._replace(base=base, base_serial=next(_serials))
                 self._awaited, self._content, self._is_mapped = None, content if is_mapped else None, is_mapped
             is_needed = content == self._content
-        if is_mapped and not is_needed and content is not None:  # it came too late, for data that are gone, perhaps
+        if is_mapped and not is_needed and content is not None:  # it came too late, perhaps for purged data
             self._files.remove(self.name, content)
 
     def _name_of(self, segments: Iterable[SegmentEntry]) -> str:
@@ -279,7 +275,7 @@ class Edition:
         return LiveTail(self._settings.vocab_size)
 
     def _forget_log(self) -> None:
-        """Begin to count how much of the tail has been folded."""
+        """Restart counting how much of the tail has been folded."""
         self._unfolded.clear()
         self._folded_tokens = 0
         self._is_expired = False

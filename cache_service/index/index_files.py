@@ -1,12 +1,11 @@
-"""Built indexes as files that the processes of a node share: whoever needs one maps it, the first to need it builds it.
+"""Index files shared by the processes of a node: the first process that needs an index builds it, the others map it.
 
-    DIRECTORY/<index>-<content>/   a corpus index; index: whose, as `index_name` has it, content: of which segments, 32
-                                   hex digits each
-    DIRECTORY/.building-*          one that is being written
-    DIRECTORY/lock-*               locks of those who build
+    DIRECTORY/<index>-<content>/   a corpus index; index: `index_name`, content: digest of its segments; 32 hex digits
+    DIRECTORY/.building-*          being written
+    DIRECTORY/lock-*               locks of builders
 
-They hold decrypted tokens: the directory is its owner's alone and by default in memory, not on a disk. A file that has
-been removed stays with those who have mapped it.
+They hold decrypted tokens, so only the owner may enter the directory, and by default it is in memory, not on disk. A
+removed file stays usable for processes that have mapped it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def default_directory() -> Path | None:
-    """A directory of this user's in shared memory; None where there is no such thing."""
+    """A directory of this user in shared memory; None where there is no /dev/shm."""
     return _SHARED_MEMORY / f"paceline-{os.getuid()}" if _SHARED_MEMORY.is_dir() else None
 
 
@@ -53,16 +52,16 @@ def digest_of(parts: list[str]) -> str:
 
 
 class IndexFiles:
-    """The files of one directory. No method raises for a fault of the file system: then nothing is shared."""
+    """Index files in one directory. No method raises for a fault of the file system; then nothing is shared."""
 
     def __init__(self, directory: Path | None) -> None:
-        """directory: made if need be; one that others may enter is not used. None: nothing is shared."""
+        """directory: created if missing; not used if other users may enter it. None: share nothing."""
         self.directory = directory if directory is not None and _is_ours(directory) else None
 
     def open(self, index: str, content: str, *, verify: bool = True) -> StaticAutomaton | None:
-        """The automaton of an index as it has been written, mapped; None if there is none.
+        """The mapped automaton of an index; None if there is none.
 
-        verify: check it first, about a second a gigabyte: for all but those who have just written it.
+        verify: check it first, about a second per gigabyte; only its writer need not.
         """
         path = self._path(index, content)
         if path is None or not path.is_dir():
@@ -76,7 +75,7 @@ class IndexFiles:
 
     @contextlib.contextmanager
     def claim(self, index: str) -> Iterator[bool]:
-        """Whether the caller may build an index now; False: another process does. Held until the context ends."""
+        """True: the caller may build the index within the context. False: another process builds it."""
         try:
             descriptor = None if self.directory is None else self._lock(self.directory, index)
         except OSError as error:
@@ -89,7 +88,7 @@ class IndexFiles:
                 os.close(descriptor)
 
     def write(self, index: str, content: str, header: CorpusHeader, automaton: StaticAutomaton) -> bool:
-        """Let others have it. False if there is no room, or it cannot be written. Write only what you have claimed."""
+        """Share an index that the caller has claimed. False if there is no room or it cannot be written."""
         path, directory = self._path(index, content), self.directory
         if path is None or directory is None:
             return False
@@ -109,7 +108,7 @@ class IndexFiles:
             return False
 
     def keep(self, index: str, content: str | None) -> None:
-        """Remove all files of an index but this one; None: all."""
+        """Remove all other files of an index; None: all files."""
         for path in self._entries():
             if path.name.startswith(f"{index}-") and path.name != f"{index}-{content}":
                 _remove(path)
@@ -120,14 +119,14 @@ class IndexFiles:
             _remove(path)
 
     def touch(self, index: str, content: str) -> None:
-        """Say that it is in use."""
+        """Mark as used, see `sweep`."""
         path = self._path(index, content)
         if path is not None:
             with contextlib.suppress(OSError):
                 os.utime(path)
 
     def sweep(self, unused_s: float) -> None:
-        """Remove what nobody has touched for so long: what processes left behind that ended."""
+        """Remove files not touched for `unused_s` seconds, which ended processes left behind."""
         oldest = time.time() - unused_s
         for path in self._entries():
             with contextlib.suppress(OSError):
@@ -138,7 +137,7 @@ class IndexFiles:
         return None if self.directory is None else self.directory / f"{index}-{content}"
 
     def _entries(self) -> list[Path]:
-        """Directories that this class has made, whoever's they are."""
+        """Directories made by this class, in any process."""
         if self.directory is None:
             return []
         try:
@@ -148,7 +147,7 @@ class IndexFiles:
         return [self.directory / name for name in names if _NAME.fullmatch(name) or name.startswith(_BUILDING)]
 
     def _lock(self, directory: Path, index: str) -> int:
-        """A descriptor that holds the lock, or -1. One of a fixed number of locks: they leave no trace of names."""
+        """A descriptor that holds the lock, or -1. Indexes share a fixed number of locks, which reveal no names."""
         path = directory / f"lock-{int(index[:8], 16) % _NUM_LOCKS}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -163,7 +162,7 @@ class IndexFiles:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether a directory is there, made if need be, that nobody else can enter."""
+    """Create the directory if missing; whether only this user can enter it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()
@@ -177,7 +176,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """First by name, so that nobody opens half of it."""
+    """Rename before deleting, so that nobody opens half of it."""
     with contextlib.suppress(OSError):
         if not path.name.startswith(_BUILDING):
             path = path.rename(path.with_name(f"{_BUILDING}removed-{os.getpid()}-{time.monotonic_ns()}"))

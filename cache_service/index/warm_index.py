@@ -1,9 +1,9 @@
-"""What a process knows of the shared cache: an index for each namespace it reads, local, followed in the background.
+"""A process's local indexes of the shared cache, one per namespace, kept up to date in the background.
 
-An index is an edition with a base and a tail: see `index_edition`. When much of the tail has been folded into segments,
-or a generation has expired, the namespace is read anew from the newest manifest beside the old edition, and takes its
-place when it is complete: nothing ever waits for it, and nothing that has expired survives it. When the data are other
-data than before (a purge, a loss, a gap), the old one goes at once.
+The index of a namespace is an edition with a base and a tail: see `index_edition`. When much of the tail has been
+folded into segments, or a generation has expired, a successor is read from the newest manifest and replaces the old
+edition once it is complete, so drafts never wait and expired data do not survive. After a purge, loss or gap, the old
+contents are dropped at once.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _TOUCH_S = 60.0
 
 
 class WarmIndexSettings(Options):
-    """Bounds of what a process knows."""
+    """Limits of a process's indexes."""
 
     directory: Path | None = Field(default_factory=default_directory)
-    """Where the processes of a node share their indexes, decrypted: its owner's alone, best in memory; None: nowhere"""
+    """Where the processes of a node share their indexes, decrypted: private, best in memory; None: nowhere"""
     vocab_size: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID + 1)] = MAX_TOKEN_ID + 1  # larger token ids are left out
-    # Limit for all namespaces together; beyond it, one of the owner with most gives way.
+    # Limit for all namespaces together; beyond it, one of the owner with most is evicted.
     index_tokens: Annotated[int, Field(ge=1, le=2**40)] = 16 * 2**20
-    namespace_tokens: Annotated[int, Field(ge=1, le=2**29)] = 4 * 2**20  # read from newest segments
+    namespace_tokens: Annotated[int, Field(ge=1, le=2**29)] = 4 * 2**20  # read from the newest segments
     base_tokens: Annotated[int, Field(ge=1, le=2**29)] = 2**16  # fewer tokens go into the tail, without a base
     max_namespaces: Annotated[int, Field(ge=1, le=65_536)] = 64
     stay_s: Annotated[float, Field(ge=0, le=3600)] = 5.0  # no eviction so soon after a use
@@ -68,14 +68,14 @@ class WarmIndexSettings(Options):
 
 @dataclass(frozen=True, slots=True)
 class WarmIndexStats:
-    """At one moment; counts are since the start."""
+    """Current sizes, and counts since the start."""
 
     namespaces: int
     tokens: int  # in bases and tails
     memory_bytes: int  # memory of this process alone
     mapped_bytes: int  # size of shared files
-    warm_ratio: float  # share of the namespaces' segments that drafts are made from, 0 to 1; 1 without namespaces
-    lag_s: float  # since the namespace was last read for which that is longest, of those that are wanted
+    warm_ratio: float  # mean share of segments processed, 0 to 1; 1 without namespaces
+    lag_s: float  # longest time since a namespace in use was last read
     entries: int  # log entries read
     segments: int
     damaged: int  # entries, segments and manifests that could not be read
@@ -84,15 +84,15 @@ class WarmIndexStats:
     builds: int  # bases built here
     maps: int  # bases that another process, or an earlier one, had built
     build_faults: int
-    overflows: int  # tails that had to begin anew
-    evictions: int  # namespaces that gave way
-    refusals: int  # namespaces that were not followed: no room, or no possible name
+    overflows: int  # tails that were emptied at their limit
+    evictions: int
+    refusals: int  # namespaces not followed: no room, or an invalid name
 
 
 class WarmIndex:
     """Follows namespaces and keeps an index of each. Thread-safe; no method raises for a fault of the store.
 
-    open_namespace: the store and codec of a namespace, without asking the store anything.
+    open_namespace: returns the store and codec of a namespace without contacting the store.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class WarmIndex:
         self._builder.add("tend", self._tend)
 
     def follow(self, namespace: str) -> None:
-        """Begin to learn what a namespace holds. Cheap, and nothing if it is followed already.
+        """Index a namespace from now on. Cheap if it is followed already.
 
-        Where there are too many, the least recently used one of the owner with most gives way, if it has not been used
-        for `stay_s`, or the new one is somebody else's.
+        At `max_namespaces`, the owner with most loses its least recently used namespace if that has not been used for
+        `stay_s`, or if that owner has more namespaces than the new one's owner; else the new one is refused.
         """
         followed = self._followed.get(namespace)
         if followed is not None:
@@ -142,7 +142,7 @@ class WarmIndex:
             self._followed[namespace] = followed
 
     def automata(self, namespace: str) -> Automata | None:
-        """What there is to draft from at this moment; None: the namespace is not followed. Take it anew every round."""
+        """What to draft from in this round; None: the namespace is not followed."""
         followed = self._followed.get(namespace)
         if followed is None:
             return None
@@ -150,7 +150,7 @@ class WarmIndex:
         return followed.live.automata
 
     def forget(self, namespace: str) -> None:
-        """Follow it no longer, and leave nothing of it behind on this node."""
+        """Stop following it and delete its files on this node."""
         with self._lock:
             followed = self._followed.pop(namespace, None)
             if followed is not None:
@@ -158,8 +158,7 @@ class WarmIndex:
                 self._files.keep(followed.live.name, None)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """End the threads and let go of all indexes; the files stay for those who come. False if a thread is still at
-        work after `timeout_s`."""
+        """End the threads and free all indexes; the files stay. False if a thread still works after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._is_closed = True
@@ -198,7 +197,7 @@ class WarmIndex:
         )
 
     def _begin(self, namespace: str, followed: _Followed) -> Edition:
-        """Read a namespace from its newest manifest on. Raises SettingError."""
+        """Start an edition from the newest manifest. Raises SettingError."""
         store, _ = self._open_namespace(namespace)
         edition = Edition(store.keys, self._settings.edition, self._files, builder=self._builder, counts=self._counts)
         wanted_s = self._settings.wanted_s
@@ -217,14 +216,14 @@ class WarmIndex:
         self._follower.unfollow(edition.key)
         edition.close()
         _add_to(self._past, edition.counters)
-        edition.reader = None  # which knows it: what is large must not wait for the garbage collector
+        edition.reader = None  # break the reference cycle, so that large arrays are freed at once
 
     def _evict_one_for(self, newcomer: str) -> bool:
-        """Make room for another namespace, if one may go. Call it with the lock held."""
+        """Evict a namespace for another one, if one may go. Call it with the lock held."""
         names = [*self._by_last_use(), newcomer]
         loser = first_to_give_way(names)
         owners = [owner_of(name) for name in names]
-        # Whoever holds more than the newcomer's owner must not lock it out by asking all the time.
+        # An owner that holds more than the newcomer's must not lock it out by constant use.
         has_more = owners.count(owner_of(loser)) > owners.count(owner_of(newcomer))
         if not has_more and time.monotonic() - self._followed[loser].used < self._settings.stay_s:
             return False
@@ -232,13 +231,13 @@ class WarmIndex:
         return True
 
     def _evict_an_idle_one(self) -> None:
-        """Make room for the tokens of the others, if one is not used just now. Call it with the lock held."""
-        used = {name: followed.used for name, followed in self._followed.items()}  # other threads go on using them
+        """Evict one that has not been used for `stay_s`, to stay within index_tokens. Call it with the lock held."""
+        used = {name: followed.used for name, followed in self._followed.items()}  # a copy: other threads change them
         names = sorted(used, key=used.__getitem__)
         since = time.monotonic() - self._settings.stay_s
         num_spared = sum(last > since for last in used.values())
         if num_spared < len(names):
-            # Not of the owner with most alone: where it is busy with all of its own, the budget holds all the same.
+            # The largest owner among the idle ones: the budget also holds where the largest of all is busy.
             self._evict(first_to_give_way(names, lambda name: self._followed[name].live.num_tokens, num_spared))
 
     def _evict(self, namespace: str) -> None:
@@ -257,7 +256,7 @@ class WarmIndex:
         return _TOUCH_S
 
     def _tend(self) -> float:
-        """Replace indexes that should be, and keep within the budget. Returns when to do so again."""
+        """Replace outdated editions and keep within the budget. Returns the seconds until the next turn."""
         is_busy = False
         with self._lock:
             for namespace, followed in self._followed.items():
@@ -279,7 +278,7 @@ class WarmIndex:
         return _TEND_BUSY_S if is_busy else _TEND_S
 
     def _replace_if_ready(self, followed: _Followed, successor: Edition) -> None:
-        if followed.live.num_resets != followed.resets:  # the data are others, which the successor may not have seen
+        if followed.live.num_resets != followed.resets:  # the successor may have read purged data
             followed.successor = None
             self._end_edition(successor)
         elif successor.is_complete:
@@ -289,11 +288,9 @@ class WarmIndex:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A namespace that is followed."""
-
-    used: float  # when, last
+    used: float  # time of the last use
     live: Edition = field(init=False)
-    successor: Edition | None = None  # what will take its place
+    successor: Edition | None = None  # replaces `live` once it is complete
     resets: int = 0  # resets of the live edition when the successor began
 
 

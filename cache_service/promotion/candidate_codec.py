@@ -1,6 +1,6 @@
-"""A phrase of the promotion gate as it lies in Redis: its tokens, and when enough tenants had said it.
+"""A phrase of the promotion gate in Redis: its tokens, and when enough tenants had said it.
 
-A frame of content PHRASE around: version, a byte; Unix time, u64; token ids, i32. Numbers are little-endian.
+A frame of content PHRASE around: version u8 | Unix time u64 | token ids i32. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def encode_candidate(codec: FrameCodec, phrase: Phrase, reached_s: int) -> bytes
 
 
 def decode_candidate(codec: FrameCodec, frame: bytes) -> tuple[Phrase, int]:
-    """The phrase and its time. Raises FormatError."""
+    """(phrase, reached_s). Raises FormatError."""
     body = codec.unpack(Content.PHRASE, frame, _MAX_BODY)
     if len(body) < _HEAD_BYTES or body[0] != _VERSION:
         raise FormatError("newer" if body[:1] > bytes([_VERSION]) else "garbage", "a phrase of another format")

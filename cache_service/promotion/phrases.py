@@ -1,8 +1,7 @@
-"""Which phrases of a text are worth counting: the same ones wherever the same words stand.
+"""Chooses the phrases of a text to be counted.
 
-A phrase begins where a hash of two tokens says so (as documents are sampled in Schleimer, Wilkerson and Aiken,
-"Winnowing: local algorithms for document fingerprinting", 2003), so texts that share a passage share its phrases
-whatever stands before, and only every so many places are counted.
+A phrase begins where a hash of two tokens selects it (content-defined sampling, as in Schleimer, Wilkerson and Aiken,
+"Winnowing: local algorithms for document fingerprinting", 2003), so texts that share a passage share its phrases.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import numpy.typing as npt
 from cache_service.errors import FormatError
 
 MAX_PHRASE_TOKENS = 16
-"""No phrase is longer: a public one must not give away whole sentences of somebody."""
+"""Longest phrase, so that no whole sentence of somebody becomes public."""
 
 LENGTHS = (4, 8, 16)
-"""Tokens of the phrases that begin at one place."""
+"""Lengths of the phrases that begin at one position, in tokens."""
 
 EVERY = 8
-"""One place in so many, on average, begins phrases."""
+"""On average, phrases begin at one position in EVERY."""
 
 MAX_PHRASES = 256
 """Most phrases of one text."""
@@ -30,11 +29,10 @@ Phrase = tuple[int, ...]
 def phrases_of(
     token_ids: npt.NDArray[np.integer],
     blocked: npt.NDArray[np.bool_],
-    lengths: tuple[int, ...] = LENGTHS,
     every: int = EVERY,
     max_phrases: int = MAX_PHRASES,
 ) -> list[Phrase]:
-    """Phrases of a text (ints [n], >= 0) without any of the `blocked` tokens (bool [n]), each once."""
+    """Phrases of a text (ints [n], >= 0) that contain no `blocked` token (bool [n]), each once."""
     tokens = np.asarray(token_ids, np.int64)
     if len(tokens) < 2:
         return []
@@ -42,9 +40,9 @@ def phrases_of(
     begins = np.flatnonzero(_mixed(tokens[:-1], tokens[1:]) % np.uint64(every) == 0)
     found: dict[Phrase, None] = {}
     for begin in begins.tolist():
-        for length in lengths:
+        for length in LENGTHS:
             end = begin + length
-            if length > MAX_PHRASE_TOKENS or end > len(tokens) or bad[end] != bad[begin]:
+            if end > len(tokens) or bad[end] != bad[begin]:
                 break
             found[tuple(tokens[begin:end].tolist())] = None
         if len(found) >= max_phrases:
@@ -53,7 +51,6 @@ def phrases_of(
 
 
 def encode_phrase(phrase: Phrase) -> bytes:
-    """Token ids int32, little-endian."""
     return np.array(phrase, "<i4").tobytes()
 
 

@@ -1,8 +1,8 @@
-"""The promotion gate: what enough distinct tenants have said becomes readable to all, a batch at a time.
+"""The promotion gate: phrases that enough distinct tenants have said become readable to all, in batches.
 
-The public pool is a namespace with a manifest and no log: every batch is a whole new generation of it, one segment with
-all that is public now. So a phrase that lost its support is gone from it with the next batch, and readers take over a
-batch whole. Nothing but the gate writes it, under a lease with a fencing token as compactors do.
+The public pool is a namespace with a manifest and no log. Every batch is a new generation with one segment of all
+public phrases, so readers replace the pool as a whole, and a phrase that lost its support is gone with the next batch.
+Only the gate writes it, under a lease with a fencing token, as compactors do.
 """
 
 from __future__ import annotations
@@ -47,44 +47,44 @@ MAX_TEXT_TOKENS = 4096
 """Most tokens of a text that are looked at: it has no more phrases than fit into them, and looking takes time."""
 
 _LEASE_MS = 60_000
-_WORK_S = 0.001  # with phrases, between two rests
-_RETIRE_S = 60  # that the segment of the batch before stays for its readers
-_CUT_TOKENS = 64  # before a cut: what goes on behind it may be sensitive
+_WORK_S = 0.001  # time spent on phrases between two rests
+_RETIRE_S = 60  # time to live of the previous batch's segment, for its readers
+_CUT_TOKENS = 64  # blocked before the cut of a long text: sensitive text may go on behind it
 
 Blocks = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
-"""Which tokens of a text (int [n]) must not become public, bool [n]: a `SensitiveSpans`, or a rule of one's own."""
+"""Returns which tokens of a text (int [n]) must not become public, bool [n]: a `SensitiveSpans` or another rule."""
 
 
 def nothing_blocked(token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """For gates that only take out: what is in the pool has been looked at."""
+    """For gates that only revoke: phrases in the pool have been checked."""
     return np.zeros(len(token_ids), np.bool_)
 
 
 @dataclass(slots=True)
 class PromotionCounters:
-    """Since the start."""
+    """Counts since the start."""
 
     offered: int = 0
     refused_offers: int = 0  # offers by tenants that opted out or offered too much
-    kept: int = 0  # phrases that got enough supporters through an offer of this process
+    kept: int = 0  # phrases that reached enough supporters through an offer of this process
     batches: int = 0  # written
-    refused_batches: int = 0  # by a newer lease, data set or manifest
+    refused_batches: int = 0  # there was a newer lease, epoch or manifest
     dropped: int = 0  # phrases that lost their support, or look sensitive
     unreadable: int = 0  # phrases and batches of another format or key
-    foreign_writes: int = 0  # times that somebody had published into the pool past the gate
+    foreign_writes: int = 0  # times that a log had been written to the pool
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a release has made public."""
+    """A released batch of public phrases."""
 
-    time_s: int  # the fixed time that it belongs to
+    time_s: int  # see `batch_time`
     phrases: frozenset[Phrase]
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionTerms:
-    """What all gates of a cluster must agree on, wherever they are opened."""
+    """What all gates of a cluster must agree on."""
 
     secret: bytes = field(repr=False)
     policy: PromotionPolicy
@@ -92,7 +92,7 @@ class PromotionTerms:
 
 
 class PromotionGate:
-    """Counts who supports what, and decides what is public. Not thread-safe. All but the counters raise StoreError."""
+    """Counts the supporters of phrases and decides which are public. Not thread-safe. Methods raise StoreError."""
 
     def __init__(
         self,
@@ -104,10 +104,9 @@ class PromotionGate:
         clock: Callable[[], float] | None = None,
         rest_s: float = 0.0,
     ) -> None:
-        """store, codec: of the public namespace; secret: the same in all processes, hashes tenants and phrases; blocks:
-        the filter of sensitive tokens; clock: None is that of Redis, which all processes share; rest_s: that a
-        release rests after every millisecond of looking at phrases, where other threads of the process have more urgent
-        work. Raises SettingError."""
+        """store, codec: of the public namespace. secret: key for hashes of tenants and phrases, the same in all
+        processes. blocks: the filter of sensitive tokens. clock: None: Redis's, which all processes share. rest_s: rest
+        after every millisecond of work in a release, for the process's more urgent threads. Raises SettingError."""
         if len(secret) < MIN_SECRET_BYTES:
             raise SettingError("length of the secret", len(secret), f"it must be at least {MIN_SECRET_BYTES} bytes")
         self.counters = PromotionCounters()
@@ -120,12 +119,12 @@ class PromotionGate:
         self._clock = clock
         self._rest_s = rest_s
         self._owner = secrets.token_hex(16)
-        self._members: frozenset[bytes] | None = None  # None: whoever has not opted out
-        self.released_s = -1  # Unix time of the batch that this gate has dealt with last
+        self._members: frozenset[bytes] | None = None  # None: all that have not opted out
+        self.released_s = -1  # Unix time of the last batch seen
 
     def admit(self, organisations: Iterable[str]) -> bool:
-        """Only these support phrases from now on. Those that had opted out may again, with what they say from now on;
-        those that were admitted here before opt out. Returns whether somebody may have left the pool: see `revoke`."""
+        """Let only these organisations support phrases. Those that had opted out may do so with later answers; those
+        admitted before but not now opt out. Returns whether any may have left, so that `revoke` is needed."""
         members, left = frozenset(map(self._organisation_id, organisations)), self._gate.left()
         gone = frozenset() if self._members is None else self._members - members
         for organisation_id in gone:
@@ -138,9 +137,9 @@ class PromotionGate:
         return has_changed
 
     def offer(self, organisation: str, phrases: Iterable[Phrase], age_s: float = 0.0) -> None:
-        """`organisation` has said these `age_s` seconds ago: whoever is billed, so that one with many tenants counts
-        once. Phrases that are too long are left out, and so are those that look sensitive once enough others have said
-        them."""
+        """`organisation` said these phrases `age_s` seconds ago. It is the one billed, so that many tenants of one
+        organisation count once. Phrases that are too long, or look sensitive when they reach enough supporters, are
+        left out."""
         kept = [phrase for phrase in phrases if self._has_right_size(phrase)]
         tenant, now_s = self._organisation_id(organisation), self._now()
         said_s = now_s - math.ceil(age_s)
@@ -158,8 +157,8 @@ class PromotionGate:
                     self.counters.kept += self._gate.keep_phrase(phrase_id, frame, self.policy)
 
     def offer_text(self, organisation: str, token_ids: npt.NDArray[np.integer], age_s: float = 0.0) -> None:
-        """`organisation` has said this text (ints [n]) `age_s` seconds ago: its phrases, without what looks sensitive
-        where it stands. Of a long text its beginning."""
+        """Offer the phrases of a text (ints [n]) said `age_s` seconds ago, without those that look sensitive in their
+        context. Only the first MAX_TEXT_TOKENS tokens are used."""
         tokens = np.asarray(token_ids[:MAX_TEXT_TOKENS], np.int64)
         blocked = self._blocks(tokens)
         if len(tokens) < len(token_ids):
@@ -167,19 +166,19 @@ class PromotionGate:
         self.offer(organisation, phrases_of(tokens, blocked), age_s)
 
     def opt_out(self, organisation: str) -> None:
-        """It supports nothing from now on. What is public through it goes with `revoke`, or else the next batch."""
+        """It supports nothing any more. Phrases public through it disappear with `revoke` or the next batch."""
         self._gate.opt_out(self._organisation_id(organisation))
 
     def opt_in(self, organisation: str) -> None:
-        """It may support phrases again, with what it says from now on."""
+        """It may support phrases again, with later answers."""
         self._gate.opt_in(self._organisation_id(organisation), self._now())
 
     def erase(self, organisations: Iterable[str]) -> None:
-        """Not even hashed does anything stay of what these have said so far, but for who has opted out."""
+        """Delete even the hashes of what these have said. Notes of who has opted out stay."""
         self._gate.erase([self._organisation_id(organisation) for organisation in organisations])
 
     def release(self) -> Batch | None:
-        """Write the batch that is due. None: it has been, another gate is at it, or it was refused."""
+        """Write the due batch. None: it exists, another gate holds the lease, or it was refused."""
         due_s = batch_time(self._now(), self.policy)
         if due_s <= self.released_s:
             return None
@@ -187,15 +186,14 @@ class PromotionGate:
         return None if token is None else self._with_lease(token, due_s)
 
     def revoke(self, *, seizes: bool = False) -> Batch | None:
-        """Take out of the pool at once what may no longer be in it; nothing comes in. None: there is no pool, another
-        gate is at it, or it was refused. seizes: other gates must stop."""
+        """Remove phrases that lost their support from the pool; add none. None: there is no pool, another gate holds
+        the lease, or it was refused. seizes: take the lease from other gates."""
         if seizes:
             return self._with_lease(self._gate.seize_lease(self._owner, _LEASE_MS), None)
         token = self._gate.acquire_lease(self._owner, _LEASE_MS)
         return None if token is None else self._with_lease(token, None)
 
     def public(self) -> frozenset[Phrase]:
-        """What is public now."""
         manifest = self._manifest()
         return frozenset() if manifest is None else frozenset(self._segment(manifest).values())
 
@@ -208,7 +206,7 @@ class PromotionGate:
             self._gate.release_lease(self._owner)
 
     def _release(self, token: int, due_s: int | None) -> Batch | None:
-        """due_s: None takes out only, by the rules of the batch there is."""
+        """due_s: None: only remove phrases, by the rules of the existing batch."""
         epoch = self._store.begin_epoch()
         self.counters.foreign_writes += self._gate.clear_log()
         version = self._store.read_manifest().version
@@ -235,7 +233,7 @@ class PromotionGate:
         return Batch(time_s, frozenset(allowed.values()))
 
     def _decide(self, batch_s: int, rest_s: float = 0.0) -> dict[bytes, Phrase]:
-        """All that may be public in the batch of that time. What has lost its support is dropped on the way."""
+        """All phrases allowed in the batch of that time. Drops those that have lost their support."""
         policy, now_s = self.policy, self._now()
         since_s = self._gate.left()
         allowed: dict[bytes, Phrase] = {}
@@ -243,7 +241,7 @@ class PromotionGate:
         rested = time.perf_counter()
         for some in self._gate.phrases():
             if rest_s:
-                self._gate.acquire_lease(self._owner, _LEASE_MS)  # renewed; where it is lost, nothing can be written
+                self._gate.acquire_lease(self._owner, _LEASE_MS)  # renew; if it is lost, nothing can be written
             for phrase_id, frame, seen_s in some:
                 if rest_s and time.perf_counter() - rested >= _WORK_S:
                     time.sleep(rest_s)
@@ -274,16 +272,16 @@ class PromotionGate:
     ) -> bool:
         entries: tuple[SegmentEntry, ...] = ()
         if allowed:
-            # In order of their ids and with the time of the batch: nothing tells when or after what a phrase was said.
+            # Sorted by id and with the batch's time, so that nothing tells when or after what a phrase was said.
             pieces = [
                 Piece(phrase_id, 0, np.array(allowed[phrase_id], np.int32), time_s=time_s)
                 for phrase_id in sorted(allowed)
             ]
             entry, frame = encode_segment(self._codec, pieces)
             if not self._store.write_segment(entry.digest, frame, keep_s=KEEP_S, token=token, epoch=epoch):
-                return self._refused("lease or data set are others by now")
+                return self._refused("lease or epoch has changed")
             entries = (entry,)
-        # A generation that no reader has seen: each takes it over whole, and forgets the one before.
+        # A generation number new to readers, so that they replace the previous one as a whole.
         version = replaces + 1
         generation = Generation(version, time_s, entries)
         new = Manifest(epoch, version, token, generations=(generation,), folded_generation=version)
@@ -310,7 +308,7 @@ class PromotionGate:
         return False
 
     def _manifest(self) -> Manifest | None:
-        """That of the pool, if it can be read and belongs to this data set."""
+        """The pool's manifest, if it can be read and has the current epoch."""
         stored = self._store.read_manifest()
         if stored.frame is None:
             return None

@@ -1,6 +1,6 @@
-"""What the promotion gate asks of Redis: supporters of phrases by hashed id, and the phrases that have enough of them.
+"""Redis operations of the promotion gate: supporters of phrases by hashed id, and phrases with enough supporters.
 
-Until a phrase has enough supporters only keyed hashes of it and of them are kept, no text.
+Until a phrase has enough supporters, only keyed hashes of it and of them are stored, no text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cache_service.store.scripts import ACQUIRE_LEASE, KEEP_PHRASE, RELEASE_LEAS
 from cache_service.store.store import KEEP_S, Store
 
 MAX_OFFERS = 32
-"""Phrases in one call: a script's cost is bounded."""
+"""Phrases per call, which bounds the script's cost."""
 
 _DAY_S = 24 * 3600
 _READ_AT_ONCE = 256
@@ -30,7 +30,7 @@ class PromotionStore:
     """
 
     def __init__(self, store: Store) -> None:
-        """store: of the public namespace."""
+        """store: the public namespace's."""
         self._store = store
         self._keys = store.keys.beside("gate")
         self._left = self._keys.key("left")
@@ -67,13 +67,13 @@ class PromotionStore:
             self._client.hset(self._left, tenant, "never")
 
     def opt_in(self, tenant: bytes, now_s: int) -> None:
-        """Only what it says after `now_s` counts. Nothing changes for a tenant that had not opted out."""
+        """Count what it says after `now_s`. No effect for a tenant that has not opted out."""
         with faults_told():
             if self._client.hget(self._left, tenant) == b"never":
                 self._client.hset(self._left, tenant, str(now_s))
 
     def erase(self, tenants: Sequence[bytes]) -> None:
-        """Take tenants out of the supporters of every phrase. Looks through the whole server."""
+        """Remove tenants from the supporters of every phrase. Scans the whole server."""
         if not tenants:
             return
         with faults_told():
@@ -86,7 +86,7 @@ class PromotionStore:
             self._remove_from(names, tenants)
 
     def left(self) -> dict[bytes, float]:
-        """When each tenant that ever opted out began anew, or NEVER."""
+        """When each tenant that ever opted out returned, or NEVER."""
         with faults_told():
             found = self._client.hgetall(self._left)
             return {
@@ -106,13 +106,13 @@ class PromotionStore:
                 yield self._with_supporters(batch)
 
     def acquire_lease(self, owner: str, lease_ms: int) -> int | None:
-        """As `Store.acquire_lease`, and fenced with it, but a compactor of the namespace cannot keep the gate out."""
+        """Like `Store.acquire_lease`, with the same fence but a separate lease: compactors cannot block the gate."""
         with faults_told():
             keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
             return as_count(self._store.run(ACQUIRE_LEASE, keys, [owner, lease_ms, KEEP_S])) or None
 
     def seize_lease(self, owner: str, lease_ms: int) -> int:
-        """The fencing token of a lease that is taken from whoever holds it."""
+        """Take the lease from any holder and return its fencing token."""
         with faults_told():
             keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
             return as_count(self._store.run(SEIZE_LEASE, keys, [owner, lease_ms, KEEP_S]))
@@ -122,7 +122,7 @@ class PromotionStore:
             self._store.run(RELEASE_LEASE, [self._keys.lease], [owner])
 
     def keep(self, keep_s: int, digests: Sequence[str]) -> None:
-        """Let the pool live for `keep_s` seconds from now."""
+        """Set the pool's time to live."""
         keys = self._store.keys
         with faults_told(), self._client.pipeline(transaction=False) as pipeline:
             for key in (keys.epoch, keys.manifest, keys.fence, *map(keys.segment, digests)):
@@ -130,7 +130,7 @@ class PromotionStore:
             pipeline.execute()
 
     def clear_log(self) -> int:
-        """Remove what somebody has published into the pool past the gate; 1 if there was something."""
+        """Delete the pool's log, which only writers other than the gate make; 1 if there was one."""
         with faults_told():
             return as_count(self._client.delete(self._store.keys.log))
 

@@ -1,4 +1,4 @@
-"""What a process brings to the promotion gate, in the background: finished answers, and who may feed the pool."""
+"""Feeds finished answers of a process to the promotion gate, in a background thread."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
 
-_REVOKE_PATIENCE_S = 2.0  # with another gate's lease; it may have crashed, and its lease lasts far longer
-_PAUSE_S = 0.01  # between texts: looking for phrases keeps other threads of the process waiting
+_REVOKE_PATIENCE_S = 2.0  # then another gate's lease is seized: that gate may have crashed
+_PAUSE_S = 0.01  # between texts, for other threads of the process
 
 Look = Callable[[], tuple[PromotionGate, frozenset[str]] | None]
-"""The gate, and the organisations that may feed the pool at this moment; None: nobody does yet."""
+"""Returns the gate and the organisations that may feed the pool now; None: not known yet."""
 
 
 class PromotionThread:
-    """Brings finished answers to the gate and releases batches, in one background thread.
+    """Offers finished answers to the gate and releases batches. No method raises or waits for Redis.
 
-    No method raises or waits for Redis. What does not fit into the queue is dropped, oldest first, and counted. Whoever
-    may feed the pool no longer is taken out of it at the next look.
+    A full queue drops its oldest texts and counts them. Organisations that may no longer feed the pool are removed from
+    it at the next look.
     """
 
     def __init__(self, look: Look, *, max_queued_texts: int = 1024, poll_s: float = 1.0) -> None:
-        """look: called again and again, in the thread; the gate is the thread's alone."""
+        """look: called every turn, in the thread; only the thread uses the gate."""
         self.dropped_texts = 0
         self.failures = 0
         self.counters = PromotionCounters()
-        """As they were with the last batch: a count that rose when a phrase got its last supporter would tell, at that
-        moment, that somebody else has said it."""
+        """As of the last batch: live counts would reveal when somebody else says a phrase."""
         self._look = look
         self._max_queued = max_queued_texts
         self._poll_s = poll_s
         self._lock = threading.Lock()
         self._texts: deque[tuple[str, float, Int32Array]] = deque()  # organisation, when it was said, tokens
-        self._is_offering = False  # a text that is in the queue no longer
+        self._is_offering = False  # a text taken from the queue
         self._gate: PromotionGate | None = None
-        self._members: frozenset[str] | None = None  # that the gate has been told
+        self._members: frozenset[str] | None = None  # as told to the gate
         self._must_revoke_since: float | None = None
         self._counted_s = -1  # the batch of the counters
         self._breaker = CircuitBreaker()
@@ -55,9 +54,9 @@ class PromotionThread:
         self._turns.add("gate", self._turn)
 
     def submit(self, organisation: str, token_ids: Sequence[int] | Int32Array) -> None:
-        """A finished answer, whole (ints [n], copied), of an organisation whose policy lets it feed the pool."""
+        """Queue a whole finished answer (ints [n], copied) of an organisation that may feed the pool."""
         try:
-            text = np.array(token_ids[: MAX_TEXT_TOKENS + 1], np.int32)  # one more tells that it goes on
+            text = np.array(token_ids[: MAX_TEXT_TOKENS + 1], np.int32)  # one more, to tell longer texts
         except (ValueError, TypeError, OverflowError):
             self.dropped_texts += 1
             return

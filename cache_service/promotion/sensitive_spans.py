@@ -1,8 +1,8 @@
-"""Which tokens of a text must not become public: what looks like a number, an address, a key or a secret.
+"""Finds the tokens of a text that must not become public: numbers, addresses, keys and secrets.
 
-Rules over characters find spans, every token that touches a span is blocked; beside them, runs of rare tokens are. A
-phrase is judged by the text around it, since half a telephone number no longer looks like one. Each rule takes time
-that is linear in the text. No list of rules finds every secret: this is one of several conditions, not the only one.
+Rules over characters find spans; every token that touches one is blocked, and so are runs of rare tokens. Rules apply
+to the whole text, since half a telephone number does not look like one. Each takes time linear in the text. No list of
+rules finds every secret: this is one of several conditions.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ _WHOLE = (_HEX_GROUPS, _KEY_PREFIX, _KEY_BLOCK, _SECRET, _HOME)
 
 @dataclass(frozen=True, slots=True)
 class SensitiveSpans:
-    """Blocks tokens, by what a tokenizer makes of them.
+    """Blocks tokens by their text.
 
-    piece_of: the bytes of a token (UTF-8, of which it may have part of a character), from a table or a tokenizer; one
-    without any is blocked;
-    is_rare: whether a token is seldom used; rare_run: so many of them in a row are blocked; never: texts that must
-    never become public, upper and lower case alike.
+    piece_of: the bytes of a token (UTF-8, possibly part of a character); tokens without bytes are blocked.
+    is_rare: whether a token is seldom used; runs of rare_run or more are blocked.
+    never: texts that must never become public, in any case.
     """
 
     piece_of: Callable[[int], bytes]
@@ -57,7 +56,7 @@ class SensitiveSpans:
         tokens = [int(token) for token in token_ids]
         blocked = np.zeros(len(tokens), np.bool_)
         pieces = [self.piece_of(token) for token in tokens]
-        blocked |= np.array([not piece for piece in pieces], np.bool_)  # nobody can tell what they stand for
+        blocked |= np.array([not piece for piece in pieces], np.bool_)  # their meaning is unknown
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         text = b"".join(pieces).decode("utf-8", "surrogateescape")
         places = _byte_places(text)
@@ -71,7 +70,7 @@ class SensitiveSpans:
 
 
 def _spans(text: str, never: Sequence[str]) -> list[tuple[int, int]]:
-    """Begin and end of what must not become public, in characters; they may overlap."""
+    """Sensitive spans as (begin, end) in characters; they may overlap."""
     spans = [m.span() for m in _DIGITS.finditer(text) if sum(map(str.isdigit, m[0])) >= MIN_DIGITS]
     spans += [m.span() for m in _RUN.finditer(text) if _is_address(m[0])]
     spans += [m.span() for m in _KEY.finditer(text) if _is_key(m[0])]
@@ -96,7 +95,7 @@ def _is_key(run: str) -> bool:
 
 
 def _byte_places(text: str) -> npt.NDArray[np.int64]:
-    """Where in the bytes each character begins, and where the text ends: int64 [characters + 1]."""
+    """Byte offset of each character, and of the text's end: int64 [characters + 1]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     widths[(points >= 0xDC80) & (points <= 0xDCFF)] = 1  # a byte that is no UTF-8
