@@ -57,7 +57,7 @@ class RouterCounters:
     draft_lateness: Distribution = field(default_factory=lambda: Distribution(_WAIT_BOUNDS_S))
     queue_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # arrival to first round
     prefill_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # from there to a token
-    planner_rounds: Counter[str] = field(default_factory=Counter)  # by what was decided about drafts
+    planner_rounds: Counter[str] = field(default_factory=Counter)  # by `PlannerDecision`
     proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
     awaited_drafts: int = 0  # answers of draft workers that rounds waited for
     late_drafts: int = 0  # awaited drafts that did not come in time

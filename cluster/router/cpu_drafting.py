@@ -61,13 +61,15 @@ class CpuDrafting:
     ) -> None:
         """Tell the drafters the round's outcome. verified, accepted: nodes by [entry, source], or None."""
         outcomes: list[list[Outcome]] = [[] for _ in self._drafters]
+        none = np.zeros((len(round.entries), len(self._drafters)), np.int32)
+        num_verified = (none if verified is None else verified).tolist()
+        num_accepted = (none if accepted is None else accepted).tolist()
         for index, first, _ in emitted:
             sequence = round.entries[index].sequence
             tokens = sequence.tokens(first)
             for source in sequence.drafts.sources.cpu:
-                num_verified = 0 if verified is None else int(verified[index, source])
-                num_accepted = 0 if accepted is None else int(accepted[index, source])
-                outcomes[source].append(Outcome(sequence.seq_id, num_verified, num_accepted, tokens))
+                outcome = Outcome(sequence.seq_id, num_verified[index][source], num_accepted[index][source], tokens)
+                outcomes[source].append(outcome)
         for (name, drafter), told in zip(self._drafters, outcomes, strict=True):
             if told:
                 self._guarded(name, drafter.observe, told)

@@ -42,7 +42,7 @@ from cluster.router.worker_drafting import DraftShape
 
 logger = logging.getLogger(__name__)
 
-READY = "ready"  # key of what routers record of themselves: see `record_routing_stats` of Serve's deployments
+READY = "ready"  # key of the statistics that routers report to Serve by `record_routing_stats`
 
 MAX_ONGOING_REQUESTS = 8192  # a backstop: the core's queue is the bound that clients meet
 _STATUS_CALLS = 32  # status calls that may wait beside requests while there is no replica
@@ -62,7 +62,7 @@ class ReadyFirst(FIFOMixin, RequestRouter):
     """
 
     def initialize_state(self) -> None:
-        """Serve calls it with the arguments of the policy, of which there are none."""
+        """Called by Serve with the policy's arguments; there are none."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

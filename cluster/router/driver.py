@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 _OWN_STAGES = frozenset(("plan", "draft", "assemble", "commit"))
 _IDLE_POLL_S = 0.05  # between looks while sequences wait for a target or for KV blocks
 _WATCH_PERIOD_S = 1.0
-_GRACE_S = 10.0  # beyond what the present step may take
+_GRACE_S = 10.0  # beyond the present step's limit
 
 
 class Rounds(Protocol):
     """The watched object. All attributes may be read from any thread."""
 
     num_steps: int  # rises whenever the rounds go on
-    step_limit_s: float  # how long the present step may take: what it waits for has a limit of its own
+    step_limit_s: float  # how long the present step may take
 
     @property
     def has_work(self) -> bool: ...

@@ -182,8 +182,7 @@ class RouterMetrics:
             connections=self._connections,
             demand=core.draft_scaling.demand(time.monotonic()),
         )
-        yield from _gauges(_GAUGES, sources)
-        yield from _counters(_COUNTERS, sources)
+        yield from _read(_GAUGES, _COUNTERS, sources)
         for name, path, text in _COUNTERS_BY_SOURCE:
             yield _labelled(CounterMetricFamily(name, text, labels=["source"]), attrgetter(path)(sources))
         for name, path, text in _HISTOGRAMS:
@@ -226,13 +225,10 @@ class RouterMetrics:
         yield errors
 
 
-def _gauges(table: _Table, source: object) -> Iterator[Metric]:
-    for name, path, text in table:
+def _read(gauges: _Table, counters: _Table, source: object) -> Iterator[Metric]:
+    for name, path, text in gauges:
         yield GaugeMetricFamily(name, text, value=attrgetter(path)(source))
-
-
-def _counters(table: _Table, source: object) -> Iterator[Metric]:
-    for name, path, text in table:
+    for name, path, text in counters:
         yield CounterMetricFamily(name, text, value=attrgetter(path)(source))
 
 
@@ -254,8 +250,7 @@ def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMet
 
 def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     """Metrics of the shared cache; its drafts are counted among the other sources, as `cache`."""
-    yield from _gauges(_CACHE_GAUGES, stats)
-    yield from _counters(_CACHE_COUNTERS, stats)
+    yield from _read(_CACHE_GAUGES, _CACHE_COUNTERS, stats)
     text = "Tokens that were not written: the queue was full, the store refused them, or their time was purged"
     dropped = CounterMetricFamily("paceline_cache_dropped_tokens", text, labels=["reason"])
     publisher = stats.publisher
@@ -263,11 +258,9 @@ def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     yield _labelled(dropped, reasons | {"purged": publisher.purged_tokens})
     if stats.promotion is not None:
         # Phrases are counted when their batch is written, and not before.
-        yield from _gauges(_PROMOTION_GAUGES, stats.promotion)
-        yield from _counters(_PROMOTION_COUNTERS, stats.promotion)
+        yield from _read(_PROMOTION_GAUGES, _PROMOTION_COUNTERS, stats.promotion)
 
 
 def soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:
     """Metrics of the soft_ngram counts that routers exchange through the shared cache."""
-    yield from _gauges(_SOFT_GAUGES, stats)
-    yield from _counters(_SOFT_COUNTERS, stats)
+    yield from _read(_SOFT_GAUGES, _SOFT_COUNTERS, stats)

@@ -36,7 +36,7 @@ class TargetState:
         self.num_setbacks = self.num_failed_rounds = 0
 
     def compute_prompt(self, num_computed: int) -> bool:
-        """A round computed a part of the prompt. Returns whether it got further than the round before."""
+        """Note a round that computed a part of the prompt. Returns whether it got further than the round before."""
         has_progressed = num_computed > self.num_computed
         self.num_computed = num_computed
         if num_computed > self.most_computed:

@@ -48,7 +48,7 @@ class Teaching:
 
     def _teach_prompts(self, sequences: list[Sequence], num_successors: int) -> None:
         """Teach a part of a long prompt each round; sequences with the same prompt share the work."""
-        left, shares_prompts = _MAX_TAUGHT_ROWS, self._shares_prompts
+        left = _MAX_TAUGHT_ROWS
         for sequence in sequences:
             last = sequence.num_prompt - 1
             if sequence.drafts.num_taught >= last or not left:
@@ -57,18 +57,16 @@ class Teaching:
             end = min(last, begin + left)
             sequence.drafts.num_taught = end
             if begin < end:
-                may_share = shares_prompts and sequence.request.cache == "read_write"
-                self._drafting.cpu.remember(
-                    rows_of_prompt(
-                        sequence.tokens()[: sequence.num_prompt],
-                        num_successors,
-                        begin,
-                        end,
-                        namespace=sequence.namespace,
-                        seq_id=sequence.seq_id,
-                        may_share=may_share,
-                    )
+                rows = rows_of_prompt(
+                    sequence.tokens()[: sequence.num_prompt],
+                    num_successors,
+                    begin,
+                    end,
+                    namespace=sequence.namespace,
+                    seq_id=sequence.seq_id,
+                    may_share=self._shares_prompts and sequence.request.cache == "read_write",
                 )
+                self._drafting.cpu.remember(rows)
                 left -= end - begin
 
     @property

@@ -118,8 +118,7 @@ class WorkerDrafting:
 
     def _send_prompts_ahead(self, round: Round, items: dict[str, list[DraftItem]]) -> None:
         for entry in round.entries:
-            sequence = entry.sequence
-            drafts = sequence.drafts
+            sequence, drafts = entry.sequence, entry.sequence.drafts
             if entry.emits or drafts.worker_known or drafts.sources.worker is None:
                 continue
             if sequence.num_left < 2 or not drafts.max_tokens:
