@@ -17,6 +17,7 @@ from actors.options import DraftPoolOptions, TargetGroupOptions
 from actors.workers.autoscaling import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
+from cache_service.promotion.promotion_policy import PromotionPolicy
 from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError
 from cluster.validation import describe
@@ -117,28 +118,11 @@ class TenantsConfig(Options):
     """Whether tenants with policy shared do share. Otherwise they are isolated."""
 
 
-class PromotionConfig(Options):
-    """When phrases of tenants with policy `promoted` become readable to all of them: see
-    `cache_service.promotion.promotion_policy`. Needs tenants."""
+class PromotionConfig(PromotionPolicy):
+    """When phrases of tenants with policy `promoted` become readable to all of them. Needs tenants."""
 
     enabled: bool = True
     """false: policy promoted is the same as isolated."""
-    min_tenants: Annotated[int, Field(ge=5, le=10_000)] = 20
-    """Distinct tenants that must have generated a phrase."""
-    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600
-    """Seconds that a phrase waits after that."""
-    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600
-    """Phrases become readable together, at multiples of so many seconds."""
-    max_tokens: Annotated[int, Field(ge=1, le=16)] = 16
-    """Tokens of a phrase."""
-    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600
-    """Seconds for which a tenant counts after it has generated a phrase."""
-    noise_epsilon: Annotated[float, Field(ge=0.001, le=1000)] | None = None
-    """Epsilon of the Laplace noise on the number of tenants, which delays some phrases. null: no noise."""
-    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16
-    """Phrases that are readable or wait to be."""
-    tenant_offers: Annotated[int, Field(ge=1, le=2**31)] = 10_000
-    """Phrases of one tenant that count in a day."""
     never: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
     """Texts that must not become readable."""
 

@@ -32,15 +32,21 @@ class PromotionPolicy(Options):
     """Conditions for phrases."""
 
     min_tenants: Annotated[int, Field(ge=MIN_TENANTS, le=10_000)] = 20
-    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600  # wait after enough tenants support it
-    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600  # batches appear at multiples of this, in Unix time
+    """Distinct tenants that must have generated a phrase."""
+    min_age_s: Annotated[int, Field(ge=0, le=2**31)] = 3600
+    """Seconds that a phrase waits after that."""
+    release_every_s: Annotated[int, Field(ge=1, le=2**31)] = 3600
+    """Phrases become readable together, at multiples of so many seconds."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_PHRASE_TOKENS)] = MAX_PHRASE_TOKENS
-    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600  # how long a tenant supports a phrase it has said
-    # Epsilon of the Laplace mechanism on the number of tenants; None: no noise.
-    noise_epsilon: Annotated[float | None, Field(ge=0.001, le=1000)] = None
-    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16  # public ones and those that wait
-    # Phrases that one tenant may support a day; each takes some 300 bytes of Redis.
+    """Tokens of a phrase."""
+    window_s: Annotated[int, Field(ge=60, le=2**31)] = 7 * 24 * 3600
+    """Seconds for which a tenant counts after it has generated a phrase."""
+    noise_epsilon: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    """Epsilon of the Laplace noise on the number of tenants, which delays some phrases. null: no noise."""
+    max_phrases: Annotated[int, Field(ge=1, le=2**18)] = 2**16
+    """Phrases that are readable or wait to be."""
     tenant_offers: Annotated[int, Field(ge=1, le=2**31)] = 10_000
+    """Phrases of one tenant that count in a day; each takes some 300 bytes of Redis."""
 
     @property
     def max_supporters(self) -> int:

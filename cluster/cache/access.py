@@ -1,4 +1,4 @@
-"""How a process of the cluster gets at the shared cache: its settings, with the secrets that they name."""
+"""Connection settings and encryption keys of the shared cache, with secrets from files or the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS_VARIABLE = "PACELINE_CACHE_KEYS"
 
 
 def connection_settings(config: CacheConfig) -> ConnectionSettings | None:
-    """How to reach the server of `cache.url`; None where that names none. Raises ConfigError, which shows no secret."""
+    """Settings for the server at `cache.url`; None if it names none. Raises ConfigError, which shows no secret."""
     if config.url is None or config.url == NO_CACHE:
         return None
     try:
@@ -38,7 +38,7 @@ def connection_settings(config: CacheConfig) -> ConnectionSettings | None:
 
 
 def key_ring(config: CacheConfig) -> KeyRing | None:
-    """What encrypts; None: nothing does. Raises ConfigError, which shows no secret."""
+    """Keys that encrypt stored data; None: no encryption. Raises ConfigError, which shows no secret."""
     text = _secret("encryption_file", config.encryption_file, KEYS_VARIABLE)
     if text is None:
         return None
@@ -50,12 +50,12 @@ def key_ring(config: CacheConfig) -> KeyRing | None:
 
 
 def data_directory(config: CacheConfig) -> Path:
-    """Of the embedded server."""
+    """Where the embedded server keeps its data."""
     return config.directory or paceline_home() / "cache"
 
 
 def _secret(field: str, path: Path | None, variable: str) -> str | None:
-    """The contents of a file without white space around them, else those of an environment variable; None: neither."""
+    """The stripped contents of a file, else the environment variable, else None."""
     if path is None:
         return os.environ.get(variable) or None
     try:

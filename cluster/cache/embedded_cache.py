@@ -1,4 +1,4 @@
-"""The cache's server that belongs to a cluster: started before its routers, kept running, stopped after them."""
+"""Runs a cluster's own cache server: started before its routers, restarted when it ends, stopped after them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cluster.config import NO_CACHE, CacheConfig
 
 @contextmanager
 def cluster_cache(config: CacheConfig, say: Callable[[str], None]) -> Iterator[CacheConfig]:
-    """The settings for routers: with `url` of a server that runs meanwhile, or "none" where that cannot be had.
+    """Cache settings for routers, with the `url` of a server that runs during the block, or "none" if it cannot start.
 
-    They name the file with the server's password, and do not hold it. say: told in one line what became of it. A
-    cluster goes on without a cache; only settings that cannot be used raise: ConfigError.
+    The settings name the server's password file, not the password. say: called with one line on the result. A failed
+    server only disables the cache; unusable settings raise ConfigError.
     """
     if config.url == NO_CACHE:
         say("none")
@@ -45,13 +45,13 @@ def cluster_cache(config: CacheConfig, say: Callable[[str], None]) -> Iterator[C
 
 
 def _fault_of(settings: ConnectionSettings) -> str:
-    """Why the server cannot be used at this moment, which routers tell only their logs; "" if it answers at all."""
+    """Why the server cannot be used now, for the terminal (routers only log it); "" if it answers."""
     connection = Connection(replace(settings, num_retries=0))
     try:
         with faults_told():
             connection.client().ping()
     except StoreRefused:
-        return ""  # to a user who has no need of it
+        return ""  # this user may not ping; the server answers
     except StoreUnavailable as error:
         return f"; there is none until it can be used: {error}"
     finally:

@@ -1,4 +1,4 @@
-"""The promotion gate as a cluster has it: who may feed the public pool, by which rules, and what must stay out."""
+"""The cluster's promotion gate: which tenants feed the public pool, by which policy, and what is kept out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from actors.models.token_text import TokenText
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.namespaces import namespace_of
 from cache_service.promotion.promotion_gate import Blocks, PromotionGate, PromotionTerms
-from cache_service.promotion.promotion_policy import PromotionPolicy
 from cache_service.promotion.sensitive_spans import SensitiveSpans
 from cache_service.store.store import Store
 from cluster.config import PromotionConfig
@@ -25,28 +24,24 @@ from cluster.tenants.registry_file import RegistryFollower
 
 logger = logging.getLogger(__name__)
 
-_REST_S = 0.002  # a third of the time at most goes to batches, as long as they take: rounds wait meanwhile
-_COMMON_TOKENS = 0.9  # of a vocabulary, from the first on: tokenizers number their tokens by how common they are
-
-
-def policy_of(config: PromotionConfig) -> PromotionPolicy:
-    return PromotionPolicy(**config.model_dump(exclude={"enabled", "never"}))
+_REST_S = 0.002  # pause between slices of a batch, since rounds wait for each slice
+_COMMON_TOKENS = 0.9  # share of the vocabulary, from id 0, that counts as common: tokenizers number by frequency
 
 
 def may_feed(tenant: StoredTenant) -> bool:
-    """Whether what it says may become public with enough others."""
+    """Whether the tenant's answers may become public with enough others."""
     return tenant.policy == "promoted" and not tenant.disabled and tenant.limits.cache_bytes != 0
 
 
 def organisation_of(registry: Registry, tenant_id: str) -> str:
-    """Who counts once at the gate: the tenant, by its own namespace, however many keys it has."""
+    """The tenant's own namespace, under which it counts once at the gate whatever its number of keys."""
     return namespace_of(bytes.fromhex(registry.server_key), tenant_id)
 
 
 def terms_of(registry: Registry, config: PromotionConfig) -> PromotionTerms:
     secret = hmac.digest(bytes.fromhex(registry.server_key), b"promotion", "sha256")
     members = frozenset(organisation_of(registry, tenant.id) for tenant in registry.tenants if may_feed(tenant))
-    return PromotionTerms(secret, policy_of(config), members)
+    return PromotionTerms(secret, config, members)
 
 
 def sensitive_spans(source: ModelSource, never: tuple[str, ...] = ()) -> SensitiveSpans:
@@ -58,17 +53,17 @@ def sensitive_spans(source: ModelSource, never: tuple[str, ...] = ()) -> Sensiti
 
 @dataclass(frozen=True, slots=True)
 class PromotionSource:
-    """Where a router finds what its gate needs."""
+    """What a router needs to open its gate."""
 
     registry_file: Path
     model: ModelSource
     config: PromotionConfig
-    clock: Callable[[], float] | None = None  # Unix time; None: that of Redis, which all routers share
+    clock: Callable[[], float] | None = None  # Unix time; None: the clock of Redis, which all routers share
     poll_s: float = 1.0
 
 
 class PublicPool:
-    """A gate of one model's public pool, for one thread: it follows the registry of tenants."""
+    """Opens the gate of one model's public pool and follows the registry of tenants. For one thread."""
 
     def __init__(self, source: PromotionSource, open_pool: Callable[[], tuple[Store, FrameCodec]]) -> None:
         self._source = source
@@ -81,7 +76,7 @@ class PublicPool:
         self._is_broken = False
 
     def look(self) -> tuple[PromotionGate, frozenset[str]] | None:
-        """The gate, and who may feed it; None while no tenant has the policy, or for ever where there is no filter."""
+        """The gate and its members; None while no tenant has the policy, or if the filter cannot be made."""
         registry = self._follow()
         if registry is None or self._is_broken:
             return None

@@ -1,6 +1,6 @@
-"""What a router has of the shared cache: it brings there what its sequences commit, and drafts from what all did.
+"""A router's side of the shared cache: publishes the tokens it commits, and indexes those of all routers to draft from.
 
-Nothing here raises for a fault of the store or waits for it: an outage costs speed, never a request.
+Nothing here raises or waits because of the store: an outage costs speed, never a request.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class SharedCacheSettings:
     publisher: PublisherSettings = field(default_factory=PublisherSettings)
     compactor: CompactorSettings = field(default_factory=CompactorSettings)
     index: WarmIndexSettings = field(default_factory=WarmIndexSettings)
-    soft: SoftExchangeSettings = field(default_factory=SoftExchangeSettings)  # its order is the drafter's
+    soft: SoftExchangeSettings = field(default_factory=SoftExchangeSettings)  # `order` is taken from the drafter
     epochs: EpochWatchSettings = field(default_factory=EpochWatchSettings)
     publish_prompts: bool = False
-    max_compacted: int = 256  # namespaces that are folded here, those written to last
+    max_compacted: int = 256  # namespaces that this process compacts, most recently written
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionStats:
-    """Of the promotion gate in this process; `counters` are those of the last batch."""
+    """State of this process's promotion gate; `counters` cover the last batch."""
 
     counters: PromotionCounters
     queued_texts: int
@@ -74,7 +74,7 @@ class PromotionStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What the metrics tell of it."""
+    """Figures for the metrics."""
 
     publisher: PublisherCounters
     queued_tokens: int
@@ -95,8 +95,8 @@ class SharedCache:
         settings: SharedCacheSettings | None = None,
         promotion: PromotionSource | None = None,
     ) -> None:
-        """fingerprint: of target weights, tokenizer and chat template. promotion: None: nothing of what is said here
-        becomes public. Raises SettingError."""
+        """fingerprint: hash of target weights, tokenizer and chat template. promotion: None: this process promotes
+        nothing to the public pool. Raises SettingError."""
         StoreKeys(fingerprint, OPEN)
         self._settings = settings or SharedCacheSettings()
         self.fingerprint = fingerprint
@@ -107,10 +107,10 @@ class SharedCache:
         self.index = WarmIndex(self._open, self._settings.index)
         self.earnings = EarningsLedger(self._open_earnings, keep_s=self._settings.compactor.keep_s)
         self.epochs = EpochWatch(self._connection, self._keys, self._settings.epochs)
-        self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # those written to last come last
-        self._folds = 0  # of compactors that are gone
-        self._exchanges: list[SoftExchange] = []  # of drafters that are there
-        self._budgets: dict[str, TenantBudget] = {}  # of namespaces that are folded here
+        self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # most recently written last
+        self._folds = 0  # by compactors that were dropped
+        self._exchanges: list[SoftExchange] = []  # one for each live drafter
+        self._budgets: dict[str, TenantBudget] = {}  # by namespace compacted here
         self._others: deque[tuple[str, TenantBudget]] = deque(maxlen=self._settings.max_compacted)
         self._promotion: PromotionThread | None = None
         if promotion is not None:
@@ -121,11 +121,11 @@ class SharedCache:
         budget = None if max_bytes is None else TenantBudget(tenant, max_bytes)
         if self._budgets.get(namespace) != budget:
             self._compact(namespace, budget)
-        while self._others:  # that another router has begun, perhaps, and nobody writes to any more
+        while self._others:  # the tenant's other namespaces, which perhaps nobody writes to any more
             other, others_budget = self._others.popleft()
             if other not in self._compactors:
                 self._compact(other, others_budget)
-                break  # one a request: the tenant may have very many
+                break  # one a request: a tenant may have very many
 
     def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
         if self._settings.publish_prompts:
@@ -142,7 +142,7 @@ class SharedCache:
         self.earnings.add(namespace, earnings)
 
     def follow(self, namespaces: Sequence[str]) -> None:
-        """These will be drafted from, if there is time to read them."""
+        """Index these namespaces, so that requests can draft from them."""
         for namespace in namespaces:
             self.index.follow(namespace)
 
@@ -153,8 +153,8 @@ class SharedCache:
         return self.epochs.ended(learner)
 
     def share_counts(self, drafters: Mapping[str, CpuDrafter]) -> SoftSharing | None:
-        """Have the drafter soft_ngram learn from those of other processes, and they from it, until this is closed or
-        the drafter is gone. None: there is no such drafter, or it keeps nothing for others."""
+        """Exchange the counts of the drafter soft_ngram with other processes until this cache is closed or the drafter
+        is collected. None: there is no such drafter, or it records no deltas."""
         drafter = drafters.get(SOFT_NGRAM)
         if not isinstance(drafter, SoftNgramDrafter) or not drafter.delta_bytes:
             return None
@@ -174,7 +174,7 @@ class SharedCache:
         )
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Write what is queued and end all threads; False if that takes longer than `timeout_s`."""
+        """Flush the queue and end all threads; False if that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         is_done = True
         own = (self.publisher.close, self.compactor.close, self.index.close, self.earnings.close, self.epochs.close)
@@ -207,7 +207,6 @@ class SharedCache:
             self._compact(namespace)
 
     def _compact(self, namespace: str, budget: TenantBudget | None = None) -> None:
-        """budget: of its tenant; None: it has none."""
         try:
             limits = self._limits(namespace, budget)
             replaced = self._compactors.pop(namespace, None)
@@ -216,7 +215,7 @@ class SharedCache:
                 self._budgets[namespace] = budget
             else:
                 self._budgets.pop(namespace, None)
-        except SettingError:  # no name for a namespace: the publisher drops it, and says so
+        except SettingError:  # not a valid namespace: the publisher drops it and logs that
             return
         if replaced is not None:
             self._folds += replaced.counters.folds
@@ -228,14 +227,13 @@ class SharedCache:
             self._folds += compactor.counters.folds
 
     def _limits(self, namespace: str, budget: TenantBudget | None) -> Callable[[bool], FoldLimits]:
-        """The budgets of a namespace: what its tenant may have, and less where nobody drafts from it. Raises
-        SettingError."""
+        """Limits for folding a namespace: its tenant's share, reduced if hit rates are low. Raises SettingError."""
         own, earnings = self._settings.compactor.limits, self._open_earnings(namespace)
         share = None
         if budget is not None:
             share = TenantShare(
                 self._connection,
-                StoreKeys(self.fingerprint, namespace or OPEN),
+                self._keys(namespace),
                 budget,
                 own,
                 keep_s=self._settings.compactor.keep_s,
@@ -246,7 +244,7 @@ class SharedCache:
             allowed = own if share is None else share(has_new)
             try:
                 return limits_by_hit_rate(allowed, earnings.read_earnings())
-            except StoreRefused:  # its user may fold, and has no right to read them
+            except StoreRefused:  # the cache user may fold but not read earnings
                 return allowed
 
         return limits
@@ -263,7 +261,7 @@ class SharedCache:
 
 
 def _end(exchanges: list[SoftExchange], exchange: SoftExchange) -> None:
-    """Of a drafter that is gone: its threads end by themselves."""
+    """Finalizer: close a collected drafter's exchange without blocking."""
     exchanges.remove(exchange)
     exchange.close(0.0)
 
@@ -271,8 +269,8 @@ def _end(exchanges: list[SoftExchange], exchange: SoftExchange) -> None:
 def open_shared_cache(
     config: CacheConfig, fingerprint: str, vocab_size: int, promotion: PromotionSource | None = None
 ) -> SharedCache | None:
-    """What `cache` of a cluster's configuration says, for the model of that fingerprint; None where there is none, or
-    its secrets cannot be read here."""
+    """The cache that the configuration names, for the model with this fingerprint; None if it names none or its secrets
+    cannot be read here."""
     try:
         connection, ring = connection_settings(config), key_ring(config)
     except ConfigError as error:
@@ -281,7 +279,7 @@ def open_shared_cache(
     if connection is None:
         return None
     cache = SharedCache(connection, fingerprint, ring, settings=settings_of(config, vocab_size), promotion=promotion)
-    cache.follow([OPEN])  # those of tenants are followed when they come
+    cache.follow([OPEN])  # namespaces of tenants are followed with their first request
     return cache
 
 

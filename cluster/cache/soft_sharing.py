@@ -1,4 +1,4 @@
-"""What a router's `soft_ngram` has learnt goes to the other routers, and what they have learnt comes to it."""
+"""Exchanges the n-gram counts of a router's `soft_ngram` drafter with other routers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from cache_service.counts.soft_exchange import SoftExchange, SoftExchangeStats, 
 
 @dataclass(frozen=True, slots=True)
 class SoftSharing:
-    """The tables of one router and their exchange. All calls but `stats` in the thread that runs its rounds."""
+    """One router's tables and their exchange. All methods but `stats` run in the thread of its rounds."""
 
     exchange: SoftExchange
     tables: SoftTables
-    shares_prompts: bool  # what stands in prompts may leave this process, too
+    shares_prompts: bool  # counts from prompts may leave this process, too
 
     def follow(self, namespace: str) -> None:
-        """A request has come that may draft from what others have learnt of this namespace. Never raises."""
+        """Fetch other routers' counts for this namespace. Never raises."""
         self.exchange.follow(namespace)
 
     def drop(self, namespace: str) -> None:
-        """What is known of a namespace is to be forgotten in the next tick, and read anew. Never raises."""
+        """Drop a namespace's counts in the next tick and read them anew. Never raises."""
         self.exchange.begin_again(namespace)
 
     def tick(self, now: float) -> None:
-        """Take in and give out, for about a millisecond. Never raises."""
+        """Merge received counts and send own ones, for about a millisecond. Never raises."""
         self.exchange.tick(self.tables, now)
 
     def stats(self) -> SoftExchangeStats:

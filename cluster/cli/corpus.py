@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from actors.errors import InvalidRequest
-from actors.models.catalog import Progress, resolve_model
+from actors.models.catalog import resolve_model
 from actors.models.loader import load_tokenizer, read_model_info
 from cache_service.automata.corpus_index import CorpusIndex, open_index
 from cache_service.errors import CorpusError
@@ -38,15 +39,17 @@ def build(
         show_default=False,
     ),
     out: Path = typer.Option(..., help="Directory to write; an index that is there is replaced."),
-    target: str = typer.Option("smollm2", help="The model to draft for: name, directory, .gguf file or hub id."),
+    target: str = typer.Option(
+        "smollm2", help="The model to draft for: name, directory, .gguf file or Hugging Face id."
+    ),
     from_responses: Path = typer.Option(
         None,
         help="JSON lines with prompt, messages or prompt_token_ids: the target answers them, and prompts with "
         "answers are indexed.",
     ),
-    max_new_tokens: int = typer.Option(256, help="Of an answer."),
-    temperature: float = typer.Option(0.0, help="Of answers, 0 to 2; 0: the likeliest token."),
-    top_p: float = typer.Option(1.0, help="Of answers, above 0, up to 1; 1: off."),
+    max_new_tokens: int = typer.Option(256, help="Tokens of an answer."),
+    temperature: float = typer.Option(0.0, help="Sampling temperature of answers, 0 to 2; 0: the likeliest token."),
+    top_p: float = typer.Option(1.0, help="Nucleus sampling of answers, above 0, up to 1; 1: off."),
     seed: int = typer.Option(0, help="Answer i is sampled with seed + i."),
     batch_size: int = typer.Option(8, min=1, max=1024, help="Prompts answered together."),
     device: str = typer.Option("auto", help="Where answers are computed: auto, cpu, cuda, cuda:N."),
@@ -68,7 +71,8 @@ def build(
         info = read_model_info(source)
         documents = read_documents(files or [], load_tokenizer(source), info.vocab_size, progress)
         if prompts:
-            documents = chain(documents, _responses(target, prompts, sampling, batch_size, device, progress))
+            engine_options = {"batch_size": batch_size, "device": device, "progress": progress}
+            documents = chain(documents, _responses(target, prompts, sampling, engine_options))
         index = build_corpus(documents, info, out, progress)
     typer.echo(f"{_described(index)}, {time.monotonic() - begin:.0f} s", err=True)
     typer.echo(out)
@@ -93,18 +97,18 @@ def _described(index: CorpusIndex) -> str:
 
 
 def _responses(
-    target: str, prompts: list[object], sampling: dict[str, float], batch_size: int, device: str, progress: Progress
+    target: str, prompts: list[object], sampling: dict[str, Any], engine_options: dict[str, Any]
 ) -> Iterator[tuple[Tokens, bool]]:
-    """What the target answers, a document a prompt with its answer."""
+    """The target's answers: one document for each prompt with its answer."""
     import numpy as np
 
     from cluster.offline.engine import LocalEngine
 
-    engine = LocalEngine(target, batch_size=batch_size, device=device, progress=progress)
+    engine, progress = LocalEngine(target, **engine_options), engine_options["progress"]
     generations = engine.generate(
         prompts,  # type: ignore[arg-type]  # rows have been checked
         on_progress=lambda done, tokens: progress("answering", done, len(prompts)),
-        **sampling,  # type: ignore[arg-type]
+        **sampling,
     )
     for generation in generations:
         yield np.array([*generation.prompt_token_ids, *generation.token_ids], np.int32), True

@@ -6,12 +6,13 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
+from actors.models.source import ModelSource
 from actors.training.drafter_build import (
     CHAIN_LENGTH,
     TRAINING_RECIPE,
@@ -29,6 +30,24 @@ app = typer.Typer(no_args_is_help=True, help="Make draft models and heads.")
 _DEFAULT = DrafterRecipe()
 _HEAD = HeadRecipe()
 
+TargetOption = Annotated[
+    str, typer.Option(help="The model to draft for: name, directory, .gguf file or Hugging Face id.")
+]
+VocabOption = Annotated[
+    int | None,
+    typer.Option(help="Tokens in the drafter's vocabulary; by default 6144, or all that a smaller target has."),
+]
+PromptsOption = Annotated[
+    Path | None, typer.Option(help="JSON lines with your own prompts, in place of the built-in ones.")
+]
+ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+SeedOption = Annotated[int, typer.Option(help="The same seed gives the same result on the same machine.")]
+
+
+def _defaults(name: str) -> str:
+    return f"{getattr(_HEAD, name)} for a head, {getattr(TRAINING_RECIPE, name)} for a model"
+
 
 class Kind(StrEnum):
     eagle3 = "eagle3"
@@ -42,40 +61,35 @@ def _group() -> None:
 
 @app.command()
 def build(
-    target: str = typer.Option("smollm2", help="The model to draft for: name, directory, .gguf file or hub id."),
+    target: TargetOption = "smollm2",
     out: Path | None = typer.Option(None, help="Directory to write; by default where `paceline serve` looks."),
     layers: int = typer.Option(_DEFAULT.layers, help="Layers of the target to begin with."),
-    vocab: int | None = typer.Option(
-        None, help="Tokens that the drafter can say; by default 6144, or all that a smaller target has."
-    ),
+    vocab: VocabOption = None,
     tokens: int = typer.Option(_DEFAULT.text_tokens, help="Tokens of text that the target writes for training."),
     epochs: int = typer.Option(_DEFAULT.epochs, help="Passes over that text."),
-    seed: int = typer.Option(_DEFAULT.seed, help="The same seed gives the same drafter on the same machine."),
-    prompts: Path | None = typer.Option(None, help="JSON lines with your own prompts, in place of the built-in ones."),
+    seed: SeedOption = _DEFAULT.seed,
+    prompts: PromptsOption = None,
     evaluate: Path | None = typer.Option(
         None, help="JSON lines with prompts to measure agreement on, not to train on."
     ),
-    threads: int = typer.Option(0, min=0, help="CPU threads; 0: all cores."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    threads: ThreadsOption = 0,
+    device: DeviceOption = "auto",
     keep: bool = typer.Option(False, "--keep", help="Leave a drafter that is there already."),
     progress_file: Path | None = typer.Option(None, hidden=True, help="Keep the progress there, in place of bars."),
 ) -> None:
     """Make a small draft model out of the target itself, in a few minutes on a CPU, and print its directory."""
-    # Threads that wait for work must not keep the core from the one that has it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     questions = read_prompts(prompts) if prompts is not None else None
     tests = {evaluate.stem: read_prompts(evaluate)} if evaluate is not None else {}
     recipe = DrafterRecipe(layers=layers, vocab_size=vocab, text_tokens=tokens, epochs=epochs, seed=seed)
-
-    import torch
-
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    _set_threads(threads)
     home = paceline_home()
     with progress_bars() if progress_file is None else progress_in_file(progress_file) as progress:
         source = resolve_model(target, home, progress)
         directory = out if out is not None else default_drafter_dir(home, source)
         try:
-            card = build_drafter(source, directory, recipe, questions, tests, device, progress, keeps=keep)
+            card = build_drafter(
+                source, directory, recipe, questions, evaluate=tests, device=device, progress=progress, keeps=keep
+            )
         except DrafterExists:
             typer.echo(directory)
             return
@@ -93,87 +107,92 @@ def build(
 @app.command()
 def train(
     kind: Kind = typer.Option(Kind.eagle3, help="eagle3: a head that runs beside the target; model: a draft model."),
-    target: str = typer.Option("smollm2", help="The model to draft for: name, directory, .gguf file or hub id."),
+    target: TargetOption = "smollm2",
     out: Path | None = typer.Option(
         None, help="Directory to write; by default eagle/ in $PACELINE_HOME, or where `paceline serve` looks."
     ),
     layers: int | None = typer.Option(
-        None, help=f"Of --kind model: layers of the target to begin with; by default {TRAINING_RECIPE.layers}."
+        None, help=f"With --kind model: layers of the target to begin with; by default {TRAINING_RECIPE.layers}."
     ),
-    vocab: int | None = typer.Option(
-        None, help="Tokens that it can say; by default 6144, or all that a smaller target has."
-    ),
+    vocab: VocabOption = None,
     tokens: int | None = typer.Option(
-        None,
-        help="Tokens of text that the target writes for training; "
-        f"by default {_HEAD.text_tokens} for a head, {TRAINING_RECIPE.text_tokens} for a model.",
+        None, help=f"Tokens of text that the target writes for training; by default {_defaults('text_tokens')}."
     ),
-    epochs: int | None = typer.Option(
-        None, help=f"Passes over that text; by default {_HEAD.epochs} for a head, {TRAINING_RECIPE.epochs} for a model."
-    ),
+    epochs: int | None = typer.Option(None, help=f"Passes over that text; by default {_defaults('epochs')}."),
     unroll: int | None = typer.Option(
-        None, help=f"Of --kind eagle3: steps that it learns to go on from its own outputs; by default {_HEAD.unroll}."
+        None, help=f"With --kind eagle3: training steps on its own outputs; by default {_HEAD.unroll}."
     ),
     learning_rate: float | None = typer.Option(
-        None,
-        min=0.0,
-        help="Of AdamW, at its highest; "
-        f"by default {_HEAD.learning_rate} for a head, {TRAINING_RECIPE.learning_rate} for a model.",
+        None, min=0.0, help=f"Peak learning rate of AdamW; by default {_defaults('learning_rate')}."
     ),
-    seed: int = typer.Option(_HEAD.seed, help="The same seed gives the same result on the same machine."),
-    prompts: Path | None = typer.Option(None, help="JSON lines with your own prompts, in place of the built-in ones."),
+    seed: SeedOption = _HEAD.seed,
+    prompts: PromptsOption = None,
     steps: int | None = typer.Option(
         None, min=1, help="Most training steps of this run; the same command goes on with the rest."
     ),
-    threads: int = typer.Option(0, min=0, help="CPU threads; 0: all cores."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    threads: ThreadsOption = 0,
+    device: DeviceOption = "auto",
 ) -> None:
     """Train an EAGLE-3 head, for --eagle-head, or a draft model on text that the target writes; print its directory.
 
     Interrupted, it goes on from its last checkpoint when called again with the same options.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if kind is Kind.model and unroll is not None:
         raise InvalidRequest("--unroll", unroll, f"it belongs to --kind {Kind.eagle3}")
     if kind is Kind.eagle3 and layers is not None:
         raise InvalidRequest("--layers", layers, f"it belongs to --kind {Kind.model}")
     questions = read_prompts(prompts) if prompts is not None else None
-    wanted: dict[str, Any] = {"vocab_size": vocab, "text_tokens": tokens, "epochs": epochs}
-    wanted |= {"learning_rate": learning_rate, "seed": seed, "layers": layers, "unroll": unroll}
-    given = {name: value for name, value in wanted.items() if value is not None}
-
-    import torch
+    recipe: dict[str, Any] = {"vocab_size": vocab, "text_tokens": tokens, "epochs": epochs}
+    recipe |= {"learning_rate": learning_rate, "seed": seed, "layers": layers, "unroll": unroll}
+    recipe = {name: value for name, value in recipe.items() if value is not None}
+    _set_threads(threads)
 
     from actors.training.training_checkpoint import TrainingPaused
 
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    home = paceline_home()
+    run = _train_head if kind is Kind.eagle3 else _train_model
     try:
         with progress_bars() as progress:
-            source = resolve_model(target, home, progress)
-            if kind is Kind.eagle3:
-                from actors.training.eagle_train import default_head_dir, train_head
-
-                directory = out if out is not None else default_head_dir(home, source)
-                head = train_head(source, directory, replace(_HEAD, **given), questions, device, progress, steps)
-                shares = head.acceptance
-                depths = ", ".join(f"{depth}: {share:.1%}" for depth, share in enumerate(shares, 1))
-                figures = (
-                    f"by depth, of guesses with a right text before them: {depths}; "
-                    f"{head.tokens_per_round:.2f} tokens a round in chains of {len(shares)}, {head.seconds:.0f} s"
-                )
-            else:
-                directory = out if out is not None else default_drafter_dir(home, source)
-                recipe = replace(TRAINING_RECIPE, **given)
-                model = build_drafter(
-                    source, directory, recipe, questions, None, device, progress, resumable=True, steps=steps
-                )
-                figures = (
-                    f"{model.agreement:.1%} ({model.agreement_before:.1%} before distillation): "
-                    f"{model.tokens_per_round:.2f} tokens a round in chains of {CHAIN_LENGTH}, {model.seconds:.0f} s"
-                )
+            source = resolve_model(target, paceline_home(), progress)
+            directory, figures = run(
+                source, out, recipe, questions=questions, device=device, progress=progress, steps=steps
+            )
     except TrainingPaused as pause:
         typer.echo(f"{pause.step} of {pause.total} steps are done; the same command goes on from there", err=True)
         return
     typer.echo(f"held-out acceptance {figures}", err=True)
     typer.echo(directory)
+
+
+def _set_threads(threads: int) -> None:
+    # OpenMP threads must not spin while they wait. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+
+
+def _train_head(
+    source: ModelSource, out: Path | None, recipe: dict[str, Any], *, questions: list[str] | None, **run: Any
+) -> tuple[Path, str]:
+    """Returns the directory and the measured acceptance as text."""
+    from actors.training.eagle_train import default_head_dir, train_head
+
+    directory = out if out is not None else default_head_dir(paceline_home(), source)
+    card = train_head(source, directory, replace(_HEAD, **recipe), questions, **run)
+    depths = ", ".join(f"{depth}: {share:.1%}" for depth, share in enumerate(card.acceptance, 1))
+    return directory, (
+        f"by depth, of guesses with a right text before them: {depths}; "
+        f"{card.tokens_per_round:.2f} tokens a round in chains of {len(card.acceptance)}, {card.seconds:.0f} s"
+    )
+
+
+def _train_model(
+    source: ModelSource, out: Path | None, recipe: dict[str, Any], *, questions: list[str] | None, **run: Any
+) -> tuple[Path, str]:
+    """Returns the directory and the measured acceptance as text."""
+    directory = out if out is not None else default_drafter_dir(paceline_home(), source)
+    card = build_drafter(source, directory, replace(TRAINING_RECIPE, **recipe), questions, resumable=True, **run)
+    return directory, (
+        f"{card.agreement:.1%} ({card.agreement_before:.1%} before distillation): "
+        f"{card.tokens_per_round:.2f} tokens a round in chains of {CHAIN_LENGTH}, {card.seconds:.0f} s"
+    )

@@ -1,11 +1,11 @@
-"""The engine of this process: the options that commands have in common, and what is built from them."""
+"""Options of the local engine that several commands share, and the engine built from their values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,22 +42,25 @@ ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF f
 DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
 MAX_GAMMA = 64
 GammaOption = Annotated[
-    int, typer.Option(min=1, max=MAX_GAMMA, help="Tokens ahead that the draft model guesses a round.")
+    int, typer.Option(min=1, max=MAX_GAMMA, help="Tokens ahead that the draft model drafts in a round.")
 ]
-BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Guesses for each of them; 1: a chain, else a tree.")]
+BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Candidates for each of them; 1: a chain, else a tree.")]
 EagleHeadOption = Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")]
-EagleDepthOption = Annotated[int, typer.Option(min=1, max=32, help="Levels that the head drafts far.")]
-EagleTopKOption = Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on a level.")]
+EagleDepthOption = Annotated[int, typer.Option(min=1, max=32, help="Levels of the tree that the head drafts.")]
+EagleTopKOption = Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on each level.")]
 QuantizationOption = Annotated[
     Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")]
 CorpusOption = Annotated[
-    list[Path], typer.Option(metavar="DIR", help="Of `paceline corpus build`, for retrieval; may be repeated.")
+    list[Path],
+    typer.Option(
+        metavar="DIR", help="An index of `paceline corpus build`, for the drafter retrieval; may be repeated."
+    ),
 ]
 AcceptanceOption = Annotated[
     AcceptanceRule,
-    typer.Option(help="rejection: of sampled text drafts change the tokens, though not how likely each text is."),
+    typer.Option(help="rejection: drafts change sampled tokens, but not their distribution."),
 ]
 ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
@@ -72,12 +75,11 @@ DrafterOptionOption = Annotated[
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """The parts between commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def parsed_drafter_options(settings: Sequence[str]) -> dict[str, dict[str, object]]:
-    """DRAFTER.OPTION=VALUE as nested mappings; values stay text. Raises InvalidRequest for what looks otherwise."""
+    """Parse DRAFTER.OPTION=VALUE into nested mappings; values stay text. Raises InvalidRequest."""
     options: dict[str, dict[str, object]] = {}
     for setting in settings:
         path, equals, value = setting.partition("=")
@@ -89,49 +91,27 @@ def parsed_drafter_options(settings: Sequence[str]) -> dict[str, dict[str, objec
 
 
 def local_engine(
-    *,
-    model: str,
-    draft_model: str,
-    eagle_head: str,
-    drafter: str,
-    gamma: int,
-    branch: int,
-    eagle_depth: int,
-    eagle_top_k: int,
-    dtype: Dtype,
-    quantization: Quantization,
-    device: str,
-    exact: Exact,
-    threads: int | None,
-    batch_size: int,
-    corpora: Sequence[Path] = (),
-    drafter_options: Sequence[str] = (),
-    acceptance: AcceptanceRule = AcceptanceRule.coupled,
+    *, model: str, drafter: str, drafter_options: Sequence[str], threads: int | None, **options: Any
 ) -> LocalEngine:
-    """Models are prepared under progress bars. drafter: names, comma-separated. Raises ModelError or InvalidRequest."""
+    """An engine with the command line's values; models are prepared under progress bars.
+
+    drafter: comma-separated names. options: any others of `cluster.offline.options.KEYS`, enums by their values.
+    Raises ModelError or InvalidRequest.
+    """
     import torch  # here, so that --help does not wait for it
 
     from cluster.offline.engine import LocalEngine
 
     if threads is not None:
         torch.set_num_threads(threads)
+    plain: dict[str, Any] = {
+        name: value.value if isinstance(value, StrEnum) else value for name, value in options.items()
+    }
     with progress_bars() as progress:
         return LocalEngine(
             model,
-            draft_model=draft_model,
-            eagle_head=eagle_head,
             drafters=split_names(drafter),
-            corpora=corpora,
             drafter_options=parsed_drafter_options(drafter_options),
-            gamma=gamma,
-            branch=branch,
-            eagle_depth=eagle_depth,
-            eagle_top_k=eagle_top_k,
-            batch_size=batch_size,
-            dtype=dtype.value,
-            quantization=quantization.value,
-            device=device,
-            exact=exact.value,
-            acceptance=acceptance.value,
             progress=progress,
+            **plain,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -42,7 +43,7 @@ def main() -> None:
 def _message(error: Any) -> str:
     """One line: what is wrong with the command line, and which command explains itself with --help."""
     from pydantic import ValidationError
-    from typer._click.exceptions import BadParameter, MissingParameter, NoSuchOption
+    from typer._click.exceptions import BadOptionUsage, BadParameter, MissingParameter, NoSuchOption
 
     from cluster.validation import limit_of
 
@@ -51,12 +52,17 @@ def _message(error: Any) -> str:
         told = f"{_option(error)} is missing"
     elif isinstance(error, BadParameter) and isinstance(cause, ValidationError):
         problem = cause.errors()[0]
-        told = f"{_option(error)} is {problem['input']}; {limit_of(problem)}"
+        limit = re.sub(r"^'.*?' is not (one of .*?)\.?$", r"it must be \1", limit_of(problem))
+        told = f"{_option(error)} is {problem['input']}; {limit}"
     elif isinstance(error, NoSuchOption):
         near = f"; there are {', '.join(sorted(error.possibilities))}" if error.possibilities else ""
         told = f"there is no option {error.option_name}{near}"
+    elif isinstance(error, BadOptionUsage) and "requires an argument" in error.message:
+        told = f"{error.option_name} needs a value"
     else:
         told = " ".join(error.format_message().split()).rstrip(".")
+        told = re.sub("^No such command", "there is no command", told)
+        told = re.sub(r"^Got unexpected extra argument\(s\) \((.*)\)$", r"unexpected argument: \1", told)
     context = getattr(error, "ctx", None)
     return told if context is None else f"{told}; see `{context.command_path} --help`"
 

@@ -159,7 +159,7 @@ def _administration_of(config: ClusterConfig) -> TenantAdministration:
 @contextmanager
 def _changing(config: Path | None, settings: list[str]) -> Iterator[TenantAdministration]:
     """Whoever may feed the public pool no longer after what is done in the block is taken out of it."""
-    from cluster.cache.admin.withdrawal import feeders, withdraw_those_gone
+    from cluster.cache.admin.store_access import feeders, withdraw_those_gone
 
     loaded = load_config(config or default_config(), settings)
     before = feeders(loaded)

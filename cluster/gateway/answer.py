@@ -1,4 +1,4 @@
-"""One answer to a call: its text out of the router's tokens, and what is counted, logged and traced of it."""
+"""One answer to a call: its text from the router's tokens, and its metrics, log lines and trace."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class PreparedCall:
     arrived: float  # time.monotonic()
     call: GenerationCall
     requests: tuple[GenerationRequest, ...]
-    num_prompt_tokens: int  # all prompts, each counted once
+    num_prompt_tokens: int  # sum over all prompts
     deadline: float  # time.monotonic()
     scope: Scope
-    stream_shape: StreamShape  # of a stream of it
-    tenant: Tenant | None = None  # None: nobody needs a key
-    trace: CallTrace | None = None  # None: it is not traced
+    stream_shape: StreamShape
+    tenant: Tenant | None = None  # None without tenants
+    trace: CallTrace | None = None  # None: not traced
 
 
 class Answer:
-    """One answer while it is generated. Runs once."""
+    """One answer in progress. Runs once."""
 
     def __init__(self, prepared: PreparedCall, choice: int, text: AnswerText, metrics: GatewayMetrics) -> None:
         self._prepared = prepared
@@ -66,7 +66,7 @@ class Answer:
         self._last_token_at: float | None = None
 
     async def pieces(self, router: RouterClient, by_token: bool) -> AsyncGenerator[Piece, None]:
-        """The text as it comes, and the end with its counts. by_token: a piece for each token, even an empty one.
+        """Pieces of text, the last one with finish reason and counts. by_token: one piece a token, even if empty.
 
         Raises DeadlineExceeded, Unavailable, and what the router raises.
         """
@@ -83,7 +83,7 @@ class Answer:
                         break
                     for new_text in shown:
                         yield Piece(self._choice, new_text)
-            # The router's stream is closed by now: after a stop string nothing more is generated.
+            # The router's stream is closed here, so that nothing is generated after a stop string.
             for new_text in shown[:-1]:
                 yield Piece(self._choice, new_text)
             yield Piece(
@@ -116,7 +116,7 @@ class Answer:
         return chunk
 
     def _take(self, chunk: TokenChunk, by_token: bool) -> tuple[list[str], FinishReason | None]:
-        """New pieces of text of a chunk, and why the answer ends if it does: then there is at least one piece."""
+        """New pieces of text of a chunk and the finish reason; with a finish reason there is at least one piece."""
         prepared, text = self._prepared, self._text
         now = time.monotonic()
         if chunk.token_ids:
@@ -180,7 +180,7 @@ class Answer:
 
 
 class AnswerText:
-    """Text of one answer: detokenised, cut at stop strings and stop tokens."""
+    """Text of one answer, detokenised and cut at stop strings and stop tokens."""
 
     def __init__(
         self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest, context: Sequence[int]
@@ -190,10 +190,10 @@ class AnswerText:
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops)
         self._stop_token_ids = frozenset(request.stop_token_ids)
-        self.num_tokens = 0  # that count: a stop string's last token is the last of them
+        self.num_tokens = 0  # up to the last token of a stop string
 
     def push(self, chunk: TokenChunk) -> tuple[str, FinishReason | None]:
-        """Text to show now, and why the answer ends if it does."""
+        """New text to show, and the finish reason if the answer ends."""
         token_ids = chunk.token_ids
         if self._has_stops:
             before = self._detokenizer.copy(), self._stops.copy()
@@ -215,7 +215,7 @@ class AnswerText:
 
 
 def _tokens_to_match(detokenizer: Detokenizer, stops: StopStrings, token_ids: tuple[int, ...]) -> int:
-    """How many of the tokens complete the stop string, so that the count does not depend on the size of chunks."""
+    """Number of tokens up to the end of the stop string, independent of the size of chunks."""
     for count, token in enumerate(token_ids, 1):
         if stops.push(detokenizer.push((token,)))[1]:
             return count
@@ -236,7 +236,7 @@ def _log_end(prepared: PreparedCall, request: GenerationRequest, outcome: str, n
 
 
 def _by_token(chunk: TokenChunk) -> Iterator[TokenChunk]:
-    """A chunk for each token; the last one ends as the whole does."""
+    """Split a chunk into one for each token; the last has the finish reason."""
     for token in chunk.token_ids[:-1]:
         yield msgspec.structs.replace(chunk, token_ids=(token,), finish_reason=None)
     if chunk.token_ids or chunk.finish_reason is not None:
@@ -244,7 +244,7 @@ def _by_token(chunk: TokenChunk) -> Iterator[TokenChunk]:
 
 
 def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationStats:
-    """The statistics less accepted tokens that came after a stop string, by who proposed them."""
+    """Subtract accepted tokens after a stop string, whose sources these are."""
     dropped = Counter(sources)
     kept = {source: count - dropped[source] for source, count in stats.accepted_tokens.items()}
     return msgspec.structs.replace(stats, accepted_tokens={source: count for source, count in kept.items() if count})

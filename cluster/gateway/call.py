@@ -1,4 +1,4 @@
-"""Records of a call, free of any wire format: what a client asks for, and the pieces of text it gets."""
+"""Records of a call without wire format: what a client asks for, and the pieces of text it gets."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ HTTP_DEFAULTS = GenerationOptions(temperature=HTTP_TEMPERATURE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
-    """One call, perhaps for several answers: `n` to each prompt. Ranges are checked, the model's own limits not yet.
+    """One call for `n` answers to each prompt. Ranges are checked, the model's own limits not yet.
 
-    `prompt_field` is what the client calls its prompt ("prompt", "messages", ...), for error messages.
+    prompt_field: the client's name of the prompt ("prompt", "messages", ...), for errors.
     """
 
     prompts: tuple[Prompt, ...]
     prompt_field: str = "prompt"
-    model: str | None = None  # None: whatever is served
+    model: str | None = None  # None: the served model
     n: int = 1
     options: GenerationOptions = HTTP_DEFAULTS
     max_tokens_field: str = "max_tokens"
     stop: tuple[str, ...] = ()
-    cache_salt: str = ""  # keeps what is learnt apart from the rest of the tenant's, or with policy group finds others
-    wants_padding: bool | None = None  # of a stream's chunks; None: as the cluster does it
+    cache_salt: str = ""  # separates a part of the tenant's namespace, or with policy group finds others
+    wants_padding: bool | None = None  # pads the chunks of a stream; None: as configured
     wants_stats: bool = False
-    prediction: str = ""  # what the caller thinks will come out
+    prediction: str = ""  # the likely answer
     timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallOrigin:
-    """Where a call comes from, as far as its headers or metadata say."""
+    """Request id and trace context from headers or metadata."""
 
-    request_id: str  # `x-request-id`, or made up here
+    request_id: str  # `x-request-id`, or generated
     traceparent: str | None = None  # W3C Trace Context, unchecked
     tracestate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the gateway must know of the target model."""
+    """What the gateway knows of the target model."""
 
     name: str
-    max_model_len: int  # tokens, prompt and answer together; the gateway goes by the router's, once it has told
+    max_model_len: int  # tokens of prompt and answer together; replaced by the router's once known
     vocab_size: int  # token ids are below it
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds
-    drafters: tuple[str, ...] = ()  # names of those that run, without auto and none
+    drafters: tuple[str, ...] = ()  # drafters that run, without auto and none
     acceptance: Acceptance = "coupled"
-    max_side_len: int | None = None  # of an encoder-decoder model: tokens of prompt or answer alone
+    max_side_len: int | None = None  # encoder-decoder models: tokens of prompt or answer alone
 
 
 FinishReason = Literal["stop", "length"]
@@ -67,5 +67,5 @@ class Piece:
     text: str
     finish_reason: FinishReason | None = None
     num_completion_tokens: int = 0
-    num_cached_tokens: int = 0  # of the prompt
+    num_cached_tokens: int = 0  # prompt tokens from the prefix cache
     stats: SpeculationStats | None = None

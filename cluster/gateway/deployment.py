@@ -32,11 +32,11 @@ from cluster.tenants.gatekeeper import Gatekeeper
 
 logger = logging.getLogger(__name__)
 
-# A backstop in each replica: the bounded queue that clients meet is the router's.
+# A backstop in each replica; the router's bounded queue refuses first.
 MAX_ONGOING_REQUESTS = 4096
-MAX_QUEUED_REQUESTS = 1024  # in a proxy, while no replica is there; beyond: 429 / RESOURCE_EXHAUSTED
-_SIBLINGS_S = 3.0  # that other gateways have to tell their metrics
-_DRAIN_S = 120.0  # open streams may finish this long after a replica is told to stop
+MAX_QUEUED_REQUESTS = 1024  # in a proxy, while there is no replica; beyond: 429 / RESOURCE_EXHAUSTED
+_SIBLINGS_S = 3.0  # time limit for other gateways' metrics
+_DRAIN_S = 120.0  # time limit for open streams after a replica is told to stop
 
 
 class Gateway:
@@ -51,18 +51,18 @@ class Gateway:
         access: TenantAccess | None = None,
         observability: ObservabilityConfig | None = None,
     ) -> None:
-        """`router` is the handle of a deployment as `HandleRouterClient` wants it. access None: nobody needs a key."""
+        """router: a deployment handle, for `HandleRouterClient`. access None: no keys are required."""
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
         metrics = self._metrics = GatewayMetrics()
         self._gateway_id = secrets.token_hex(8)
         self._replicas = config.replicas
-        self._siblings: Any = None  # the handle of all replicas, as soon as it is needed
+        self._siblings: Any = None  # handle of all gateway replicas, made on first use
         gatekeeper = None if access is None else Gatekeeper(access, config.replicas, metrics)
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
-            from cluster.gateway.tracing import open_tracing  # OpenTelemetry takes its time to load
+            from cluster.gateway.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
         router_client = HandleRouterClient(router)
@@ -85,11 +85,11 @@ class Gateway:
             await asyncio.to_thread(self._tracing.close)
 
     async def own_metrics(self) -> tuple[str, str]:
-        """Who this is, and its metrics in Prometheus text format."""
+        """This gateway's id, and its metrics in Prometheus text format."""
         return self._gateway_id, self._metrics.text()
 
     async def _metrics_of_all(self) -> str:
-        """Of those replicas that answer in time: a scraper reaches one of them, by chance."""
+        """Metrics of all replicas that answer in time, since a scraper reaches only one."""
         texts = dict([await self.own_metrics()])
         if self._replicas > 1:
             try:
@@ -149,9 +149,9 @@ def gateway_application(
     access: TenantAccess | None = None,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """A Serve application of `config.replicas` gateways before `router` (a deployment handle or bound deployment).
+    """A Serve application of `config.replicas` gateways in front of `router` (a deployment handle or bound deployment).
 
-    access: who may call; None: everybody. observability: None: logs are as the process has them.
+    access: who may call; None: everybody. observability None: logging stays as configured in the process.
     """
     deployment = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
@@ -166,7 +166,7 @@ def gateway_application(
 
 
 def start_proxies(config: GatewayConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:
-    """Starts Serve with the ports and gRPC services of the gateway. Call it once, before `serve.run`."""
+    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`."""
     serve.start(
         proxy_location=proxy_location,
         http_options=HTTPOptions(host=config.host, port=config.http_port),

@@ -1,11 +1,11 @@
-"""Errors of the gateway, and the one table that turns errors into HTTP and gRPC status.
+"""Errors of the gateway, and the table of HTTP and gRPC status for all errors.
 
 PacelineError
 └── InvalidRequest
     ├── ModelNotFound     the call names a model that is not served
     └── BodyTooLarge      the call is larger than the gateway reads
 
-Those of tenants are in `cluster.tenants.errors`, those of routers and workers in `actors.errors`.
+Errors of tenants are in `cluster.tenants.errors`, those of routers and workers in `actors.errors`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class BodyTooLarge(InvalidRequest):
 
 
 def grpc_retry_metadata(retry_after_s: float) -> tuple[str, str]:
-    """When to try again, under gRPC's own key: clients with a retry policy go by it."""
+    """The delay before a retry, under the key that gRPC clients with a retry policy read."""
     return "grpc-retry-pushback-ms", str(math.ceil(1000 * retry_after_s))
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """How an error is told to a client."""
+    """How a client sees an error."""
 
     http: int
     grpc: grpc.StatusCode
@@ -44,10 +44,10 @@ class ErrorStatus:
     message: str
     param: str | None = None
     retry_after_s: float | None = None
-    retry_helps: bool | None = None  # None: let the client decide by the status
+    retry_helps: bool | None = None  # None: the client decides by the status
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """OpenAI's error object; all four members are always there."""
+        """OpenAI's error object, always with all four members."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ UNAVAILABLE_RETRY_AFTER_S = 1.0
 
 
 def internal_error(status: int = 500) -> ErrorStatus:
-    """The client is not told more: the error's text may hold anything."""
+    """Without details, since an unknown error's text may hold anything."""
     return ErrorStatus(
         http=status,
         grpc=grpc.StatusCode.INTERNAL,
@@ -92,14 +92,14 @@ def internal_error(status: int = 500) -> ErrorStatus:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error as it was raised: Ray wraps what comes from another process, perhaps more than once."""
+    """The original error: Ray wraps errors of other processes, perhaps repeatedly."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) and error.cause is not error:
         error = error.cause
     return error
 
 
 def status_of(error: BaseException) -> ErrorStatus:
-    """Status for any error. What is not a `PacelineError` is told as "internal error": its text may hold anything."""
+    """Status for any error; one that is not a `PacelineError` becomes "internal error"."""
     error = unwrap(error)
     for kind, http, grpc_code, openai_type, code, retry_helps in _TABLE:
         if not isinstance(error, kind):

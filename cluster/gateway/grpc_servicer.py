@@ -1,8 +1,8 @@
-"""The gRPC face: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
+"""The gRPC API: `paceline.v1.Inference` and `grpc.health.v1.Health`, over a `GenerationService`.
 
 API keys come in the metadata `authorization`; health needs none. Requests become the same validated bodies as over
-HTTP. The context may be Serve's or grpcio's own; only code, details and trailing metadata are set on it. The call then
-returns: what a unary call answers is dropped.
+HTTP. The context may be Serve's or grpcio's. Errors set code, details and trailing metadata on it, and the message
+that the call then returns is not sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CACHE_USES = {
 
 
 class Context(Protocol):
-    """What is needed of `ray.serve.grpc_util.RayServegRPCContext` or `grpc.aio.ServicerContext`."""
+    """The common part of `ray.serve.grpc_util.RayServegRPCContext` and `grpc.aio.ServicerContext`."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str]] | None: ...
 
@@ -65,7 +65,7 @@ class Context(Protocol):
 
 
 class InferenceServicer:
-    """Methods as the generated stubs name them."""
+    """Methods have the names of the generated stubs."""
 
     def __init__(self, service: GenerationService, config: GatewayConfig) -> None:
         self._service = service
@@ -136,8 +136,8 @@ class InferenceServicer:
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """The status now and at every change. Ends now and then, and clients ask again: a replica that is told to stop
-        waits for its open calls."""
+        """The status now and at every change. Ends after a minute, since a stopping replica waits for open calls; then
+        clients call again."""
         known = request.service in ("", SERVICE_NAME)
         last: int | None = None
         until = time.monotonic() + _MAX_WATCH_S
@@ -182,7 +182,7 @@ def _origin_of(context: Context) -> CallOrigin:
 
 
 def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
-    """Raises InvalidRequest, with the same words as over HTTP."""
+    """Raises InvalidRequest, with the same messages as over HTTP."""
     timeout_s = request.timeout_s if request.HasField("timeout_s") else None
     if timeout_s is not None and not 0 < timeout_s < float("inf"):
         raise InvalidRequest("timeout_s", timeout_s, "it must be a number of seconds above 0")
@@ -258,7 +258,7 @@ def _ending(piece: Piece, prepared: PreparedCall) -> dict[str, Any]:
 
 def _tell(error: Exception, context: Context) -> None:
     status = status_of(error)
-    if status.grpc is grpc.StatusCode.INTERNAL:  # the client is not told more
+    if status.grpc is grpc.StatusCode.INTERNAL:  # the client gets no details
         logger.error("a gRPC call failed", exc_info=error)
     context.set_code(status.grpc)
     context.set_details(status.message)

@@ -1,4 +1,4 @@
-"""The HTTP face: OpenAI's endpoints and the operational ones, over a `GenerationService`."""
+"""The HTTP API: OpenAI's endpoints and operational ones, over a `GenerationService`."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def paceline_version() -> str:
     try:
         return version("paceline")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:  # a checkout that is not installed
         return "0.0.0"
 
 
 def create_app(service: GenerationService, config: GatewayConfig, answers_request_id: bool = True) -> FastAPI:
-    """All routes over one service. The app keeps nothing between requests. answers_request_id: False: who passes the
-    answers on, as Serve does, names their ids."""
+    """All routes over one service. The app keeps no state. answers_request_id: False if the proxy adds the header, as
+    Serve's does."""
     app = FastAPI(title="Paceline", version=paceline_version(), docs_url=None, redoc_url=None)
     _add_error_handlers(app)
     _add_operational_routes(app, service)
@@ -68,7 +68,7 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
 
 
 class HeadAsGet:
-    """HEAD is GET without the body, on every route."""
+    """Answers HEAD as GET without the body, on every route."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -85,10 +85,10 @@ class HeadAsGet:
 
 
 class WithRequestId:
-    """Each call has an id, its client's or one made up here, in all that is logged of it, and in its answer."""
+    """Gives each call an id, the client's or a new one, for its log lines and its answer."""
 
     def __init__(self, app: ASGIApp, answers: bool) -> None:
-        """answers: False: leave the answer's header to others."""
+        """answers: whether to set the header of the answer."""
         self._app = app
         self._answers = answers
 
@@ -111,7 +111,7 @@ class WithRequestId:
 
 
 class KeyRequired:
-    """Every path but the open ones is for tenants alone, those that do not exist as well; before a body is read."""
+    """Requires a key on every path but the open ones, existing or not, before a body is read."""
 
     def __init__(self, app: ASGIApp, service: GenerationService) -> None:
         self._app = app
@@ -129,7 +129,7 @@ class KeyRequired:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that close their source whichever way they end, so that the router hears of it at once."""
+    """Server-sent events that close their source however they end, which cancels the sequence at the router."""
 
     media_type = "text/event-stream"
 
@@ -160,7 +160,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(_: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client is gone
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: Exception) -> Response:
@@ -187,7 +187,7 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/livez", tags=["operation"])
     async def livez() -> Response:
-        """503 when the router's rounds have stopped, which only a restart mends; by what it last said."""
+        """503 if the last known status of the router says that its rounds have stopped, which needs a restart."""
         status = service.last_status
         if status is not None and not status.live:
             return _json({"status": "stopped", "detail": status.detail}, 503)
@@ -195,7 +195,7 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/readyz", tags=["operation"])
     async def readyz() -> Response:
-        """200 when requests are served, else 503."""
+        """200 if requests are served, else 503."""
         return await readiness()
 
     @app.get("/health", tags=["operation"])
@@ -247,7 +247,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
             if not body.wants_stream:
                 return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))
             pieces = service.stream(prepared, prepared.stream_shape)
-            # The first piece is awaited before the status line, so that a full queue is a 429 and not a broken stream.
+            # Await the first piece before the status line, so that a full queue is a 429 and not a broken stream.
             first = await _unless_disconnected(request, _first(pieces))
         except (PacelineError, ClientDisconnect):
             raise
@@ -280,7 +280,7 @@ async def _events(
             async for piece in pieces:
                 yield _encode_chunks(writer, piece, with_usage, pads)
         except Exception as error:
-            # The status line is gone; this is how OpenAI's client hears of an error in a stream.
+            # The status line is sent; OpenAI's clients read errors of a stream in this form.
             yield b"data: " + msgspec.json.encode(status_of(error).body()) + b"\n\n"
             return
         yield b"data: [DONE]\n\n"
@@ -292,7 +292,7 @@ def _encode_chunks(writer: AnswerWriter, piece: Piece, with_usage: bool, pads: b
 
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs the work; cancels it and raises ClientDisconnect when the client goes away."""
+    """Run the work; cancel it and raise ClientDisconnect when the client disconnects."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(request))
     try:
@@ -312,7 +312,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    """Raises BodyTooLarge as soon as it is known, without reading the rest."""
+    """Raises BodyTooLarge without reading the rest."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise BodyTooLarge("body", f"{int(declared)} bytes", f"at most {limit} bytes are read")
@@ -327,7 +327,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 
 def _timeout_s(request: Request) -> float | None:
-    """The client's own limit, less a little: Serve's proxy counts from earlier on and has no error object."""
+    """The client's limit less a margin, since Serve's proxy starts its clock earlier and answers in plain text."""
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:
         return None

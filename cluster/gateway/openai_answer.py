@@ -16,7 +16,7 @@ Endpoint = Literal["completion", "chat"]
 
 @dataclass(slots=True)
 class AnswerTotals:
-    """What the pieces of all answers to a call add up to."""
+    """Totals over all answers to a call."""
 
     num_prompt_tokens: int
     answers_per_prompt: int
@@ -52,7 +52,7 @@ class AnswerTotals:
 
 
 class AnswerWriter:
-    """Writes one call's answer, whole or in chunks; all chunks share id, time and model."""
+    """Writes one call's answer, whole or in chunks with the same id, time and model."""
 
     def __init__(self, endpoint: Endpoint, prepared: PreparedCall, model: str, fingerprint: str) -> None:
         self._is_chat = endpoint == "chat"
@@ -85,7 +85,7 @@ class AnswerWriter:
         return answer
 
     def chunks(self, piece: Piece, with_usage: bool) -> list[dict[str, Any]]:
-        """The chunks for a piece; after the last piece of all answers also the usage chunk, if wanted."""
+        """The chunks for a piece; after the last piece of the call also the usage chunk, if wanted."""
         self.totals.add(piece)
         written = []
         if self._is_chat and piece.choice not in self._begun:

@@ -1,8 +1,8 @@
-"""Middleware of Serve's own HTTP proxy.
+"""Middleware of Serve's HTTP proxy.
 
-Its errors (a time limit that passes before the gateway's, no replica, no room) leave as OpenAI's error object; the
-gateway's own answers are JSON already and pass through. Request ids are checked before the proxy reads them: it logs
-and returns whatever a client has sent, fails on what is not UTF-8, and of two ids logs one and returns the other.
+The proxy's own plain-text errors (timeout, no replica, queue full) become OpenAI's error objects; the gateway's answers
+pass unchanged. Request ids are sanitised first, since the proxy logs and returns whatever a client sends, fails on
+invalid UTF-8, and of two ids logs one and returns the other.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _RETRY_AFTER_S = 1.0
 
 
 def middlewares() -> list[Middleware]:
-    """Serve's proxy calls it when it starts: see `actors.workers.ray_environment`."""
+    """Called by Serve's proxy at its start: see `actors.workers.ray_environment`."""
     return [Middleware(ErrorObjects), Middleware(FitRequestIds)]
 
 
 def proxy_error(status: int, text: str) -> ErrorStatus:
-    """What the proxy says in plain text, in the words of our errors."""
+    """The proxy's plain-text error as one of ours."""
     if status == 408:
         return status_of(DeadlineExceeded(text))
     if status == 429:
@@ -41,7 +41,7 @@ def proxy_error(status: int, text: str) -> ErrorStatus:
 
 
 class ErrorObjects:
-    """ASGI middleware: an answer of 400 or more in plain text leaves as an error object."""
+    """ASGI middleware: turns plain-text answers of status 400 or more into error objects."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class ErrorObjects:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        held: Message | None = None  # the start of a plain error, until its text is there
+        held: Message | None = None  # start of a plain-text error, until its body is complete
         text = b""
 
         async def send_on(message: Message) -> None:
@@ -84,11 +84,11 @@ def _answer(error: ErrorStatus) -> tuple[Message, Message]:
 
 
 _NAME = REQUEST_ID_HEADER.encode()
-_STEERS_SERVE = b"serve-multiplexed-model-id"  # which replica: nothing here is chosen by it
+_STEERS_SERVE = b"serve-multiplexed-model-id"  # would choose the replica
 
 
 class FitRequestIds:
-    """ASGI middleware: a call has at most one id, and that is fit for a log."""
+    """ASGI middleware: leaves a call at most one request id, safe to log."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

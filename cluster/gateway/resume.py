@@ -1,7 +1,7 @@
-"""One unbroken stream of chunks, whatever becomes of the router that serves it.
+"""Continues a stream on another router when its router is lost.
 
-A token is a function of seed, position and logits, so another router that gets the prompt and the tokens delivered so
-far goes on exactly where the lost one stopped.
+A token is a function of seed, position and logits, so a router that gets the prompt and the tokens delivered so far
+continues exactly where the lost one stopped.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from cluster.gateway.router_client import RouterClient
 
 logger = logging.getLogger(__name__)
 
-# Before each attempt after the first; the request's deadline ends them all. Where routers stand by, one gets the target
-# group of one that is lost when its claim has expired: see `actors.workers.directory`.
+# Before each retry, within the request's deadline. A standby router takes over a target group when the lost router's
+# claim expires: see `actors.workers.directory`.
 _PAUSES_S = (0.05, 0.5, 1.0, 1.5, 2.0, 2.5)
 
 
 async def generate_unbroken(
     router: RouterClient, request: GenerationRequest, on_resume: Callable[[], None]
 ) -> AsyncGenerator[TokenChunk, None]:
-    """Chunks of `request`, numbered 0, 1, 2, ..., no token twice. Statistics cover the last router's part only.
+    """Chunks of `request`, numbered from 0, each token once. Statistics cover the last router's part only.
 
-    A router that was lost or stands by, or says `Unavailable` after its first chunk, is replaced; one that refuses at
-    the start is not, so the caller hears of it at once. `Overloaded` likewise: once a token was delivered it is waited
-    out, however often it is said. The caller enforces the deadline; each router is told what is left of it.
+    Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
+    start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it. The
+    caller enforces the deadline; each router is told the time left.
     """
     started = time.monotonic()
     delivered: list[int] = []
@@ -67,13 +67,13 @@ async def generate_unbroken(
             if not delivered:
                 raise
             pause_s = error.retry_after_s
-        if (reason := _already_over(request, delivered)) is not None:  # only the word of it was lost
+        if (reason := _already_over(request, delivered)) is not None:  # only the finish reason was lost
             yield TokenChunk(request_id=request.request_id, index=index, token_ids=(), finish_reason=reason)
             return
         elapsed_s = time.monotonic() - started
         await asyncio.sleep(pause_s if request.timeout_s is None else min(pause_s, request.timeout_s - elapsed_s))
         tries += 1
-        # A new id: the router may be the same one, still busy with the part whose stream was cut off.
+        # A new id, since the same router may still be busy with the broken stream.
         rest = msgspec.structs.replace(
             _rest_of(request, delivered, time.monotonic() - started), request_id=f"{request.request_id}+{tries}"
         )

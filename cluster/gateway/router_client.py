@@ -1,4 +1,4 @@
-"""How the gateway reaches routers: a protocol, and the implementation over a Serve deployment handle."""
+"""The gateway's client of routers: a protocol, and an implementation over a Serve deployment handle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BACKPRESSURE_RETRY_S = 1.0
 
 
 class RouterClient(Protocol):
-    """What the gateway needs of its routers, as if they were one."""
+    """All routers as if they were one."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
@@ -40,11 +40,11 @@ class RouterClient(Protocol):
 
 
 class HandleRouterClient:
-    """Calls a Serve deployment that has `generate` (an async generator), `status` and `own_metrics`. Serve chooses the
-    replica that generates; the others are asked of all."""
+    """Calls a Serve deployment with `generate` (an async generator), `status` and `own_metrics`. Serve chooses
+    one replica for `generate`; the others go to all."""
 
     def __init__(self, handle: Any, status_timeout_s: float = 5.0) -> None:
-        # Serve's gRPC transport: a stream of Ray objects carries half as many chunks a second.
+        # Serve's gRPC transport carries twice as many chunks a second as a stream of Ray objects.
         self._generate = handle.options(stream=True, method_name="generate", _by_reference=False)
         self._handle = handle
         self._status_timeout_s = status_timeout_s
@@ -60,11 +60,11 @@ class HandleRouterClient:
             raise _translated(error) from None
         finally:
             if not finished:
-                with contextlib.suppress(Exception):  # a call that was refused raises its refusal once more
+                with contextlib.suppress(Exception):  # a refused call raises its refusal again
                     response.cancel()
 
     async def status(self) -> RouterStatus:
-        # One that stands by is quick to say so, while one that serves may be busy with a round.
+        # A standby router answers at once, while an active one may be busy with a round.
         return status_of_all(await self._ask_all("status", lambda status: status.ready))
 
     async def metrics_text(self) -> str:
@@ -83,7 +83,7 @@ class HandleRouterClient:
 
 
 def status_of_all(statuses: Sequence[RouterStatus]) -> RouterStatus:
-    """Of routers, at least one: ready if one of them is, dead if all of them are."""
+    """Status of one or more routers together: ready if one is ready, live if one is live."""
     if len(statuses) == 1:
         return statuses[0]
     ready = [status for status in statuses if status.ready]
@@ -98,7 +98,7 @@ def status_of_all(statuses: Sequence[RouterStatus]) -> RouterStatus:
 
 
 def _translated(error: BaseException) -> BaseException:
-    """Ray's and Serve's errors in Paceline's words."""
+    """Ray's and Serve's errors as Paceline's."""
     cause = unwrap(error)
     if isinstance(cause, PacelineError):
         return cause
@@ -108,25 +108,23 @@ def _translated(error: BaseException) -> BaseException:
         return RouterLost("the router is gone")
     if isinstance(cause, asyncio.CancelledError):
         task = asyncio.current_task()
-        # Serve also reports the router's own end as a cancellation; ours shows in the task.
+        # Serve also reports a stopped router as a cancellation; a cancellation of ours shows in the task.
         if task is not None and task.cancelling() == 0:
             return RouterLost("the router stopped")
     return cause
 
 
-_STRAGGLERS_S = 0.5  # that the others have once one answer suffices
+_STRAGGLERS_S = 0.5  # time limit for the others once one answer suffices
 
 
 async def ask_all(
     handle: Any, method: str, timeout_s: float, suffices: Callable[[Any], bool] = lambda answer: True
 ) -> list[Any]:
-    """The answers that came in time, in no order: one replica that hangs or is gone keeps no other from answering. Once
-    an answer `suffices`, the others have little time left.
+    """Answers of all replicas that come in time, in any order. Once an answer `suffices`, the wait is cut short.
 
-    Raises what Serve raises where no replica is there, and the error of one of them where none has answered but with
-    errors.
+    Raises Serve's error if there is no replica, and a replica's error if there are errors and no answer.
     """
-    # `results_async` would wait for all or drop all.
+    # `results_async` would wait for all replicas or lose all answers.
     async with asyncio.timeout(timeout_s):
         asked = await handle.broadcast(method)._fetch_replica_results_async()
     tasks = {asyncio.ensure_future(one.get_async()) for one in asked}
@@ -150,5 +148,5 @@ async def ask_all(
 
 
 def _error_of(task: asyncio.Future[Any]) -> BaseException | None:
-    """Serve tells the end of a replica as a cancellation, too."""
+    """Serve reports a stopped replica as a cancellation, too."""
     return Unavailable("the replica stopped") if task.cancelled() else task.exception()

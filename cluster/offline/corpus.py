@@ -1,4 +1,4 @@
-"""Makes corpus indexes: documents, or answers of the target itself, as tokens in one static automaton."""
+"""Builds corpus indexes: tokenised documents in one static automaton."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from cluster.text.documents import Tokens
 def build_corpus(
     documents: Iterable[tuple[Tokens, bool]], info: ModelInfo, out: Path, progress: Progress = silent
 ) -> CorpusIndex:
-    """Index pieces of documents, (token ids, whether the document ends), and write them to `out`, whole or not at all.
+    """Index pieces of documents, (token ids, whether the document ends), and write the index to `out` atomically.
 
-    The last document ends with the last piece, whatever that says. An index that is there is replaced; of a link, the
-    directory that it points to. Raises ConfigError for a corpus that cannot be indexed and for an `out` with anything
-    else in it, ModelError where it cannot be written.
+    The last piece always ends its document. An existing index is replaced, also behind a symbolic link. Raises
+    ConfigError if the corpus cannot be indexed or `out` holds anything else, ModelError if `out` cannot be written.
     """
     out = _resolved(out)
     _require_index_or_nothing(out)
@@ -47,7 +46,7 @@ def build_corpus(
             progress("counting occurrences", 0, 1)
             static = StaticAutomaton.freeze(automaton)
             progress("counting occurrences", 1, 1)
-        except ValueError as error:  # of the automata: more than they can hold
+        except ValueError as error:  # more tokens than an automaton can hold
             raise ConfigError(f"the corpus cannot be indexed: {error}") from None
         header = CorpusHeader(
             target=info.name,
@@ -65,15 +64,15 @@ def build_corpus(
 
 
 def _resolved(out: Path) -> Path:
-    """The directory that a path means, whatever links lead there. Raises ConfigError."""
+    """The path with links resolved. Raises ConfigError."""
     try:
         return out.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # the last two: a circle of links, a null character
+    except (OSError, RuntimeError, ValueError) as error:  # the last two: a loop of links, a null character
         raise ConfigError(f"--out {str(out)!r}: is no path: {error}") from None
 
 
 def _require_index_or_nothing(out: Path) -> None:
-    """What takes the place of a directory must not destroy another one. Raises ConfigError."""
+    """Raises ConfigError if `out` exists and is not an index: writing replaces the directory."""
     try:
         is_other = out.exists() and not holds_index_alone(out)
     except OSError as error:

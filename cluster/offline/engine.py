@@ -42,7 +42,7 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import load_tokenizer, read_model_info, refuse_encoder
+from actors.models.loader import ModelInfo, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.training.drafter_build import resolve_draft_model
 from cache_service.counts.soft_exchange import DELTA_BYTES
@@ -67,21 +67,21 @@ OnRound = Callable[[RoundTrace], None]
 
 MAX_BEAMS = 64
 _DRAFT_WORKER = "local"
-_CATCH_UP_TICKS = 64  # a millisecond each: what others have learnt since the last request
-_ROUTER_SECONDS = 0.001  # of a round, where it is told how long it takes
+_CATCH_UP_TICKS = 64  # about a millisecond each
+_ROUTER_SECONDS = 0.001  # the router's part of a round in simulated time
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of one prompt."""
+    """The answer to one prompt."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]  # without the stop token
     text: str
     finish_reason: Literal["stop", "length"]
-    rounds: int  # target forwards that emitted tokens of it
-    round_tokens: list[int]  # how many each of them emitted; 0 where a stop token came at once
-    target_rows: int  # rows the target computed for it, prompt included
+    rounds: int  # target forwards that emitted its tokens
+    round_tokens: list[int]  # tokens per round; 0 where a stop token came first
+    target_rows: int  # rows that the target computed, prompt included
     draft_tokens: int  # draft nodes verified
     accepted_tokens: dict[str, int]  # by source
     seconds: float  # from its first round to its last
@@ -90,7 +90,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchResult:
-    """What came of one prompt by beam search."""
+    """The best beam for one prompt."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]  # without the stop token
@@ -102,12 +102,14 @@ class BeamSearchResult:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one round emitted of an answer. The last piece has the `Generation`, and perhaps no tokens."""
+    """One round's tokens of an answer. The last piece has the `Generation`, and may have no tokens."""
 
     text: str
     token_ids: tuple[int, ...]
     sources: tuple[str, ...]  # who proposed each token; "target" for the target's own
-    token_texts: tuple[str, ...]  # what each token completed of `text`; empty inside a character of several tokens
+    token_texts: tuple[
+        str, ...
+    ]  # the part of `text` that each token completed; "" inside a character of several tokens
     generation: Generation | None = None
 
 
@@ -149,21 +151,20 @@ class LocalEngine:
     ) -> None:
         """model: a prepared name, a directory, a GGUF file or a Hugging Face id.
 
-        options: any of `cluster.offline.options.KEYS`, as in `draft_model="none", gamma=5`; they stand for keys of a
-        cluster's configuration, which docs/configuration.md describes, and go before those of `config`. None stands
-        for the default, which is that of the configuration but for these: batch_size is 8; draft_dtype and
-        draft_quantization are those of the target; max_rows is 64, or what a lookahead window needs if that is more.
+        options: any of `cluster.offline.options.KEYS`, as in `draft_model="none", gamma=5`. Each sets a key of a
+        cluster's configuration (docs/configuration.md) and takes precedence over `config`. None means the
+        configuration's default, except: batch_size is 8; draft_dtype and draft_quantization follow the target;
+        max_rows is 64, or more if a lookahead window needs it.
 
-        cache: the shared cache of this model, to draft from and to publish to; the caller closes it. seconds_of_rows:
-        what a forward of so many rows is taken to last, in place of the clock: then the drafts that are verified do
-        not depend on how busy the machine is. Raises ModelError or InvalidRequest.
+        cache: the shared cache of this model, to draft from and publish to; the caller closes it. seconds_of_rows:
+        simulated seconds of a forward of n rows, in place of the clock; which drafts are verified then does not depend
+        on the machine's load. Raises ModelError or InvalidRequest.
         """
         home = home or paceline_home()
         config = local_config(config, options)
         source = resolve_model(model, home, progress)
         self.info = read_model_info(source)
-        if cache is not None and cache.fingerprint != self.info.fingerprint:
-            raise InvalidRequest("cache", cache.fingerprint, f"it must belong to {model!r}, {self.info.fingerprint}")
+        _check_cache(cache, model, self.info)
         self.tokenizer = load_tokenizer(source)
         self._codec = TextCodec(self.tokenizer, self.info.name)
         draft_source = resolve_draft_model(config.draft.model, source, home, progress)
@@ -178,24 +179,20 @@ class LocalEngine:
         self.max_draft_tokens = config.speculation.max_draft_tokens
         self._batch_size = config.router.max_running
         self._seconds_of_rows = seconds_of_rows
-        self._told_s = 0.0  # that all rounds have lasted, where they are told
+        self._told_s = 0.0  # sum of simulated round times
         info = self._target_info()
         self.max_model_len = info.max_model_len
         sharing = None if cache is None else cache.share_counts(drafters)
-        self.core = RouterCore(
-            info,
-            config.router.model_copy(update={"max_waiting": self._batch_size}),
-            speculation,
-            drafters,
-            draft_shape=DraftShape(config.draft.gamma, config.draft.branch),
-            shared=SharedLearning(token_sink=cache, soft_sharing=sharing, index=None if cache is None else cache.index),
-        )
+        shared = SharedLearning(token_sink=cache, soft_sharing=sharing, index=None if cache is None else cache.index)
+        router = config.router.model_copy(update={"max_waiting": self._batch_size})
+        shape = DraftShape(config.draft.gamma, config.draft.branch)
+        self.core = RouterCore(info, router, speculation, drafters, draft_shape=shape, shared=shared)
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
         self._requests = LocalRequests(
             self.tokenizer, self.info, info, drafter_names=self.drafter_names, acceptance=self.acceptance
         )
-        # What rounds have emitted and nobody has taken yet, by request. A round serves all of them.
+        # Events that no caller has taken yet, by request. A round serves all requests.
         self._inboxes: dict[str, deque[RouterEvent]] = {}
         self._is_in_round = False
 
@@ -242,8 +239,8 @@ class LocalEngine:
     ) -> list[Generation]:
         """Generate for each prompt: text, chat messages or token ids. Prompt i is sampled with seed + i.
 
-        changes: fields of `GenerationOptions`, as in `max_new_tokens=16`, in place of those of `options`. predictions:
-        what will probably come out of each prompt, text or token ids, "" for no idea; () for none.
+        changes: fields of `GenerationOptions`, as in `max_new_tokens=16`, that override those of `options`.
+        predictions: the likely answer to each prompt, text or token ids, "" if unknown; () for none.
         on_progress(prompts finished, tokens emitted) is called for every chunk of tokens, on_round after every round.
         Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
         """
@@ -272,8 +269,8 @@ class LocalEngine:
     ) -> Generator[StreamPiece, None, None]:
         """Generate for one prompt and yield what every round emits, as it comes; options as in `generate`.
 
-        Whichever way the generator ends, closed or dropped half-way too, nothing of the request is left in the engine.
-        Several streams may be open at a time; their rounds are shared. Raises InvalidRequest at once.
+        Closing or dropping the generator removes the request from the engine. Several streams may be open at a time and
+        share rounds. Raises InvalidRequest at once.
         """
         request = self._requests.make([("prompt", prompt)], changed(options, changes), predictions)[0]
         return self._stream(request, on_round)
@@ -290,8 +287,8 @@ class LocalEngine:
     ) -> list[BeamSearchResult]:
         """The best continuation of each prompt by beam search, without drafts, one prompt after the other.
 
-        num_beams: 2 to 64. length_penalty, -10 to 10: scores are divided by the number of tokens to its power, so
-        above 0 it favours long answers. The others as in `generate`. Raises InvalidRequest before anything is computed.
+        num_beams: 2 to 64. length_penalty, -10 to 10: a score is divided by tokens ** length_penalty, so values above
+        0 favour long answers. Other options as in `generate`. Raises InvalidRequest before anything is computed.
         """
         if not 2 <= num_beams <= MAX_BEAMS:
             raise InvalidRequest("num_beams", num_beams, f"it must be from 2 to {MAX_BEAMS}")
@@ -348,9 +345,9 @@ class LocalEngine:
     def _chunks(
         self, requests: Sequence[GenerationRequest], running: dict[str, _Running], on_round: OnRound | None
     ) -> Generator[TokenChunk, None, None]:
-        """All chunks of the requests, as rounds bring them. `running` is filled with requests that have begun.
+        """Chunks of all requests in order of rounds; fills `running` with requests that have begun.
 
-        Raises what a request failed with. Nothing of the requests is left when it ends, however it does.
+        Raises the error that a request failed with. Removes the requests from the engine however it ends.
         """
         waiting = deque(requests)
         open_ids: list[str] = []
@@ -383,19 +380,19 @@ class LocalEngine:
             yield event
 
     def _abandon(self, request_ids: Sequence[str]) -> None:
-        """End what is left of requests when a caller stops early, so that nothing of them is held any more."""
+        """Cancel unfinished requests when a caller stops early, and run rounds until they are released."""
         for request_id in request_ids:
             del self._inboxes[request_id]
             self.core.cancel(request_id)
         if self._is_in_round:
-            return  # a generator that is collected as garbage: whoever runs this round runs the next one too
+            return  # the generator was garbage-collected inside a round, whose caller runs the next one too
         if request_ids and self.core.has_work:
             self._run_round()
         while self.core.has_work and not self._inboxes:
             self._run_round()
 
     def _run_round(self, on_round: OnRound | None = None) -> None:
-        """One round of all running sequences. What it emits goes to the inboxes."""
+        """Run one round of all running sequences; its events go to the inboxes."""
         began: dict[RoundStage, float] = {}
 
         def mark(stage: RoundStage) -> None:
@@ -407,7 +404,7 @@ class LocalEngine:
             hooks = RoundHooks(self._now, self._deliver, mark)
             outcome = run_local_round(self.core, self._verify, self._ask_draft_model, hooks)
         except BaseException:
-            # Stopped half-way, perhaps by Ctrl-C: no KV can be trusted, and the next round begins from the tokens.
+            # Interrupted, perhaps by Ctrl-C: the KV is inconsistent, so the next round recomputes it from the tokens.
             self._target.clear()
             self.core.target_lost()
             raise
@@ -429,7 +426,7 @@ class LocalEngine:
         )
 
     def _catch_up(self) -> None:
-        """Take in what has come while nobody asked for anything."""
+        """Fold in counts that other processes have shared since the last request."""
         sharing = self.core.soft_sharing
         for _ in range(_CATCH_UP_TICKS if sharing is not None and not self._is_in_round else 0):
             self.core.exchange(time.monotonic())
@@ -437,11 +434,11 @@ class LocalEngine:
                 return
 
     def _now(self) -> float:
-        """Of the clock that rounds go by."""
+        """Monotonic or simulated seconds."""
         return time.monotonic() if self._seconds_of_rows is None else self._told_s
 
     def _verify(self, batch: VerifyBatch) -> VerifyResult:
-        """The target's answer, with the told time of a round if there is one."""
+        """The target's result, with the simulated time of the round if there is one."""
         result = self._target.verify(batch)
         if self._seconds_of_rows is None:
             return result
@@ -455,7 +452,7 @@ class LocalEngine:
                 self._inboxes[event.request_id].append(event)
 
     def _ask_draft_model(self, worker_id: str, batch: DraftBatch) -> DraftResult | None:
-        """Its drafts; None where it fails, which costs nothing but speed."""
+        """Drafts, or None if the draft model fails; the round then goes on without them."""
         assert self._draft is not None
         try:
             return self._draft.draft(batch)
@@ -485,13 +482,18 @@ class LocalEngine:
         )
 
 
+def _check_cache(cache: SharedCache | None, model: str, info: ModelInfo) -> None:
+    if cache is not None and cache.fingerprint != info.fingerprint:
+        raise InvalidRequest("cache", cache.fingerprint, f"it must belong to {model!r}, {info.fingerprint}")
+
+
 def _numbered(prompts: Sequence[Prompt]) -> list[tuple[str, Prompt]]:
-    """The prompts with what errors call them."""
+    """Prompts with the field names that errors use."""
     return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
 
 
 def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: ModelSource | None) -> tuple[str, ...]:
-    """The drafters that run. Raises ModelError for one whose model is missing."""
+    """Names of the drafters to run. Raises ModelError for one whose model is missing."""
     has_head = config.target.eagle_head != "none"
     names = expand_drafters(
         config.speculation.drafters,
@@ -513,7 +515,7 @@ def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: Mod
 def _speculation(
     config: SpeculationConfig, names: tuple[str, ...], drafters: Mapping[str, Drafter]
 ) -> SpeculationConfig:
-    """With the drafters that run, and room in a round for the rows that they require."""
+    """The configuration with these drafters and enough rows in a round for those they require."""
     max_rows = config.max_rows
     if "max_rows" not in config.model_fields_set:
         max_rows = max(max_rows, least_max_rows(drafters.values()) + config.max_draft_tokens)
@@ -529,5 +531,5 @@ def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, 
 def _build_draft(
     config: ClusterConfig, source: ModelSource, target: ModelSource
 ) -> DraftEngine | RetokenizedDraftEngine:
-    """It drafts nothing ahead: while the target verifies, this process does nothing else."""
+    """Without drafting ahead: this process does nothing else while the target verifies."""
     return build_draft_engine(source, config.draft.model_copy(update={"ahead": 0}), target=target)

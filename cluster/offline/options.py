@@ -14,7 +14,7 @@ from cluster.validation import first_problem
 
 DEFAULT_BATCH_SIZE = 8
 
-# What each keyword sets. docs/configuration.md describes the keys.
+# The configuration keys that each keyword sets; docs/configuration.md describes them.
 KEYS: Mapping[str, tuple[str, ...]] = {
     "acceptance": ("speculation.acceptance",),
     "batch_size": ("router.max_running",),
@@ -41,14 +41,14 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def local_config(config: ClusterConfig | None, options: Mapping[str, object]) -> ClusterConfig:
-    """The configuration with the options, None left out, in place of its own values.
+    """The configuration, overridden by those options that are not None.
 
-    Raises InvalidRequest that names the option, for one that is unknown or out of its limits.
+    Raises InvalidRequest naming the option if it is unknown or out of its limits.
     """
     data: dict[str, Any] = {"router": {"max_running": DEFAULT_BATCH_SIZE}}
     if config is not None:
         data = config.model_dump(exclude_unset=True)
-    # Keywords that set two keys go first, so that `draft_dtype` counts and not `dtype`.
+    # Keywords that set two keys go first, so that `draft_dtype` overrides `dtype`.
     for name, value in sorted(options.items(), key=lambda option: -len(KEYS.get(option[0], ()))):
         if name not in KEYS:
             raise InvalidRequest(name, _plain(value), f"it must be one of {', '.join(KEYS)}", "unknown_parameter")

@@ -1,4 +1,4 @@
-"""Requests of one process: prompts and options as they are given, within the limits of an engine."""
+"""Makes the local engine's requests from prompts and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 class LocalRequests:
-    """Makes requests of a model, by the same limits as over HTTP, and numbers them."""
+    """Makes numbered requests, with the same limits as over HTTP."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class LocalRequests:
         drafter_names: tuple[str, ...],
         acceptance: Acceptance,
     ) -> None:
-        """tokenizer: of `transformers`. target: the engine, which may have less room than the model."""
+        """tokenizer: from `transformers`. target: limits of the engine, which may be below the model's."""
         self._tokenizer = tokenizer
         self._info = info
         self._vocab_size = target.vocab_size
@@ -47,7 +47,7 @@ class LocalRequests:
         options: GenerationOptions,
         predictions: Sequence[str | Sequence[int]] = (),
     ) -> list[GenerationRequest]:
-        """prompts: with what an error calls them. Raises InvalidRequest."""
+        """prompts: pairs (field name for errors, prompt). Raises InvalidRequest."""
         stops = tuple(options.stop_token_ids or ())
         check_token_ids("stop_token_ids", stops, self._vocab_size)
         check_token_ids("logit_bias", (token for token, _ in options.logit_bias), self._vocab_size)

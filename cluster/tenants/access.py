@@ -14,8 +14,8 @@ from cluster.tenants.registry_file import read_registry
 
 @dataclass(frozen=True, slots=True)
 class TenantAccess:
-    """file: absolute. may_be_open: without that file everybody is served; once it is there, keys are asked for.
-    allow_shared, allow_promoted: tenants with these policies do share; else they are isolated."""
+    """file: absolute path. may_be_open: everybody is served until the file exists, then keys are required.
+    allow_shared, allow_promoted: whether these policies are in force; otherwise such tenants are isolated."""
 
     file: Path
     may_be_open: bool
@@ -33,7 +33,7 @@ def registry_path(config: ClusterConfig, home: Path) -> Path:
 
 
 def tenant_access(config: ClusterConfig, home: Path) -> tuple[TenantAccess, str | None]:
-    """With a warning, if there is one to be shown. Raises ConfigError where a cluster would be open by accident."""
+    """The access and a warning to show, or None. Raises ConfigError if the cluster would be open by accident."""
     file = registry_path(config, home)
     access = TenantAccess(
         file,

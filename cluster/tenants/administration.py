@@ -1,4 +1,4 @@
-"""What an administrator does about tenants: each action changes the registry file under its lock, and is audited."""
+"""Tenant administration: each action changes the registry file under its lock and is audited."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cluster.tenants.audit import AuditLog
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import MAX_LIVE_KEYS, Registry, StoredKey, StoredTenant, TenantLimits, now_utc
 from cluster.tenants.registry_file import locked, read_registry, write_registry
-from cluster.validation import first_problem
+from cluster.validation import first_problem, limit_of
 
 _LIMITS = tuple(TenantLimits.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """What is shown once: nothing else holds the key."""
+    """A new key, shown once: only its digest is stored."""
 
     tenant: StoredTenant
     key_id: str
@@ -33,7 +33,7 @@ class IssuedKey:
 
 @dataclass
 class _Action:
-    """One change under way; `changes` is what the audit log tells."""
+    """A change in progress; `changes` goes to the audit log."""
 
     registry: Registry
     changes: dict[str, Any] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class _Action:
         raise InvalidRequest("name", name, f"there is no such tenant; there are: {known}")
 
     def put(self, tenant: StoredTenant) -> None:
-        """In the place of the one with its id, or behind all."""
-        others = [one for one in self.registry.tenants if one.id != tenant.id]
-        self.registry = self.registry.model_copy(update={"tenants": (*others, tenant)})
+        """Replace the tenant with this id, or add it; it comes last."""
+        self.drop(tenant)
+        self.registry = self.registry.model_copy(update={"tenants": (*self.registry.tenants, tenant)})
 
     def drop(self, tenant: StoredTenant) -> None:
         others = tuple(one for one in self.registry.tenants if one.id != tenant.id)
@@ -56,11 +56,11 @@ class _Action:
 
 
 class TenantAdministration:
-    """Over one registry file; its audit log lies beside it. Methods raise InvalidRequest naming field, value and limit,
-    or ConfigError where a file cannot be used."""
+    """Administers one registry file, with its audit log beside it. Methods raise InvalidRequest naming field, value and
+    limit, or ConfigError if a file cannot be used."""
 
     def __init__(self, path: Path, *, allow_shared: bool = False) -> None:
-        """allow_shared: of the cluster; without it no tenant gets the policy `shared`."""
+        """allow_shared: whether tenants may get the policy `shared`."""
         self._path = path
         self._allow_shared = allow_shared
 
@@ -69,12 +69,12 @@ class TenantAdministration:
         return self._path.with_name(f"{self._path.stem}-audit.jsonl")
 
     def tenants(self) -> tuple[StoredTenant, ...]:
-        """In order of their names."""
+        """Sorted by name."""
         registry = read_registry(self._path)
         return () if registry is None else tuple(sorted(registry.tenants, key=lambda tenant: tenant.name))
 
     def add(self, name: str, fields: Mapping[str, object]) -> IssuedKey:
-        """fields: limits, policy, group; what is left out is as `StoredTenant` and `TenantLimits` have it."""
+        """fields: limits, policy, group; defaults are those of `StoredTenant` and `TenantLimits`."""
         now = now_utc()
         with self._action("add", name, now) as action:
             if any(tenant.name == name for tenant in action.registry.tenants):
@@ -86,7 +86,7 @@ class TenantAdministration:
         return issued
 
     def rotate(self, name: str, keep_old_for: timedelta) -> IssuedKey:
-        """A new key. Those that live go on for so long at most; those that have expired are forgotten."""
+        """Issue a new key. Live keys expire after `keep_old_for` at the latest; expired ones are removed."""
         now = now_utc()
         with self._action("rotate", name, now) as action:
             tenant = action.find(name)
@@ -102,7 +102,7 @@ class TenantAdministration:
         return issued
 
     def remove(self, name: str, key_id: str | None = None) -> None:
-        """The tenant, or one of its keys."""
+        """Remove the tenant, or one of its keys."""
         with self._action("remove" if key_id is None else "remove_key", name, now_utc()) as action:
             tenant = action.find(name)
             if key_id is None:
@@ -117,8 +117,8 @@ class TenantAdministration:
             action.changes["key"] = key_id
 
     def change(self, name: str, fields: Mapping[str, object]) -> StoredTenant:
-        """fields: limits (None: no limit), policy, group, disabled; what is left out stays, but the group, which goes
-        with its policy."""
+        """fields: limits (None: no limit), policy, group, disabled. Others stay, except that the group goes with policy
+        `group`."""
         with self._action("set", name, now_utc()) as action:
             tenant = action.find(name)
             kept = {key: getattr(tenant, key) for key in StoredTenant.model_fields if key not in ("limits", "group")}
@@ -130,7 +130,7 @@ class TenantAdministration:
         return changed
 
     def _checked(self, known: Mapping[str, object], limits: TenantLimits, fields: Mapping[str, object]) -> StoredTenant:
-        """A tenant of what is known, overridden by fields."""
+        """The known values, overridden by `fields`, as a validated tenant."""
         new_limits = limits.model_dump() | {key: value for key, value in fields.items() if key in _LIMITS}
         others = {key: value for key, value in fields.items() if key not in _LIMITS}
         try:
@@ -144,7 +144,7 @@ class TenantAdministration:
 
     @contextmanager
     def _action(self, name: str, tenant: str, now: datetime) -> Iterator[_Action]:
-        """What is changed in the block is written at its end, and nothing if it raises."""
+        """Write the changes of the block at its end, unless it raises."""
         with locked(self._path), closing(AuditLog(self.audit_path)) as audit:
             action = _Action(read_registry(self._path) or Registry())
             yield action
@@ -154,9 +154,8 @@ class TenantAdministration:
 
 def _problem(error: ValidationError, fields: Mapping[str, object]) -> InvalidRequest:
     problem = error.errors(include_url=False)[0]
-    if problem["type"] == "value_error":  # of group and policy together
-        message = problem["msg"].removeprefix("Value error, ")
-        return InvalidRequest("group", fields.get("group"), message.partition("; ")[2])
+    if problem["type"] == "value_error":  # policy and group disagree
+        return InvalidRequest("group", fields.get("group"), limit_of(problem).partition("; ")[2])
     return first_problem(error)
 
 

@@ -1,4 +1,4 @@
-"""Who changed what about tenants: a line of JSON for each action. Keys are named by their ids, never told."""
+"""Audit log of tenant administration: one JSON line for each action. Keys appear by id only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cluster.errors import ConfigError
 
 
 class AuditLog:
-    """Opened before anything is changed, so that nothing is changed that cannot be told."""
+    """Opened before a change, so that no change goes unrecorded."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError where it cannot be written."""
+        """Raises ConfigError if it cannot be written."""
         try:
             self._file = AuditFile(path)
         except AuditError as error:

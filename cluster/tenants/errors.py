@@ -1,4 +1,4 @@
-"""Why a tenant's call is refused before any work is done for it, and what is wrong with the file that names tenants.
+"""Errors of tenants: calls refused before any work, and registry files that cannot be used.
 
 PacelineError
 ├── ConfigError
@@ -33,7 +33,7 @@ class Unauthenticated(PacelineError):
 
 
 class TenantDisabled(PacelineError):
-    """Told only to who holds one of the tenant's keys."""
+    """Reported only to holders of one of the tenant's keys."""
 
     reason = "disabled"
 
@@ -46,5 +46,5 @@ class OverLimit(Overloaded):
 
     def __init__(self, limit_name: str, limit: float, retry_after_s: float) -> None:
         super().__init__(f"the tenant's limit {limit_name} of {limit:g} is reached", retry_after_s)
-        self.args = (limit_name, limit, retry_after_s)  # what pickling makes it again from
+        self.args = (limit_name, limit, retry_after_s)  # for unpickling
         self.limit_name = limit_name

@@ -1,4 +1,4 @@
-"""Who a call comes from, for HTTP and gRPC alike."""
+"""Authenticates the calls of tenants, for HTTP and gRPC alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A key and whose it is."""
+    """A key and its tenant."""
 
     digest: bytes
     key: StoredKey
@@ -44,19 +44,19 @@ class _Entry:
 
 
 class RefusalCounts(Protocol):
-    """Metrics that the gatekeeper counts in."""
+    """Counters of the gatekeeper."""
 
     def count_tenant_refusal(self, reason: str) -> None:
         """reason: missing_key, unknown_key, disabled, or the name of the limit."""
         ...
 
     def count_registry_failure(self) -> None:
-        """A state of the registry could not be used; the one before stays in force."""
+        """Counts an unusable registry file; the registry read before stays in force."""
         ...
 
 
 class Gatekeeper:
-    """One per gateway replica. Follows the registry file; keeps the state of the limits, nothing of a call."""
+    """One per gateway replica. Follows the registry file and keeps the state of rate limits, but no state of calls."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Gatekeeper:
         clock: Callable[[], datetime] = now_utc,
         make_limiter: Callable[[TenantLimits, int], TenantLimiter] = TenantLimiter,
     ) -> None:
-        """num_processes: gateways, which share the limits. Raises ConfigError where there must be a registry and it
+        """num_processes: gateways, which share the limits equally. Raises ConfigError if a registry is required and
         cannot be read."""
         self._access = access
         self._num_processes = num_processes
@@ -81,7 +81,7 @@ class Gatekeeper:
             access.require_registry(self._follower.current())
 
     def enter(self, authorization: Iterable[str]) -> Tenant | None:
-        """The tenant of a call, of which a request is charged. None: nobody needs a key, there is no registry.
+        """The tenant of a call, charged with one request. None: there is no registry, so no key is needed.
 
         authorization: all values of the header (HTTP) or metadata key (gRPC) of that name. Raises Unauthenticated,
         TenantDisabled or OverLimit, and counts them.
@@ -110,8 +110,8 @@ class Gatekeeper:
             raise
 
     def _entry_of(self, key: str) -> _Entry:
-        """One digest and one comparison, whether the key is known or not. That the dictionary compares as well tells
-        nothing: nobody can choose a key by the beginning of its SHA-256 and learn a stored one."""
+        """Takes one digest and one constant-time comparison whether or not the key is known. Timing of the dictionary
+        lookup leaks nothing, since nobody can construct keys by a prefix of their SHA-256."""
         digest = key_digest(key)
         entry = self._by_digest.get(digest)
         is_equal = hmac.compare_digest(digest, _NO_DIGEST if entry is None else entry.digest)
@@ -142,7 +142,7 @@ class Gatekeeper:
         self._known = registry
 
     def _limiter(self, tenant: StoredTenant) -> TenantLimiter:
-        """What a tenant has used up stays used up when the file changes."""
+        """Keeps a tenant's limiter, with what is used up, when the file changes."""
         limiter = self._limiters.get(tenant.id)
         if limiter is None:
             return self._make_limiter(tenant.limits, self._num_processes)
@@ -151,7 +151,7 @@ class Gatekeeper:
 
 
 def _bearer_key(authorization: Iterable[str]) -> str:
-    """Raises Unauthenticated: what a call holds it knows itself, so this need not take the same time."""
+    """Raises Unauthenticated. Not constant-time: it depends only on what the caller sent."""
     values = list(authorization)
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     key = key.strip()

@@ -13,20 +13,20 @@ from cluster.tenants.registry import TenantLimits
 from cluster.tenants.token_bucket import TokenBucket
 
 _MINUTE_S = 60.0
-_PLACE_RETRY_S = 1.0  # nobody knows when an answer ends
+_PLACE_RETRY_S = 1.0  # the end of an answer is unknown
 _LEAST_WAIT_S = 0.001
 
 
 class TenantLimiter:
-    """Requests are charged when they come, prompts when they are admitted, answers as they come out.
+    """Charges requests on arrival, prompts on admission, answers as they are generated.
 
-    So an answer may overdraw the tokens of a minute; the next request then waits until they are earned.
+    An answer may thus overdraw the tokens of a minute; the next request is refused until the bucket has refilled.
     """
 
     def __init__(
         self, limits: TenantLimits, num_processes: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """num_processes: how many enforce these limits; this one has its equal share, and at least one place."""
+        """num_processes: processes that enforce these limits; each has an equal share, and at least one place."""
         self._num_processes = num_processes
         self._clock = clock
         self._requests: TokenBucket | None = None
@@ -36,7 +36,7 @@ class TenantLimiter:
         self.change(limits)
 
     def change(self, limits: TenantLimits) -> None:
-        """From now on. What is under way goes on."""
+        """Change the limits; running calls go on."""
         if limits == self.limits:
             return
         self.limits = limits
@@ -60,7 +60,7 @@ class TenantLimiter:
         return None if limit is None else math.ceil(limit / self._num_processes)
 
     def take_request(self) -> None:
-        """Raises OverLimit, and then charges nothing."""
+        """Raises OverLimit without charging."""
         if self._requests is None:
             return
         now = self._clock()
@@ -71,9 +71,9 @@ class TenantLimiter:
 
     @contextmanager
     def admitted(self, num_prompt_tokens: int, num_sequences: int) -> Iterator[None]:
-        """Around the work for a call: charges the prompt, and holds a place for each sequence.
+        """Charge a prompt, and hold a place for each sequence during the block.
 
-        Raises OverLimit, or InvalidRequest for more sequences than there are places; then it charges nothing.
+        Raises OverLimit, or InvalidRequest for more sequences than there are places, without charging.
         """
         most = self.max_running
         if most is not None and num_sequences > most:
@@ -94,7 +94,7 @@ class TenantLimiter:
             self.num_running -= num_sequences
 
     def spend(self, num_tokens: int) -> None:
-        """Tokens that came out."""
+        """Charge generated tokens."""
         if self._tokens is not None:
             self._tokens.take(num_tokens, self._clock())
 

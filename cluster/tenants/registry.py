@@ -1,4 +1,4 @@
-"""What is known of tenants: the contents of the registry file, validated. No key is in it, only digests."""
+"""Validated contents of the tenant registry file. It holds digests of keys, never keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from cluster.tenants.errors import RegistryUnusable
 from cluster.validation import field_path, limit_of
 
-MAX_LIVE_KEYS = 8  # of a tenant
+MAX_LIVE_KEYS = 8  # a tenant
 
 Policy = Literal["isolated", "group", "promoted", "shared"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
@@ -24,18 +24,18 @@ class _Record(BaseModel):
 
 
 class TenantLimits(_Record):
-    """None: no limit. Of the whole cluster: each gateway process enforces its share."""
+    """Limits over the whole cluster, of which each gateway process enforces its share. None: no limit."""
 
-    # At least one in twelve days: who is refused is told when to come again, and that must be a time.
+    # The minimum keeps Retry-After finite: one request in twelve days.
     requests_per_second: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None  # prompt and answer
     max_concurrent: Annotated[int, Field(ge=1, le=100_000)] | None = None  # sequences
-    cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # of what its own namespaces have learnt
+    cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # memory of its own namespaces
 
 
 class StoredKey(_Record):
     id: _Id
-    sha256: _Hex32  # of the whole key
+    sha256: _Hex32  # digest of the whole key
     last4: Annotated[str, Field(pattern=r"^[0-9a-f]{4}$")]
     created: AwareDatetime
     expires: AwareDatetime | None = None
@@ -45,14 +45,14 @@ class StoredKey(_Record):
 
 
 class StoredTenant(_Record):
-    """The id is drawn when a tenant is added: one that is removed and added again finds nothing of its namesake's."""
+    """The id is random, so that a tenant removed and added again does not get its namesake's data."""
 
     id: _Id
     name: Name
     created: AwareDatetime
     disabled: bool = False
     policy: Policy = "isolated"
-    group: Name | None = None  # those of one group trust each other; with policy group, None: those of one cache_salt
+    group: Name | None = None  # a trust group; None with policy group: tenants with the same cache_salt
     limits: TenantLimits = TenantLimits()
     keys: tuple[StoredKey, ...] = ()
 
@@ -65,7 +65,7 @@ class StoredTenant(_Record):
 
 class Registry(_Record):
     format: Literal[1] = 1
-    # Makes namespaces out of tenants' ids, so that neither can be told from the other.
+    # Derives namespaces from tenants' ids, so that neither reveals the other.
     server_key: _Hex32 = Field(default_factory=lambda: secrets.token_hex(32))
     tenants: tuple[StoredTenant, ...] = ()
 
@@ -79,7 +79,7 @@ class Registry(_Record):
             ("key digest", [key.sha256 for key in keys]),
         ):
             if len(set(values)) < len(values):
-                raise ValueError(f"a {what} is there twice")
+                raise ValueError(f"a {what} occurs twice")
         return self
 
 
@@ -88,8 +88,7 @@ def now_utc() -> datetime:
 
 
 def parse_registry(data: bytes, where: str) -> Registry:
-    """Raises RegistryUnusable with one line that names file and field, and never a value: files may hold the wrong
-    thing."""
+    """Raises RegistryUnusable naming file and field, but no value: the file may hold secrets by mistake."""
     try:
         return Registry.model_validate_json(data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The registry as a file: written atomically under a lock by the command line, followed by gateways."""
+"""The registry file: written atomically under a lock by the command line, followed by gateways."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Signature = tuple[int, int, int]
 
 
 def read_registry(path: Path) -> Registry | None:
-    """None: there is no such file. Raises RegistryUnusable for one that cannot be used."""
+    """None: there is no such file. Raises RegistryUnusable."""
     try:
         return parse_registry(path.read_bytes(), str(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -34,7 +34,7 @@ def read_registry(path: Path) -> Registry | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One writer at a time. Raises ConfigError where the file's directory cannot be written."""
+    """Hold the lock of writers. Raises ConfigError if the directory cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
@@ -48,7 +48,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_registry(path: Path, registry: Registry) -> None:
-    """Readers find the old file or the new one, whole; mode 0600. Raises ConfigError."""
+    """Replace the file atomically, with mode 0600. Raises ConfigError."""
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
@@ -65,11 +65,10 @@ def write_registry(path: Path, registry: Registry) -> None:
 
 
 class RegistryFollower:
-    """The last good contents of a registry file. A file that has become unreadable, or is gone, changes nothing."""
+    """The last valid contents of a registry file; they stay if the file becomes unreadable or disappears."""
 
     def __init__(self, path: Path, on_failure: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """on_failure: called once for each state of the file that cannot be used. Raises ConfigError for a file that is
-        there and cannot be used now."""
+        """on_failure: called once for each unusable state of the file. Raises ConfigError if it is unusable now."""
         self._path = path
         self._on_failure = on_failure
         self._clock = clock
@@ -78,12 +77,12 @@ class RegistryFollower:
         self._registry = read_registry(path)
 
     def current(self) -> Registry | None:
-        """Looks at the file at most once a second. None: there has never been one."""
+        """Checks the file at most once a second. None: there has never been one."""
         now = self._clock()
         if now - self._checked_at < _CHECK_PERIOD_S:
             return self._registry
         self._checked_at = now
-        signature = _signature(self._path)  # before reading: what is written meanwhile is seen the next time
+        signature = _signature(self._path)  # before reading, so that a concurrent write is seen next time
         if signature == self._signature:
             return self._registry
         self._signature = signature
@@ -100,7 +99,7 @@ class RegistryFollower:
 
 
 def _signature(path: Path) -> _Signature | None:
-    """Of the file behind links: Kubernetes replaces a mounted Secret by changing one."""
+    """Identity of the file behind symbolic links: Kubernetes updates a mounted Secret by changing the link."""
     try:
         status = path.stat()
     except OSError:

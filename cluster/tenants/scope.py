@@ -1,4 +1,4 @@
-"""What a request may draw on and adds to: from its tenant's policy and its own wishes."""
+"""Namespaces that a request reads and writes, by its tenant's policy and its own options."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cache_service.formats.namespaces import (
 )
 from cluster.tenants.registry import Policy
 
-MIN_AGREED_SALT_CHARS = 16  # of one that alone keeps strangers out
+MIN_AGREED_SALT_CHARS = 16  # if the salt alone keeps strangers out
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """With whom a tenant shares warm caches. policy: the one that holds in this cluster; group: None with policy group
-    where tenants find each other by the `cache_salt` of their requests."""
+    """With whom a tenant shares warm caches. policy: the one in force in this cluster. group: None with policy group if
+    tenants share by the `cache_salt` of their requests."""
 
     tenant_id: str
     policy: Policy
@@ -34,7 +34,7 @@ class Sharing:
 
     @property
     def namespace(self) -> str:
-        """Of requests without wishes."""
+        """Default namespace."""
         if self.policy == "shared":
             return namespace_of_all(self.server_key)
         if self.policy == "group" and self.group is not None:
@@ -44,8 +44,8 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """has_company: other tenants use the namespace, too, with its prefix blocks. promotes: who offers what it says to
-    the public pool, "" for nobody."""
+    """has_company: other tenants use the namespace and its prefix blocks, too. promotes: the organisation that offers
+    the answer to the public pool, or ""."""
 
     namespace: str
     readable: tuple[str, ...] = ()
@@ -55,13 +55,13 @@ class Scope:
 
     @property
     def reads_others(self) -> bool:
-        """Whether what other tenants have said may speed it up: then it is not told by how much."""
+        """Whether other tenants' text may speed the request up; its statistics are then withheld."""
         return self.has_company or PUBLIC in self.readable
 
 
 def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str = "", name: str = "") -> Scope:
-    """sharing None: nobody needs a key. salt: keeps a part of the tenant's, or its group's, apart from the rest. name:
-    of a part that has one; it is drafted from and added to, and what it is a part of is drafted from as well.
+    """sharing: None without tenants. salt: separates a part of the tenant's or group's namespace. name: a named part,
+    which is read and written, while the namespace that it belongs to is read.
 
     Raises InvalidRequest for a salt too short to be the only secret of a group, which it does not show.
     """
@@ -70,14 +70,14 @@ def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str 
         whole = salted(b"", OPEN, salt)
     elif sharing.policy == "group" and sharing.group is None and salt:
         if len(salt) < MIN_AGREED_SALT_CHARS:
-            limit = f"it must have at least {MIN_AGREED_SALT_CHARS}, for nothing else keeps others out of the group"
+            limit = f"it must have at least {MIN_AGREED_SALT_CHARS}, since nothing else keeps others out of the group"
             raise InvalidRequest("cache_salt", f"{len(salt)} characters", limit)
         whole, has_company = namespace_of_salt(sharing.server_key, salt), True
     else:
         whole = salted(sharing.server_key, sharing.namespace, salt)
         has_company = sharing.policy == "shared" or sharing.group is not None
         public = sharing.policy == "promoted"
-        # A salt or a name sets something apart, perhaps for somebody else, who has not agreed that it becomes public.
+        # A salt or a name may separate the text of somebody who has not agreed to its promotion.
         feeds = sharing.namespace if public and not salt and not name else ""
     part = named(whole, name)
     readable = (*([] if part == whole else [whole]), *([PUBLIC] if public else []))

@@ -1,4 +1,4 @@
-"""Turns token ids into text as they arrive. A character spread over several tokens is shown once it is whole."""
+"""Streaming detokenisation: a character spread over several tokens is emitted once it is complete."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 
-_HALF = "\ufffd"  # what decoders write for bytes that are no character, or not yet
+_HALF = "\ufffd"  # what decoders write for an invalid or incomplete character
 _MAX_OPEN_TOKENS = 3  # a UTF-8 character has at most 4 bytes, so at most 3 tokens can hold its beginning
-_MAX_HELD_TOKENS = 32  # beyond it the bytes are not going to become characters
+_MAX_HELD_TOKENS = 32  # beyond this the bytes are taken as invalid
 _CONTEXT_TOKENS = 4
 
 
 class Detokenizer:
-    """Decodes tokens together with the group shown before them, since decoders treat the first token of a text
-    differently (SentencePiece drops its space). Work per token does not grow with the length of the text.
+    """Decodes tokens together with the previously emitted group, since decoders treat the first token of a text
+    differently (SentencePiece drops its space). Cost per token does not grow with the length of the text.
 
     `context` is the end of the prompt. `decode` leaves out special tokens.
     """
@@ -27,10 +27,10 @@ class Detokenizer:
         self._prefix_text = decode(self._tokens) if self._tokens else ""
         if _HALF in self._prefix_text:
             self._tokens, self._prefix_text = [], ""
-        self._read = len(self._tokens)  # tokens[:read] are shown already; they are prefix_text
+        self._read = len(self._tokens)  # tokens[:read] are emitted already and decode to prefix_text
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that has become whole with these tokens; may be empty."""
+        """Text completed by these tokens; may be empty."""
         self._tokens.extend(token_ids)
         new = len(self._tokens) - self._read
         for open_tokens in range(min(new, _MAX_OPEN_TOKENS + 1)):
@@ -44,7 +44,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """What is left once no more tokens can come, without the half character at the end, if there is one."""
+        """The remaining text at the end, without an incomplete last character."""
         if self._read == len(self._tokens):
             return ""
         text = self._decode(self._tokens)
@@ -56,10 +56,10 @@ class Detokenizer:
         return twin
 
     def _show(self, text: str, end: int) -> str:
-        """Mark tokens[:end], which decode to `text`, as shown."""
+        """Mark tokens[:end], which decode to `text`, as emitted; return the new part."""
         shown = text[len(self._prefix_text) :]
-        # The group just shown is the context of the next: it begins where a character begins, as fewer tokens might
-        # not. Where it shows nothing (special tokens), the old context serves on.
+        # The group just emitted becomes the context of the next, since it begins at a character. If it has no text
+        # (special tokens), the old context stays.
         context = self._decode(self._tokens[self._read : end]) if shown else ""
         if context:
             self._tokens = self._tokens[self._read :]

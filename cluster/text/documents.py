@@ -1,4 +1,4 @@
-"""Documents as tokens: files of text or of JSON lines, read and tokenised piece by piece."""
+"""Reads documents from text files and JSON lines and tokenises them piece by piece."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DOCUMENT_KEYS = ("text", "prompt", "messages", "prompt_token_ids", "token_ids")
 PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 
 _ROW_SUFFIXES = (".jsonl", ".ndjson")
-_PIECE_CHARS = 1 << 16  # text is tokenised in pieces of this to twice this, cut after a line if one ends there
+_PIECE_CHARS = 1 << 16  # a piece has one to two times this, cut after a line if possible
 _BATCH_PIECES = 64
-_SHOWN_CHARS = 60  # of a wrong row, in an error
+_SHOWN_CHARS = 60  # of a wrong value, in an error
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Tokens = npt.NDArray[np.int32]
@@ -33,7 +33,7 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next part of a document: text, or tokens where the corpus has them already."""
+    """The next part of a document: text, or tokens if the file has them."""
 
     content: str | Tokens
     ends_document: bool
@@ -42,7 +42,7 @@ class Piece:
 def read_documents(
     files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, vocab_size: int, progress: Progress = silent
 ) -> Iterator[tuple[Tokens, bool]]:
-    """Pieces of the documents in files: one a row of JSON lines, one a file otherwise. Raises ConfigError."""
+    """Tokenised pieces of documents: one document a row of JSON lines, or one a file. Raises ConfigError."""
     sizes = [file_size(path) for path in files]
     total = sum(sizes)
 
@@ -66,8 +66,7 @@ def read_documents(
 def tokenise_rows(
     lines: Iterable[bytes], where: str, tokenizer: PreTrainedTokenizerBase, vocab_size: int
 ) -> Iterator[tuple[Tokens, bool]]:
-    """Pieces of the documents in JSON lines, one a row, that come from elsewhere than a file. Raises ConfigError, which
-    names `where` and the line."""
+    """Tokenised pieces of documents in JSON lines, one a row. Raises ConfigError, which names `where` and the line."""
 
     def pieces() -> Iterator[Piece]:
         for number, line in enumerate(lines, 1):
@@ -79,7 +78,7 @@ def tokenise_rows(
 
 
 def tokenise_text(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Tokens, bool]]:
-    """Pieces of one document."""
+    """Tokenised pieces of one document."""
     yield from _tokenised(_pieces_of(io.StringIO(text)), tokenizer)
 
 
@@ -125,8 +124,8 @@ def _read_row(where: str, line: bytes, keys: Sequence[str]) -> tuple[str, Any]:
 
 
 def _without_lone_surrogates(value: Any) -> Any:
-    """Halves of characters, left in collected text where it was cut, become U+FFFD: tokenizers take none, and a corpus
-    of millions of rows should not fail for one."""
+    """Replace lone surrogates, left where text was cut, by U+FFFD: tokenizers reject them, and one such row should not
+    fail a whole corpus."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, list):
@@ -189,7 +188,7 @@ def _next_text(file: TextIO) -> str:
 
 
 def _tokenised(pieces: Iterable[Piece], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Tokens, bool]]:
-    """Pieces as tokens, many at a time, because tokenizers work on a batch with all cores."""
+    """Tokenise in batches, since tokenizers use all cores on a batch."""
     batch: list[Piece] = []
     for piece in pieces:
         batch.append(piece)

@@ -1,4 +1,4 @@
-"""Finds stop strings in a text that arrives in pieces, and holds back only what may still become one."""
+"""Finds stop strings in streamed text, holding back only what may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The match that ends first wins, of several that end together the longest: so the cut does not depend on how
-    the text was split into pieces."""
+    """The match that ends first wins; of several that end together, the longest. The cut therefore does not depend on
+    how the text was split."""
 
     __slots__ = ("_held", "_stops")
 
@@ -29,7 +29,7 @@ class StopStrings:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, once no more text can come."""
+        """The text held back; call at the end."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back, over any Hugging Face tokenizer."""
+"""Encodes and decodes text with any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.errors import InvalidRequest
 
-_OFF_LOOP_CHARS = 4096  # shorter texts take less time than a thread switch
+_OFF_LOOP_CHARS = 4096  # shorter texts encode faster than a thread switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ Prompt = str | tuple[int, ...] | Conversation  # text, token ids, or messages fo
 
 
 class TextCodec:
-    """Wraps a `transformers` tokenizer. The Rust tokenizer is used directly: it is free of locks and of truncation."""
+    """Wraps a `transformers` tokenizer. Uses its Rust tokenizer directly, which needs no lock and truncates nothing."""
 
     def __init__(self, tokenizer: Any, model_name: str) -> None:
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class TextCodec:
         return await self._off_loop_when_long(len(text), self._encode, text, False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens without special ones; U+FFFD where bytes are no character."""
+        """Text without special tokens; U+FFFD for invalid bytes."""
         if self._rust is not None:
             return str(self._rust.decode(list(token_ids), skip_special_tokens=True))
         with self._lock:

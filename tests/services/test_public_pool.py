@@ -24,7 +24,7 @@ from cache_service.store.connection import ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.admin.names import Names
 from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
-from cluster.cache.promotion import PromotionSource, organisation_of, policy_of, sensitive_spans, terms_of
+from cluster.cache.promotion import PromotionSource, organisation_of, sensitive_spans, terms_of
 from cluster.cache.shared_cache import SharedCache, open_shared_cache
 from cluster.cli import main as cli
 from cluster.config import CacheConfig, ClusterConfig, PromotionConfig, load_config
@@ -356,9 +356,7 @@ def test_the_secret_is_not_the_servers_key_and_is_nowhere_to_be_seen():
 
 
 def test_the_configuration_has_the_rules_of_the_gate():
-    assert policy_of(PromotionConfig()) == PromotionPolicy()
-    fields = set(PromotionConfig.model_fields)
-    assert fields - {"enabled", "never"} == set(PromotionPolicy.model_fields)
+    assert PromotionPolicy().model_dump().items() <= PromotionConfig().model_dump().items()
     for field, value in {"min_tenants": 4, "max_tokens": 17, "release_every_s": 0, "window_s": 59}.items():
         with pytest.raises(ValidationError, match=field):
             PromotionPolicy(**{field: value})

@@ -1,4 +1,4 @@
-"""The administrators' bearer token. It is not one of the tenants' API keys."""
+"""The administrators' bearer token, which is separate from the tenants' API keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Credential:
         return "Credential(...)"
 
     def admits(self, authorization: str | None) -> bool:
-        """Whether an Authorization header carries it: `Bearer <token>`."""
+        """Whether an Authorization header holds `Bearer <token>`."""
         text = authorization or ""
         token = text[len(_SCHEME) :] if text[: len(_SCHEME)].lower() == _SCHEME else ""
         return hmac.compare_digest(_digest_of(token.strip().encode("utf-8", "replace")), self._digest)

@@ -1,4 +1,4 @@
-"""What is imported into the shared cache: text, JSON lines and exports, as documents in the target's tokens."""
+"""Reads imports for the shared cache (text, JSON lines, exports) as documents in the target's tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cluster.text.documents import Tokens, file_size, read_documents, tokenise_r
 
 
 class ImportModel:
-    """The model whose tokens an import is in. The tokenizer is loaded when it is first needed."""
+    """The model whose tokens an import uses. Loads the tokenizer on first use."""
 
     def __init__(self, source: ModelSource) -> None:
         """Raises ModelError."""
@@ -36,15 +36,14 @@ class ImportModel:
 
 
 class DocumentReader:
-    """Documents as pieces that `CacheAdministration.import_documents` takes. Methods raise ConfigError, which names
-    file and line."""
+    """Yields pieces for `CacheAdministration.import_documents`. Methods raise ConfigError naming file and line."""
 
     def __init__(self, model: ImportModel, clock: Callable[[], float] = time.time) -> None:
         self._model = model
         self._clock = clock
 
     def files(self, files: Sequence[Path], progress: Progress = silent) -> Iterator[Piece]:
-        """Exports, known by their first line; JSON lines, a document a row; any other file is a text."""
+        """Exports, recognised by their first line; JSON lines, one document a row; other files as one text each."""
         sizes = [file_size(path) for path in files]
         before, total = 0, sum(sizes)
         for path, size in zip(files, sizes, strict=True):
@@ -84,7 +83,8 @@ class DocumentReader:
 
     def _documents(self, parts: Iterable[tuple[Tokens, bool]]) -> Iterator[Piece]:
         for token_ids in whole_documents(parts, MAX_DOCUMENT_TOKENS):
-            yield Piece(content_id(token_ids), 0, token_ids, RecordKind.IMPORTED, int(self._clock()))
+            now_s = int(self._clock())
+            yield Piece(content_id(token_ids), 0, token_ids, kind=RecordKind.IMPORTED, time_s=now_s)
 
     def _export(self, path: Path, progress: Progress) -> Iterator[Piece]:
         read = 0
@@ -103,7 +103,7 @@ class DocumentReader:
             raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
     def _pieces(self, lines: Iterator[bytes], where: str) -> Iterator[Piece]:
-        """Of an export."""
+        """Pieces of an export."""
         number, info = 1, self._model.info
         try:
             header = decode_header(next(lines))
@@ -112,7 +112,7 @@ class DocumentReader:
                     f"{where}: the export is in tokens of tokenizer {header.tokenizer}; model {info.name!r} has "
                     f"{info.tokenizer_fingerprint}: import it for its own model and use `paceline cache migrate`"
                 )
-            for number, line in enumerate(lines, 2):  # noqa: B007 (told when it fails)
+            for number, line in enumerate(lines, 2):  # noqa: B007 (used in the error)
                 if not line.strip():
                     continue
                 piece = decode_piece(line)
@@ -130,7 +130,7 @@ def tokenizer_of(fingerprint: str) -> str:
 
 
 def whole_documents(parts: Iterable[tuple[Tokens, bool]], max_tokens: int) -> Iterator[Tokens]:
-    """Pieces of documents, (token ids, whether the document ends), put together; a longer document is cut."""
+    """Join pieces, (token ids, whether the document ends), into documents, cut at `max_tokens`."""
     held: list[Tokens] = []
     num_held = 0
     for token_ids, ends_document in parts:
@@ -149,8 +149,7 @@ def whole_documents(parts: Iterable[tuple[Tokens, bool]], max_tokens: int) -> It
 
 
 def _begins_as_export(path: Path) -> bool:
-    """Of a file that can be read twice."""
-    if not path.is_file():
+    if not path.is_file():  # a pipe cannot be read twice
         return False
     try:
         with path.open("rb") as file:

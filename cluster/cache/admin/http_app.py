@@ -1,6 +1,6 @@
 """The administrators' HTTP API: JSON in and out, documents as lines of JSON.
 
-    GET    /v1/cache/namespaces                            what there is
+    GET    /v1/cache/namespaces                            list
     GET    /v1/cache/namespaces/{namespace}                stats
     GET    /v1/cache/namespaces/{namespace}/documents      export
     POST   /v1/cache/namespaces/{namespace}/documents      import: JSON lines, or one text as text/plain
@@ -9,8 +9,8 @@
     POST   /v1/cache/namespaces/{namespace}/verify
     DELETE /v1/cache/tenants/{tenant}                      purge of all that is a tenant's own
 
-`?tenant=` makes a namespace the part of that tenant with that name, "-" its own; `?fingerprint=` chooses among models.
-All but /livez need `Authorization: Bearer <credential>`.
+With `?tenant=`, the namespace is the name of a part of that tenant's, or "-" for its own. `?fingerprint=` chooses among
+models. All but /livez need `Authorization: Bearer <credential>`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OPEN_PATHS = ("/livez",)
 
 @dataclass(frozen=True, slots=True)
 class _Desk:
-    """The service, acting for the client in the audit log, and the threads to call it in."""
+    """The service, with the client as actor of the audit log, and the threads that call it."""
 
     service: CacheAdminService
     work: Work
@@ -86,8 +86,7 @@ async def _stats(desk: _Desked, query: _Named) -> Response:
 
 @_routes.get(f"{_PLACE}/documents")
 async def _export(desk: _Desked, query: _Named) -> Response:
-    """The format that imports and `paceline cache import` read. The header x-paceline-unread counts objects that are
-    missing from the export because they could not be read."""
+    """In the format that imports read. The header x-paceline-unread counts objects that could not be read."""
     found = await desk.work.run(lambda: desk.service.export(query))
     return StreamingResponse(_export_lines(found), headers={_UNREAD: str(found.unread)}, media_type=_NDJSON)
 
@@ -144,7 +143,7 @@ def create_admin_app(service: CacheAdminService, credential: Credential, work: W
 
 
 class _Guard:
-    """Nothing is read of a request that does not carry the credential."""
+    """Refuses requests without the credential before their body is read."""
 
     def __init__(self, app: ASGIApp, credential: Credential) -> None:
         self._app = app
@@ -163,7 +162,7 @@ class _Guard:
         await _json({"error": error}, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
     async def _until_the_end(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A server that stops cancels what has not ended in time."""
+        """Answer 503 if the stopping server cancels the request before its answer began."""
         has_begun = False
 
         async def send_on(message: Message) -> None:
@@ -196,7 +195,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(_: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client is gone
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: Exception) -> Response:

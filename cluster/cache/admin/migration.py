@@ -1,7 +1,6 @@
-"""Takes what was learnt with one tokenizer to another: tokens become text, and text the other one's tokens.
+"""Retokenises cached documents for a model with another tokenizer.
 
-Special tokens (of a chat template, say) are no text, and templates differ: documents are cut there, and what lies
-between is kept. With the same tokenizer the tokens stay as they are; only the model has changed.
+Documents are cut at special tokens, since chat templates differ, and the text between them is kept.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from cache_service.admin.importer import MAX_DOCUMENT_TOKENS, content_id
 from cache_service.formats.documents import Int32Array, Piece
 from cluster.text.documents import tokenise_text
 
-_DAMAGED = "\ufffd"  # where a stretch begins or ends inside a character
-_MIN_CHARS = 8  # a shorter stretch says nothing that the target would not
+_DAMAGED = "\ufffd"  # at a cut inside a character
+_MIN_CHARS = 8  # shorter stretches are of no use to draft from
 
 
 @dataclass(slots=True)
 class MigrationCounts:
-    """Of the tokenizer that is left."""
+    """Counts in the old tokenizer's tokens."""
 
     pieces: int = 0
     tokens: int = 0
     special_tokens: int = 0
-    left_out_tokens: int = 0  # of stretches too short, or without text
+    left_out_tokens: int = 0  # in stretches that are too short or not valid text
 
 
 class Migration:
-    """Between two `transformers` tokenizers."""
+    """From one `transformers` tokenizer to another."""
 
     def __init__(self, old: Any, new: Any) -> None:
         self.counts = MigrationCounts()
@@ -41,8 +40,8 @@ class Migration:
         self._special = np.array(sorted(old.all_special_ids), np.int64)
 
     def pieces(self, pieces: list[Piece], progress: Progress = silent) -> Iterator[Piece]:
-        """The same documents in the other one's tokens. Each stretch is a document of its own, with its content for its
-        name, so that a migration that is repeated adds nothing."""
+        """Documents in the new tokens. Each stretch becomes a document named by its content, so that repeating a
+        migration adds nothing."""
         for row, piece in enumerate(pieces):
             self.counts.pieces += 1
             self.counts.tokens += len(piece.token_ids)

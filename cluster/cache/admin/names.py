@@ -1,4 +1,4 @@
-"""Which namespaces an administrator means: by tenant, by the name of a part, or as `paceline cache list` has them."""
+"""Resolves tenants, names of parts and namespaces of `paceline cache list` to namespaces."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _WHOLE = re.compile(rf"({OPEN}|{PUBLIC}|[0-9a-f]{{32}})(-[0-9a-f]{{32}})?(\.{NAM
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """registry: None where there are no tenants."""
+    """registry: None without tenants."""
 
     registry: Registry | None = field(default=None, repr=False)
     allow_shared: bool = False
 
     def one(self, name: str | None, tenant: str | None) -> str:
-        """What a request of the tenant (None: of nobody in particular) draws on and adds to; with a name, that part of
-        it. A name that is listed is itself. Raises InvalidRequest."""
+        """The namespace that the tenant's requests (None: requests without a key) use; with a name, that part of it. A
+        full namespace stands for itself. Raises InvalidRequest."""
         if tenant is None and name is not None and _WHOLE.fullmatch(name):
             return name
         owner = OPEN if tenant is None else self._used_by(self._find(tenant))
@@ -43,14 +43,14 @@ class Names:
             raise InvalidRequest(error.field, error.value, error.limit) from None
 
     def belong_to(self, tenant: str, namespaces: list[str]) -> list[str]:
-        """Those of the namespaces that are the tenant's alone, with all its salts and parts. tenant: its name, or the
-        id of one that has been removed. Raises InvalidRequest."""
+        """Those namespaces that are the tenant's own, with all its salts and parts. tenant: a name, or the id of a
+        removed tenant. Raises InvalidRequest."""
         owner = namespace_of(self._server_key(tenant), self._id_of(tenant))
         return [namespace for namespace in namespaces if belongs_to(namespace, owner)]
 
     def feed_from(self, namespaces: Collection[str], tenant: str = "") -> set[str]:
-        """Who feeds the public pool, as the promotion gate knows them, with what is said in these namespaces; and the
-        tenant, if one is named, as in `belong_to`. Raises InvalidRequest."""
+        """Organisations, as the promotion gate counts them, whose namespaces are among these, and that of the tenant,
+        if one is given as in `belong_to`. Raises InvalidRequest."""
         if self.registry is None:
             return set()
         own = {organisation_of(self.registry, known.id) for known in self.registry.tenants}
@@ -59,7 +59,7 @@ class Names:
         )
 
     def shares_with(self, tenant: str) -> str | None:
-        """The namespace that the tenant uses together with others; None: it does not, or has been removed."""
+        """The namespace that the tenant shares with others; None: it shares none, or has been removed."""
         found = self._named(tenant)
         used = None if found is None else self._used_by(found)
         return None if found is None or used == namespace_of(self._server_key(), found.id) else used
@@ -90,7 +90,7 @@ class Names:
             raise InvalidRequest(
                 "tenant",
                 tenant,
-                "there is no such tenant; of one that was removed, give the id that the audit log tells",
+                "there is no such tenant; for a removed one, give its id from the audit log",
             )
         return tenant
 

@@ -1,4 +1,4 @@
-"""The administrators' server: HTTP in one process, without Ray, until it is told to stop."""
+"""The administrators' HTTP server, in one process without Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DRAIN_S = 5
 
 @dataclass(frozen=True, slots=True)
 class AdminServerSettings:
-    """port: 0: any that is free. certificate_file, key_file: for TLS; give both or neither."""
+    """port 0: any free port. certificate_file, key_file: for TLS; both or neither."""
 
     host: str = "127.0.0.1"
     port: int = 8001
@@ -32,7 +32,7 @@ class AdminServerSettings:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signals to the caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,9 +46,9 @@ async def serve_admin(
     stop: asyncio.Event,
     on_ready: Callable[[int], None],
 ) -> None:
-    """Serve until `stop` is set; requests under way have a few seconds to end. on_ready is called with the port.
+    """Serve until `stop` is set; open requests then have a few seconds to end. on_ready is called with the port.
 
-    Raises ConfigError for an address that cannot be listened on, or a certificate that cannot be used.
+    Raises ConfigError for an unusable address or certificate.
     """
     work, imports = Work("actions", _MAX_WORK), Work("imports", _MAX_IMPORTS)
     listener = _listen(settings)
@@ -56,8 +56,8 @@ async def serve_admin(
         uvicorn.Config(
             create_admin_app(service, credential, work, imports),
             log_config=None,
-            ssl_certfile=_text(settings.certificate_file),
-            ssl_keyfile=_text(settings.key_file),
+            ssl_certfile=settings.certificate_file,
+            ssl_keyfile=settings.key_file,
             timeout_graceful_shutdown=_DRAIN_S,
         )
     )
@@ -71,7 +71,7 @@ async def serve_admin(
         stopping.cancel()
         http.should_exit = True
         await serving
-        await asyncio.to_thread(work.close)  # tasks that have begun end, and may need this loop for it
+        await asyncio.to_thread(work.close)  # waits for running tasks, which may need this loop
         await asyncio.to_thread(imports.close)
 
 
@@ -90,7 +90,3 @@ def _listen(settings: AdminServerSettings) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); choose another port with --port"
         ) from None
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

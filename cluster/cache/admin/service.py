@@ -33,7 +33,7 @@ from cluster.config import PromotionConfig
 
 @dataclass(frozen=True, slots=True)
 class NamespaceQuery:
-    """Which namespace is meant. Empty: not said."""
+    """Which namespace is meant; empty fields are unspecified."""
 
     namespace: str = ""
     tenant: str = ""
@@ -42,11 +42,11 @@ class NamespaceQuery:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """All that a namespace holds, and whose tokens they are."""
+    """The contents of a namespace."""
 
     keys: StoreKeys
     pieces: list[Piece]
-    unread: int  # objects of the namespace that are missing from it, since they could not be read
+    unread: int  # stored objects that could not be read and are missing here
 
     @property
     def header(self) -> ExportHeader:
@@ -55,8 +55,7 @@ class Export:
 
 
 class CacheAdminService:
-    """model: that imports are for, made when it is first needed; names: as the registry of tenants is now; promotion:
-    the cluster's."""
+    """model: the model of imports, made on first use. names: resolves names by the current registry."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class CacheAdminService:
         self._promotion = promotion or PromotionConfig()
 
     def acting_for(self, actor: str) -> CacheAdminService:
-        """The same, with somebody else in the audit log."""
+        """The same service with another actor in the audit log."""
         return CacheAdminService(self._administration.acting_for(actor), self._model, self._names, self._promotion)
 
     def namespaces(self, fingerprint: str = "") -> list[NamespaceSummary]:
@@ -83,7 +82,7 @@ class CacheAdminService:
     def import_documents(
         self, query: NamespaceQuery, documents: Callable[[DocumentReader], Iterable[Piece]]
     ) -> ImportResult:
-        """documents: called with what makes documents of what was sent."""
+        """documents: makes pieces with the reader it is given."""
         model = self._model()
         fingerprint = model.info.fingerprint
         if query.fingerprint not in ("", fingerprint):
@@ -99,9 +98,10 @@ class CacheAdminService:
         return Export(keys, contents.pieces, contents.unread)
 
     def purge(self, query: NamespaceQuery, since_s: int | None = None, until_s: int | None = None) -> list[PurgeResult]:
-        """Of a tenant without a namespace: all that is its own. Of a namespace: of any model, unless one is named.
+        """Purge a namespace, or all of a tenant's own if only the tenant is named; of all models unless one is named.
 
-        What a tenant's own namespace has brought into the public pool goes as well, whenever it was said.
+        since_s, until_s: Unix times of last writes. Phrases that a purged namespace supports in the public pool are
+        withdrawn whatever the times.
         """
         try:
             times = TimeRange(FIRST_S if since_s is None else since_s, LAST_S if until_s is None else until_s)
@@ -109,7 +109,7 @@ class CacheAdminService:
             raise InvalidRequest(error.field, error.value, error.limit) from None
         meant = self.to_purge(query)
         if not times.is_all and any(keys.namespace == PUBLIC for keys in meant):
-            raise InvalidRequest("namespace", PUBLIC, "what is in it has no time of its own; purge all of it")
+            raise InvalidRequest("namespace", PUBLIC, "its phrases have no times; purge all of it")
         done = [self._administration.purge(keys, times) for keys in meant]
         names = self._names()
         organisations = names.feed_from([keys.namespace for keys in meant], "" if query.namespace else query.tenant)
@@ -124,7 +124,7 @@ class CacheAdminService:
         return self._administration.find(self._name(query), query.fingerprint or None)
 
     def to_purge(self, query: NamespaceQuery) -> list[StoreKeys]:
-        """What a purge would be of."""
+        """The namespaces that a purge would affect."""
         if query.namespace or not query.tenant:
             return self.find(query)
         found = self._administration.namespaces(query.fingerprint or None)

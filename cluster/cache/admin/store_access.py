@@ -1,4 +1,4 @@
-"""How an administrator gets at the shared cache of a cluster, whether that runs or not."""
+"""Opens the administration of a cluster's shared cache, whether the cluster runs or not."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from cache_service.admin.administration import CacheAdministration
-from cache_service.admin.audit_log import AuditLog
+from cache_service.admin.audit_log import AuditLog, os_user
 from cache_service.errors import AuditError, CacheError, ServerError
 from cache_service.index.index_files import default_directory
 from cache_service.store.connection import Connection, ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer, running_server
 from cluster.cache.access import connection_settings, data_directory, key_ring
-from cluster.config import NO_CACHE, CacheConfig
+from cluster.cache.promotion import terms_of
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, paceline_home
 from cluster.errors import ConfigError
+from cluster.tenants.access import registry_path
+from cluster.tenants.registry_file import read_registry
 
-_READ_TIMEOUT_S = 10.0  # nobody's round waits for it
-_PATIENCE_S = 5.0  # for a server that is just being started or stopped
+_READ_TIMEOUT_S = 10.0  # no round waits for it
+_PATIENCE_S = 5.0  # while a server is starting or stopping
 
 
 @contextmanager
-def administered(config: CacheConfig, audit_file: Path, actor: str) -> Iterator[CacheAdministration]:
-    """The administration of the server that `cache.url` names; of the cluster's own, if it runs; else of its data, with
-    a server that lasts as long as the block. Raises ConfigError."""
+def administered(config: CacheConfig, actor: str) -> Iterator[CacheAdministration]:
+    """Administration of the server at `cache.url`, or of the cluster's own server, started for the block if it does not
+    run. Raises ConfigError."""
     if config.url == NO_CACHE:
         raise ConfigError("cache.url is 'none', so there is no cache; give another with --url or --directory")
     settings, ring = connection_settings(config), key_ring(config)
@@ -34,7 +36,7 @@ def administered(config: CacheConfig, audit_file: Path, actor: str) -> Iterator[
         if settings is None:
             settings = stack.enter_context(_own_server(config))
         try:
-            audit = AuditLog(audit_file)
+            audit = AuditLog(paceline_home() / "cache-audit.jsonl")
         except AuditError as error:
             raise ConfigError(str(error)) from None
         stack.callback(audit.close)
@@ -73,8 +75,38 @@ def _own_server(config: CacheConfig) -> Iterator[ConnectionSettings]:
 
 @contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """Errors of the cache in the block as one that the command line shows."""
+    """Raise a CacheError of the block as a ConfigError."""
     try:
         yield
     except CacheError as error:
         raise ConfigError(str(error)) from None
+
+
+def feeders(config: ClusterConfig) -> frozenset[str]:
+    """Organisations that may feed the public pool by the current registry. Raises ConfigError."""
+    registry = read_registry(registry_path(config, paceline_home()))
+    return frozenset() if registry is None else terms_of(registry, config.cache.promotion).members
+
+
+def withdraw_those_gone(config: ClusterConfig, before: frozenset[str]) -> bool:
+    """Withdraw those of `before` that may no longer feed the public pools, and admit new feeders.
+
+    Returns whether a pool was affected. Raises ConfigError and CacheError; routers of a running cluster do the same at
+    their next look at the registry.
+    """
+    registry = read_registry(registry_path(config, paceline_home()))
+    if registry is None:
+        return False
+    terms = terms_of(registry, config.cache.promotion)
+    gone = before - terms.members
+    if terms.members == before or not _may_have_data(config):
+        return False
+    with administered(config.cache, f"cli {os_user()}") as administration:
+        pools = administration.withdraw(gone, terms)
+    return bool(gone and pools)
+
+
+def _may_have_data(config: ClusterConfig) -> bool:
+    if config.cache.url is None:
+        return data_directory(config.cache).is_dir()
+    return config.cache.url != NO_CACHE

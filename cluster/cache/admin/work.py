@@ -1,4 +1,4 @@
-"""Threads for what waits: so many at a time, and who comes when all are busy is told to come again."""
+"""Bounded thread pools for the administration server, and request bodies for their threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END = object()
 
 
 class Work:
-    """A pool of threads without a queue. For one event loop."""
+    """A thread pool without a queue, for one event loop: a task beyond `max_threads` is refused."""
 
     def __init__(self, name: str, max_threads: int) -> None:
         self._name = name
@@ -25,7 +25,7 @@ class Work:
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix=f"cache-admin-{name}")
 
     async def run(self, task: Callable[[], Result]) -> Result:
-        """Raises Overloaded, and what the task raises. It goes on to its end even if nobody waits for it any more."""
+        """Raises Overloaded, and what the task raises. A cancelled caller does not cancel the task."""
         if self._num_busy >= self._max_threads:
             raise Overloaded(f"{self._max_threads} {self._name} are under way", 1.0)
         self._num_busy += 1
@@ -34,18 +34,18 @@ class Work:
         return await asyncio.shield(future)
 
     def close(self) -> None:
-        """What has begun goes on to its end."""
+        """Waits for running tasks."""
         self._threads.shutdown(wait=True)
 
     def _done(self, future: asyncio.Future[Result]) -> None:
         self._num_busy -= 1
         if not future.cancelled():
-            future.exception()  # nobody may be left to hear of it
+            future.exception()  # retrieved, lest asyncio logs it when the caller is gone
 
 
 def pulled(source: AsyncIterator[Result], loop: asyncio.AbstractEventLoop) -> Iterator[Result]:
-    """What an event loop receives, for a thread beside it, as fast as that takes it. Raises InvalidRequest when nothing
-    comes for a minute, and what the source raises."""
+    """Items of an asynchronous source, for a thread, one at a time. Raises InvalidRequest when nothing comes for a
+    minute, and what the source raises."""
     while True:
         try:
             item = asyncio.run_coroutine_threadsafe(_next(source), loop).result(_SILENCE_S)
@@ -57,8 +57,8 @@ def pulled(source: AsyncIterator[Result], loop: asyncio.AbstractEventLoop) -> It
 
 
 def lines(chunks: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Lines of bytes that come in any pieces. Raises InvalidRequest for one that is longer than `max_bytes`."""
-    held: list[bytes] = []  # of the line under way
+    """Lines of a chunked body. Raises InvalidRequest for a line longer than `max_bytes`."""
+    held: list[bytes] = []  # parts of the current line
     size = 0
     for chunk in chunks:
         *ends, rest = chunk.split(b"\n")

@@ -48,7 +48,7 @@ def serve_admin(
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(service, credential, listen, stop, ready)
+        await serve(service, credential, listen, stop=stop, on_ready=ready)
 
     with told_in_one_line(), place.service(target, creates=True) as service:
         asyncio.run(run(service))

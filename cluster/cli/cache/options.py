@@ -105,8 +105,7 @@ class Place:
         if self.is_missing and not creates:
             raise ConfigError(f"there is no cache {self.where}; name another with --url, --directory or --config")
         model = cache(lambda: self.model(target, progress))
-        audit_file = paceline_home() / "cache-audit.jsonl"
-        with administered(self.config.cache, audit_file, f"cli {os_user()}") as administration:
+        with administered(self.config.cache, f"cli {os_user()}") as administration:
             yield CacheAdminService(administration, model, self.names, self.config.cache.promotion)
 
 

@@ -430,15 +430,17 @@ def test_a_model_that_is_not_prepared_is_no_traceback(run, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["sreve"], "No such command 'sreve'. Did you mean 'serve'?; see `paceline --help`"),
+        (["sreve"], "there is no command 'sreve'. Did you mean 'serve'?; see `paceline --help`"),
         (
             ["generate", "--promt", "x"],
             "there is no option --promt; there are --prompt, --prompts-file; see `paceline g",
         ),
         (["generate", "--gamma", "0"], "--gamma is 0; it must be at least 1; see `paceline generate --help`"),
         (["generate", "--gamma", "x"], "--gamma is x; it must be a whole number; "),
-        (["generate", "--dtype", "int9"], "--dtype is int9; 'int9' is not one of 'float32', "),
+        (["generate", "--dtype", "int9"], "--dtype is int9; it must be one of 'float32', 'bfloat16', 'float16'; see"),
         (["corpus", "build", "x"], "--out is missing; see `paceline corpus build --help`"),
+        (["corpus", "build", "--out"], "--out needs a value"),
+        (["model", "list", "x"], "unexpected argument: x; see `paceline model list --help`"),
         (["model", "path"], "NAME is missing; see `paceline model path --help`"),
         (["cache", "list", "--json=3"], "Option '--json' does not take a value"),
     ],
