@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,9 +15,7 @@ from actors.errors import InvalidRequest
 from cluster.cli.row_times import parse_row_times
 
 if TYPE_CHECKING:
-    from cluster.deploy.size.estimate import Deployment, Sizing
-    from cluster.deploy.size.model_shape import ModelShape
-    from cluster.deploy.size.roofline import PlacedModel
+    from cluster.deploy.size.estimate import Deployment, PlacedModel, Sizing
 
 _MODEL_ACCEPTANCE = 0.7  # default with a draft model
 _CPU_ACCEPTANCE = 0.5  # default with drafters on the CPU: two tokens a round
@@ -66,81 +63,15 @@ def size(
 
     The formulas are in docs/sizing.md. Exit status 1 if it does not fit.
     """
-    if price_per_gpu_hour is None and draft_price_per_gpu_hour is not None and draft is not None:
-        limit = "give --price-per-gpu-hour, too"
-        raise InvalidRequest("--draft-price-per-gpu-hour", draft_price_per_gpu_hour, limit)
-    _refuse("--cpu", cpu, {"--draft": draft, "--price-per-gpu-hour": price_per_gpu_hour, "--hardware": hardware})
-    gpu_only = {"--memory-gib": memory_gib, "--bandwidth-gb-s": bandwidth_gb_s}
-    _refuse("--gpus", not cpu, gpu_only)
-    for name, value in {"--draft-gpu": draft_gpu, "--draft-price-per-gpu-hour": draft_price_per_gpu_hour}.items():
-        if draft is None and value is not None:
-            raise InvalidRequest(name, value, "give --draft, too")
-    if cpu == (gpus is not None):
-        raise InvalidRequest("--gpus", gpus, "give either --gpus or --cpu")
-    measured = parse_row_times(row_times)
-    from cluster.config import RouterConfig
+    options = dict(locals())
+    _check_options(options)
+    options["measured"] = parse_row_times(row_times)
     from cluster.deploy.size import estimate
-    from cluster.deploy.size.hardware import (
-        CPU,
-        GPUS,
-        GpuGroup,
-        find_gpu,
-        find_kv_bytes,
-        find_precision,
-        measure_cpu,
-        parse_gpus,
-        read_hardware,
-    )
-    from cluster.deploy.size.model_shape import find_model
-    from cluster.deploy.size.report import as_json
-    from cluster.deploy.size.roofline import EFFICIENCY, PlacedModel
-    from cluster.router.step_time import StepTimeCurve
+    from cluster.deploy.size.report import as_json, notes_of
 
-    known = {**GPUS, **(read_hardware(hardware) if hardware is not None else {})}
-    precision, draft_precision = find_precision(dtype, "--dtype"), find_precision(draft_dtype, "--draft-dtype")
-    kv_bytes = find_kv_bytes(kv_dtype, precision)
-    group = None if cpu else parse_gpus(gpus, known=known)
-    draft_group = (
-        None if draft_gpu is None else GpuGroup(draft_gpu.lower(), find_gpu(draft_gpu, "--draft-gpu", known), 1)
-    )
-    shape = find_model(target, "--target")
-    if context > shape.max_context:
-        raise InvalidRequest("--context", context, f"{shape.name} takes {shape.max_context} tokens at most")
-    if group is None:
-        group = GpuGroup(CPU, measure_cpu(precision.name, memory_gib, bandwidth_gb_s), 1)
-    reached = efficiency or (1.0 if cpu else EFFICIENCY)
-    placed = PlacedModel(shape=shape, group=group, precision=precision, kv_bytes=kv_bytes, efficiency=reached)
-    _check_heads(shape, placed, gpus)
-    drafter = None
-    if draft is not None:
-        drafter = PlacedModel(
-            shape=find_model(draft, "--draft"),
-            group=draft_group or GpuGroup(group.name, group.gpu, 1),
-            precision=draft_precision,
-            kv_bytes=draft_precision.kv_bytes,
-            efficiency=reached,
-        )
-    default_acceptance = _CPU_ACCEPTANCE if drafter is None else _MODEL_ACCEPTANCE
-    deployment = estimate.Deployment(
-        target=placed,
-        concurrency=concurrency,
-        context=context,
-        prefill_rows=RouterConfig().max_prefill_rows,
-        link_s=link_ms / 1000,
-        draft=estimate.DraftPlan(
-            placed=drafter,
-            acceptance=default_acceptance if acceptance is None else acceptance,
-            draft_tokens=draft_tokens,
-            hit_rate=hit_rate,
-            outcomes=draft_ahead,
-            max_workers=max_draft_workers,
-        ),
-        gpu_hour=price_per_gpu_hour,
-        draft_gpu_hour=draft_price_per_gpu_hour,
-        seconds_of_rows=StepTimeCurve(measured).seconds if measured else None,
-    )
+    deployment = _deployment(options)
     sizing = estimate.size(deployment)
-    notes = _notes(deployment, sizing, is_assumed=acceptance is None)
+    notes = notes_of(deployment, sizing, is_assumed=acceptance is None)
     if output is Format.json:
         typer.echo(json.dumps(as_json(deployment, sizing, notes), indent=2))
     else:
@@ -149,23 +80,93 @@ def size(
         sys.exit(1)
 
 
-def _refuse(mode: str, is_on: bool, options: Mapping[str, object]) -> None:
-    for name, value in options.items():
-        if is_on and value is not None:
-            raise InvalidRequest(name, str(value), f"it has no meaning with {mode}; leave it out")
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuse options that mean nothing beside the others, before anything slow is imported. Raises InvalidRequest."""
+    refused: dict[str, list[str]] = {}
+    if options["cpu"]:
+        refused["it has no meaning with --cpu; leave it out"] = ["draft", "price_per_gpu_hour", "hardware"]
+    else:
+        refused["it has no meaning with --gpus; leave it out"] = ["memory_gib", "bandwidth_gb_s"]
+    if options["draft"] is None:
+        refused["give --draft, too"] = ["draft_gpu", "draft_price_per_gpu_hour"]
+    if options["price_per_gpu_hour"] is None:
+        refused["give --price-per-gpu-hour, too"] = ["draft_price_per_gpu_hour"]
+    for limit, names in refused.items():
+        for name in names:
+            if options[name] is not None:
+                raise InvalidRequest(f"--{name.replace('_', '-')}", str(options[name]), limit)
+    if options["cpu"] == (options["gpus"] is not None):
+        raise InvalidRequest("--gpus", options["gpus"], "give either --gpus or --cpu")
 
 
-def _check_heads(shape: ModelShape, placed: PlacedModel, gpus: str | None) -> None:
-    group = placed.group
+def _deployment(options: dict[str, Any]) -> Deployment:
+    """The deployment that the options describe. Raises InvalidRequest, or ModelError for an unusable model."""
+    from cluster.config import RouterConfig
+    from cluster.deploy.size.estimate import Deployment, DraftPlan
+    from cluster.router.step_time import StepTimeCurve
+
+    target, drafter = _placed_models(options)
+    acceptance, measured = options["acceptance"], options["measured"]
+    if acceptance is None:
+        acceptance = _CPU_ACCEPTANCE if drafter is None else _MODEL_ACCEPTANCE
+    return Deployment(
+        target=target,
+        concurrency=options["concurrency"],
+        context=options["context"],
+        prefill_rows=RouterConfig().max_prefill_rows,
+        link_s=options["link_ms"] / 1000,
+        draft=DraftPlan(
+            placed=drafter,
+            acceptance=acceptance,
+            draft_tokens=options["draft_tokens"],
+            hit_rate=options["hit_rate"],
+            outcomes=options["draft_ahead"],
+            max_workers=options["max_draft_workers"],
+        ),
+        gpu_hour=options["price_per_gpu_hour"],
+        draft_gpu_hour=options["draft_price_per_gpu_hour"],
+        seconds_of_rows=StepTimeCurve(measured).seconds if measured else None,
+    )
+
+
+def _placed_models(options: dict[str, Any]) -> tuple[PlacedModel, PlacedModel | None]:
+    """Target and draft model on their devices."""
+    from cluster.deploy.size import hardware as hw
+    from cluster.deploy.size.estimate import EFFICIENCY, PlacedModel
+    from cluster.deploy.size.model_shape import find_model
+
+    gpus, cpu, draft, context = (options[name] for name in ("gpus", "cpu", "draft", "context"))
+    known = {**hw.GPUS, **(hw.read_hardware(options["hardware"]) if options["hardware"] is not None else {})}
+    dtype = hw.find_dtype(options["dtype"], "--dtype")
+    draft_dtype = hw.find_dtype(options["draft_dtype"], "--draft-dtype")
+    kv_bytes = hw.find_kv_bytes(options["kv_dtype"], dtype)
+    group = None if cpu else hw.parse_gpus(gpus, known=known)
+    draft_gpu = options["draft_gpu"] and hw.parse_gpus(options["draft_gpu"], "--draft-gpu", known)
+    shape = find_model(options["target"], "--target")
+    if context > shape.max_context:
+        raise InvalidRequest("--context", context, f"{shape.name} takes {shape.max_context} tokens at most")
+    if group is None:
+        group = hw.GpuGroup(hw.CPU, hw.measure_cpu(dtype, options["memory_gib"], options["bandwidth_gb_s"]), 1)
     if shape.num_heads % group.count:
         even = ", ".join(str(count) for count in range(1, group.gpu.per_node + 1) if shape.num_heads % count == 0)
         limit = f"{shape.name} has {shape.num_heads} attention heads to share out evenly: {even} GPUs"
         raise InvalidRequest("--gpus", gpus, limit)
+    efficiency = options["efficiency"] or (1.0 if cpu else EFFICIENCY)
+    target = PlacedModel(shape=shape, group=group, dtype=dtype, kv_bytes=kv_bytes, efficiency=efficiency)
+    if draft is None:
+        return target, None
+    return target, PlacedModel(
+        shape=find_model(draft, "--draft"),
+        group=draft_gpu or hw.GpuGroup(group.name, group.gpu, 1),
+        dtype=draft_dtype,
+        kv_bytes=hw.find_kv_bytes("auto", draft_dtype),
+        efficiency=efficiency,
+    )
 
 
 def _print(deployment: Deployment, sizing: Sizing, notes: list[str]) -> None:
-    from cluster.cli.bench.table import print_table
-    from cluster.deploy.size.report import is_served, sections, settings
+    from cluster.cli.table import print_table
+    from cluster.deploy.size.report import sections, settings, unserved
 
     for number, section in enumerate(sections(deployment, sizing, notes)):
         if number:
@@ -174,35 +175,7 @@ def _print(deployment: Deployment, sizing: Sizing, notes: list[str]) -> None:
             print(textwrap.fill(section, _WIDTH, break_on_hyphens=False), flush=True)
         else:
             print_table(*section, sys.stdout)
-    if sizing.memory.fits and is_served(deployment.target):
+    if sizing.memory.fits and not unserved(deployment.target):
         print("\nSettings of the cheapest:")
         for key, value in settings(deployment, sizing.cheapest).items():
             print(f"  --set {key}={value}")
-
-
-def _notes(deployment: Deployment, sizing: Sizing, *, is_assumed: bool) -> list[str]:
-    """Reservations that apply to these figures."""
-    from cluster.deploy.size.report import is_cpu, is_served
-
-    target, draft = deployment.target, deployment.draft
-    notes = ["Times are what good kernels can reach at best; reading prompts is not included."]
-    if is_assumed:
-        what = "`paceline bench local --compare` tells that of your texts."
-        notes.append(f"An acceptance of {draft.acceptance} is assumed; {what}")
-    if draft.placed is not None and not sizing.drafted:
-        notes.append(f"{draft.placed.shape.name} with the caches of its requests fits on no {draft.placed.group.name}.")
-    if draft.placed is not None and deployment.gpu_hour is None:
-        notes.append("Without prices a draft GPU counts as much as one of the target's.")
-    if deployment.concurrency * (1 + sizing.fastest.draft_tokens) <= sizing.free_rows:
-        notes.append(f"Up to {sizing.free_rows:,.0f} rows a round read no more weights and wait for no product.")
-    else:
-        notes.append(f"Beyond {sizing.free_rows:,.0f} rows a round every drafted token costs time.")
-    what = ""
-    if not target.precision.is_served:
-        what = f"Paceline's engine does not compute in {target.precision.name} yet"
-    elif not is_served(target):
-        what = "Paceline's target.quantization needs target.tensor_parallel 1 so far"
-    if what:
-        whose = "this CPU" if is_cpu(target) else "GPUs"
-        notes.append(f"{what}: this is what {whose} can do, and there are no settings for it.")
-    return notes

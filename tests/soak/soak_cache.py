@@ -36,7 +36,7 @@ from cache_service.formats.store_keys import StoreKeys
 from cache_service.store.admin_store import known_keys
 from cache_service.store.connection import Connection, open_client
 from cache_service.store.embedded_server import EmbeddedServer
-from cluster.cli.bench.table import print_table
+from cluster.cli.table import print_table
 
 MIB = 2**20
 SAMPLE_S = 10.0

@@ -10,7 +10,7 @@ from cluster.cli.bench.local import CellResult, LocalPlan, MethodResult
 from cluster.cli.bench.machine import print_machine
 from cluster.cli.bench.prompts import pick_rows
 from cluster.cli.bench.speed import NEAR_TIE, Equality
-from cluster.cli.bench.table import print_table
+from cluster.cli.table import print_table
 
 _MAX_SHOWN_DIFFERENCES = 5
 _MAX_SHOWN_POSITIONS = 8

@@ -1,20 +1,130 @@
-"""Sizing of a deployment: memory, speed with and without drafts (Leviathan et al. 2023; one round ahead: SSD, arXiv
-2603.03251), and how many draft workers pay."""
+"""Memory and speed of a deployment: the roofline (Williams et al. 2009), rounds with and without drafts (Leviathan et
+al. 2023; one round ahead: SSD, arXiv 2603.03251), and how many draft workers pay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from cluster.config import SpeculationConfig
-from cluster.deploy.size.hardware import PRECISIONS, QUANTIZED
-from cluster.deploy.size.roofline import ForwardTime, MemoryFit, PlacedModel, free_rows, memory_fit
+from cluster.deploy.size.hardware import QUANTIZED, WEIGHT_BYTES, GpuGroup
+from cluster.deploy.size.model_shape import ModelShape
 
 Drafting = Literal["none", "on the CPU", "on request", "one round ahead"]
 
+EFFICIENCY = 0.8  # share of a data sheet's rates that good kernels reach
 MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # tried where the number is left open
+_RESERVE_BYTES = 2.0 * 2**30  # CUDA context, communicators, captured graphs, fragmentation
+_ALL_REDUCE_US_PER_GPU = 0.5  # on top of the link's own latency
+_ACTIVATION_BYTES = 2  # of a number that ranks add up
+_LIVE_WIDTHS = 16  # hidden sizes of activations that a row holds at once: residual, MLP, queries
 _WORTHWHILE_GAIN = 1.01  # of speed; a smaller one is not worth a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTime:
+    """Parts of a forward, seconds."""
+
+    weights_s: float  # reading weights
+    kv_s: float  # reading the KV cache of all sequences
+    compute_s: float  # products, overlapped with reading
+    all_reduce_s: float  # two a layer, not overlapped
+
+    @property
+    def total_s(self) -> float:
+        return max(self.weights_s + self.kv_s, self.compute_s) + self.all_reduce_s
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model on devices, with the formats of its weights and KV cache."""
+
+    shape: ModelShape
+    group: GpuGroup
+    dtype: str  # of the weights
+    kv_bytes: float  # of a number in the KV cache
+    efficiency: float = EFFICIENCY  # in (0, 1]
+
+    @property
+    def weight_bytes(self) -> float:
+        return WEIGHT_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """On each device. With more devices than KV heads, heads are replicated."""
+        heads_of_rank = -(-self.shape.num_kv_heads // self.group.count)
+        return self.shape.kv_bytes_per_token(self.kv_bytes) * heads_of_rank / self.shape.num_kv_heads
+
+    def forward_time(self, rows: int, sequences: int, context: int) -> ForwardTime:
+        """A pass over `rows` tokens of `sequences` that have `context` cached tokens each. A sequence's cache is read
+        once, however many of its rows are verified."""
+        shape, gpu, count = self.shape, self.group.gpu, self.group.count
+        bandwidth = gpu.bandwidth_tb_s * 1e12 * self.efficiency
+        attended = 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * context
+        all_reduce_s = 0.0
+        if count > 1:
+            ring_bytes = 2 * (count - 1) / count * rows * shape.hidden_size * _ACTIVATION_BYTES
+            latency_s = (gpu.link_latency_us + _ALL_REDUCE_US_PER_GPU * count) * 1e-6
+            all_reduce_s = 2 * shape.num_layers * (latency_s + ring_bytes / (gpu.link_gb_s * 1e9))
+        return ForwardTime(
+            weights_s=shape.read_parameters(rows) * self.weight_bytes / (bandwidth * count),
+            kv_s=sequences * context * self.kv_bytes_per_token / bandwidth,
+            compute_s=rows
+            * (2.0 * shape.active_parameters + attended)
+            / (gpu.flops(self.dtype) * count * self.efficiency),
+            all_reduce_s=all_reduce_s,
+        )
+
+
+def free_rows(placed: PlacedModel) -> float:
+    """Rows of all sequences together up to which products take no longer than reading the weights."""
+    shape, gpu = placed.shape, placed.group.gpu
+    per_row = 2.0 * shape.active_parameters / gpu.flops(placed.dtype)
+    rows = 1.0
+    for _ in range(32):  # with experts, more rows read more weights
+        read = shape.read_parameters(max(1, int(rows))) * placed.weight_bytes
+        rows = read / (gpu.bandwidth_tb_s * 1e12) / per_row
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """Bytes on each device of a group."""
+
+    weights: float
+    kv_cache: float  # at the given concurrency and context
+    activations: float
+    reserve: float
+    available: float
+    room_tokens: int  # capacity of the KV cache; 0 if the weights do not fit
+
+    @property
+    def needed(self) -> float:
+        return self.weights + self.kv_cache + self.activations + self.reserve
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
+
+
+def memory_fit(placed: PlacedModel, sequences: int, context: int, *, rows: int, prefill_rows: int) -> MemoryFit:
+    """rows: verified in one forward, with logits; prefill_rows: prompt rows beside them."""
+    shape = placed.shape
+    weights = shape.num_parameters * placed.weight_bytes / placed.group.count
+    logits = 2 * 4 * shape.vocab_size * rows  # float32, raw and processed
+    activations = 2 * _LIVE_WIDTHS * shape.hidden_size * (rows + prefill_rows) + logits
+    available = placed.group.gpu.memory_gib * 2**30
+    left = available - weights - activations - _RESERVE_BYTES
+    return MemoryFit(
+        weights=weights,
+        kv_cache=sequences * context * placed.kv_bytes_per_token,
+        activations=activations,
+        reserve=_RESERVE_BYTES,
+        available=available,
+        room_tokens=max(0, math.floor(left / placed.kv_bytes_per_token)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +164,7 @@ class Deployment:
         return self.target.forward_time(rows, self.concurrency, self.context).total_s + self.link_s
 
     def price(self, workers: int) -> float:
-        """Of an hour; without prices, the number of GPUs."""
+        """The price of an hour; without prices, the number of GPUs."""
         gpu_hour = 1.0 if self.gpu_hour is None else self.gpu_hour
         draft_gpu_hour = gpu_hour if self.draft_gpu_hour is None else self.draft_gpu_hour
         return self.target.group.count * gpu_hour + workers * draft_gpu_hour
@@ -91,7 +201,7 @@ class Sizing:
 def size(deployment: Deployment) -> Sizing:
     target, count, context = deployment.target, deployment.concurrency, deployment.context
     memory = deployment.memory(target)
-    plain = _speed(deployment, "none", (0, 0), tokens=1.0, round_s=deployment.verify_s(0))
+    plain = _speed(deployment, "none", tokens=1.0, round_s=deployment.verify_s(0))
     drafted = tuple(_drafted(deployment))
     everything = (plain, *drafted)
     best = max(one.tokens_per_s for one in everything)
@@ -111,15 +221,14 @@ def groups_that_fit(deployment: Deployment) -> list[int]:
     """Numbers of GPUs, ascending, that share the target's heads evenly and hold it with all sequences."""
     placed = deployment.target
     counts = [n for n in range(1, placed.group.gpu.per_node + 1) if placed.shape.num_heads % n == 0]
-    groups = {n: replace(placed, group=replace(placed.group, count=n)) for n in counts}
-    return [n for n, target in groups.items() if deployment.memory(target).fits]
+    return [n for n in counts if deployment.memory(replace(placed, group=replace(placed.group, count=n))).fits]
 
 
-def precisions_that_fit(deployment: Deployment) -> list[str]:
+def dtypes_that_fit(deployment: Deployment) -> list[str]:
     """Quantized formats smaller than the target's in which it would fit."""
     placed = deployment.target
-    smaller = [name for name in QUANTIZED if PRECISIONS[name].weight_bytes < placed.precision.weight_bytes]
-    return [name for name in smaller if deployment.memory(replace(placed, precision=PRECISIONS[name])).fits]
+    smaller = [dtype for dtype in QUANTIZED if WEIGHT_BYTES[dtype] < placed.weight_bytes]
+    return [dtype for dtype in smaller if deployment.memory(replace(placed, dtype=dtype)).fits]
 
 
 def tokens_per_round(acceptance: float, draft_tokens: int) -> float:
@@ -139,11 +248,16 @@ def round_ahead(verify: float, draft: float, network: float, hit_rate: float) ->
     return hit_rate * max(verify, draft) + (1.0 - hit_rate) * round_on_request(verify, draft, network)
 
 
-def _drafted(deployment: Deployment) -> Iterable[Speed]:
+def _drafted(deployment: Deployment) -> Iterator[Speed]:
+    """The best number of draft tokens for every way to draft and number of workers."""
     draft = deployment.draft
     lengths = range(1, MAX_DRAFT_TOKENS + 1) if draft.draft_tokens is None else (draft.draft_tokens,)
     if draft.placed is None:
-        yield max((_on_cpu(deployment, drafts) for drafts in lengths), key=_rate)
+        rounds = ((drafts, tokens_per_round(draft.acceptance, drafts)) for drafts in lengths)
+        yield _fastest(
+            _speed(deployment, "on the CPU", drafts=drafts, tokens=tokens, round_s=deployment.verify_s(drafts))
+            for drafts, tokens in rounds
+        )
         return
     for workers in range(1, min(draft.max_workers, deployment.concurrency) + 1):
         sequences = -(-deployment.concurrency // workers)
@@ -151,38 +265,33 @@ def _drafted(deployment: Deployment) -> Iterable[Speed]:
         fit = memory_fit(draft.placed, sequences, deployment.context, rows=rows, prefill_rows=deployment.prefill_rows)
         if fit.fits:
             for way in (_on_request, _one_ahead):
-                yield max((way(deployment, draft.placed, workers, drafts) for drafts in lengths), key=_rate)
+                yield _fastest(way(deployment, draft.placed, workers, drafts) for drafts in lengths)
 
 
-def _rate(speed: Speed) -> float:
-    return speed.tokens_per_s
-
-
-def _on_cpu(deployment: Deployment, drafts: int) -> Speed:
-    tokens = tokens_per_round(deployment.draft.acceptance, drafts)
-    return _speed(deployment, "on the CPU", (0, drafts), tokens=tokens, round_s=deployment.verify_s(drafts))
+def _fastest(speeds: Iterator[Speed]) -> Speed:
+    return max(speeds, key=lambda speed: speed.tokens_per_s)
 
 
 def _on_request(deployment: Deployment, placed: PlacedModel, workers: int, drafts: int) -> Speed:
     tokens = tokens_per_round(deployment.draft.acceptance, drafts)
     draft_s = _draft_s(deployment, placed, workers, 1) * drafts
     round_s = round_on_request(deployment.verify_s(drafts), draft_s, deployment.link_s)
-    return _speed(deployment, "on request", (workers, drafts), tokens=tokens, round_s=round_s)
+    return _speed(deployment, "on request", workers=workers, drafts=drafts, tokens=tokens, round_s=round_s)
 
 
 def _one_ahead(deployment: Deployment, placed: PlacedModel, workers: int, drafts: int) -> Speed:
     """The faster of two ways to treat sequences whose draft is for another outcome: all wait for them, or they go
     without a draft in this round."""
-    hit_rate, how = deployment.draft.hit_rate, (workers, drafts)
+    hit_rate = deployment.draft.hit_rate
     tokens = tokens_per_round(deployment.draft.acceptance, drafts)
     draft_s = _draft_s(deployment, placed, workers, deployment.draft.outcomes) * drafts
-    all_hit = hit_rate**deployment.concurrency
-    waiting_s = round_ahead(deployment.verify_s(drafts), draft_s, deployment.link_s, all_hit)
-    waiting = _speed(deployment, "one round ahead", how, tokens=tokens, round_s=waiting_s)
+    waiting_s = round_ahead(deployment.verify_s(drafts), draft_s, deployment.link_s, hit_rate**deployment.concurrency)
     going_on_s = max(deployment.verify_s(drafts * hit_rate), draft_s)
-    fewer = 1.0 + hit_rate * (tokens - 1.0)
-    going_on = _speed(deployment, "one round ahead", how, tokens=fewer, round_s=going_on_s)
-    return max((waiting, going_on), key=_rate)
+    ways = ((tokens, waiting_s), (1.0 + hit_rate * (tokens - 1.0), going_on_s))
+    return _fastest(
+        _speed(deployment, "one round ahead", workers=workers, drafts=drafts, tokens=count, round_s=round_s)
+        for count, round_s in ways
+    )
 
 
 def _draft_s(deployment: Deployment, placed: PlacedModel, workers: int, branches: int) -> float:
@@ -191,9 +300,9 @@ def _draft_s(deployment: Deployment, placed: PlacedModel, workers: int, branches
     return placed.forward_time(sequences * branches, sequences, deployment.context).total_s
 
 
-def _speed(deployment: Deployment, drafting: Drafting, how: tuple[int, int], *, tokens: float, round_s: float) -> Speed:
-    """how: (draft workers, draft tokens)."""
-    workers, drafts = how
+def _speed(
+    deployment: Deployment, drafting: Drafting, *, tokens: float, round_s: float, workers: int = 0, drafts: int = 0
+) -> Speed:
     stream = tokens / round_s
     all_streams = stream * deployment.concurrency
     has_prices = deployment.gpu_hour is not None

@@ -1,4 +1,4 @@
-"""GPUs as their makers describe them, this machine's CPU as measured, and the formats of weights."""
+"""GPUs as their makers describe them, this machine's CPU as measured, and the formats of weights and KV cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from actors.errors import InvalidRequest
 CPU = "cpu"
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_ALL_REDUCE_US_PER_GPU = 0.5  # on top of the link's own latency
 _FLOAT32_SLOWER = 16.0  # than bfloat16 on tensor cores
 _READ_BYTES = 256 * 2**20  # larger than any cache
-_PRODUCT_SIZE = 1024  # of a square weight
-_PRODUCT_ROWS = 16  # of a round
-_MEASURE_S = 0.25  # of each rate; the fastest call counts
+_PRODUCT_SIZE, _PRODUCT_ROWS = 1024, 16  # a square weight and the rows of a round
+_MEASURE_S = 0.25  # for each rate; the fastest call counts
 
 
 class Gpu(BaseModel):
@@ -39,29 +37,29 @@ class Gpu(BaseModel):
     link_latency_us: Annotated[float, Field(ge=0, le=1e6)] = 20.0  # of an empty all-reduce
     per_node: Annotated[int, Field(ge=1, le=128)] = 8
 
+    def flops(self, dtype: str) -> float:
+        """Peak floating-point operations a second. Quantized weights are multiplied in bfloat16."""
+        if dtype == "float32":
+            return (self.tflops_float32 or self.tflops / _FLOAT32_SLOWER) * 1e12
+        return ((dtype == "fp8" and self.tflops_fp8) or self.tflops) * 1e12
 
-# name, GiB, TB/s, TFLOP/s, TFLOP/s in fp8 (0: none), GB/s of a link, us of an all-reduce
+
+_COLUMNS = ("memory_gib", "bandwidth_tb_s", "tflops", "link_gb_s", "link_latency_us", "tflops_fp8")
 _GPU_TABLE = """
-a10g       22.0   0.6    70    0     25  20
-l4         22.0   0.3    121   242   25  20
-l40s       44.3   0.864  362   733   25  20
-a100-40gb  39.4   1.555  312   0     300 8
-a100       79.2   2.039  312   0     300 8
-h20        95.0   4.0    148   296   450 8
-h100       79.1   3.35   989   1979  450 8
-h200       139.8  4.8    989   1979  450 8
-b200       178.3  8.0    2250  4500  900 8
+a10g       22.0   0.6    70    25  20
+l4         22.0   0.3    121   25  20  242
+l40s       44.3   0.864  362   25  20  733
+a100-40gb  39.4   1.555  312   300 8
+a100       79.2   2.039  312   300 8
+h20        95.0   4.0    148   450 8   296
+h100       79.1   3.35   989   450 8   1979
+h200       139.8  4.8    989   450 8   1979
+b200       178.3  8.0    2250  900 8   4500
 """
-
-
-def _gpu(row: str) -> tuple[str, Gpu]:
-    name, *numbers = row.split()
-    memory, bandwidth, tflops, fp8, link, latency = map(float, numbers)
-    gpu = Gpu(memory_gib=memory, bandwidth_tb_s=bandwidth, tflops=tflops, link_gb_s=link, link_latency_us=latency)
-    return name, gpu.model_copy(update={"tflops_fp8": fp8 or None})
-
-
-GPUS: Mapping[str, Gpu] = dict(map(_gpu, _GPU_TABLE.strip().splitlines()))
+GPUS: Mapping[str, Gpu] = {
+    name: Gpu.model_validate(dict(zip(_COLUMNS, numbers, strict=False)))
+    for name, *numbers in map(str.split, _GPU_TABLE.strip().splitlines())
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +69,6 @@ class GpuGroup:
     name: str
     gpu: Gpu
     count: int
-
-    @property
-    def all_reduce_latency_s(self) -> float:
-        """Latency of an all-reduce without its bytes; 0 on a single device."""
-        return (self.gpu.link_latency_us + _ALL_REDUCE_US_PER_GPU * self.count) * 1e-6 if self.count > 1 else 0.0
 
 
 def read_hardware(path: Path) -> dict[str, Gpu]:
@@ -94,18 +87,13 @@ def read_hardware(path: Path) -> dict[str, Gpu]:
     raise InvalidRequest("--hardware", str(path), limit)
 
 
-def find_gpu(name: str, field: str, known: Mapping[str, Gpu] = GPUS) -> Gpu:
-    """Raises InvalidRequest that lists the known ones."""
-    if (found := known.get(name.lower())) is None:
+def parse_gpus(text: str, field: str = "--gpus", known: Mapping[str, Gpu] = GPUS) -> GpuGroup:
+    """`h200:8`, or `h200` for one. Raises InvalidRequest, which lists the known ones."""
+    name, colon, number = text.partition(":")
+    if (gpu := known.get(name.lower())) is None:
         limit = f"known GPUs are {', '.join(sorted(known))}; describe others in a file: --hardware"
         raise InvalidRequest(field, name, limit)
-    return found
-
-
-def parse_gpus(text: str, field: str = "--gpus", known: Mapping[str, Gpu] = GPUS) -> GpuGroup:
-    """`h200:8`, or `h200` for one. Raises InvalidRequest."""
-    name, colon, number = text.partition(":")
-    gpu, number = find_gpu(name, field, known), number if colon else "1"
+    number = number if colon else "1"
     if not (number.isascii() and number.isdigit() and len(number) <= 6 and int(number) >= 1):
         raise InvalidRequest(field, text, "write name:number, such as h200:8")
     if int(number) > gpu.per_node:
@@ -114,47 +102,27 @@ def parse_gpus(text: str, field: str = "--gpus", known: Mapping[str, Gpu] = GPUS
     return GpuGroup(name.lower(), gpu, int(number))
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
-    name: str
-    weight_bytes: float  # of a weight, with its share of its group's scale
-    kv_bytes: float  # of a number in the KV cache by default
-    is_served: bool = True  # by Paceline's own engine
-
-    def flops(self, gpu: Gpu) -> float:
-        """Peak floating-point operations a second. Quantized weights are multiplied in bfloat16."""
-        if self.name == "float32":
-            return (gpu.tflops_float32 or gpu.tflops / _FLOAT32_SLOWER) * 1e12
-        return ((self.name == "fp8" and gpu.tflops_fp8) or gpu.tflops) * 1e12
-
-
-PRECISIONS: Mapping[str, Precision] = {
-    one.name: one
-    for one in (
-        Precision("float32", 4.0, 4.0),
-        Precision("bfloat16", 2.0, 2.0),
-        Precision("float16", 2.0, 2.0),
-        Precision("fp8", 1.0, 2.0, is_served=False),
-        Precision("int8", 1.0, 2.0),
-        Precision("int4", 0.53, 2.0),  # 4 bits, and a scale with an offset for each group of 128
-    )
-}
+# Bytes of a weight. int4: 4 bits, and a scale with an offset for each group of 128.
+WEIGHT_BYTES: Mapping[str, float] = {
+    "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53
+}  # fmt: skip
+KV_BYTES: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}  # bytes of a number
 QUANTIZED = ("int8", "int4")  # weights only: target.quantization
-KV_BYTES: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def find_precision(name: str, field: str) -> Precision:
-    """Raises InvalidRequest."""
-    if (found := PRECISIONS.get(_SHORT.get(name.lower(), name.lower()))) is None:
-        raise InvalidRequest(field, name, f"it must be one of {', '.join(PRECISIONS)}")
+def find_dtype(name: str, field: str) -> str:
+    """The format of weights by its full name. Raises InvalidRequest."""
+    if (found := _SHORT.get(name.lower(), name.lower())) not in WEIGHT_BYTES:
+        raise InvalidRequest(field, name, f"it must be one of {', '.join(WEIGHT_BYTES)}")
     return found
 
 
-def find_kv_bytes(name: str, precision: Precision) -> float:
-    """Bytes of a number in the KV cache; `auto`: as the weights are computed in. Raises InvalidRequest."""
+def find_kv_bytes(name: str, dtype: str) -> float:
+    """Bytes of a number in the KV cache; `auto`: as the model with weights of `dtype` computes. Raises
+    InvalidRequest."""
     if name.lower() == "auto":
-        return precision.kv_bytes
+        return 4.0 if dtype == "float32" else 2.0
     if (found := KV_BYTES.get(_SHORT.get(name.lower(), name.lower()))) is None:
         raise InvalidRequest("--kv-dtype", name, f"it must be auto or one of {', '.join(KV_BYTES)}")
     return found

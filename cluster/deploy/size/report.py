@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from cluster.deploy.size.estimate import Deployment, Sizing, Speed, groups_that_fit, precisions_that_fit
+from cluster.deploy.size.estimate import Deployment, PlacedModel, Sizing, Speed, dtypes_that_fit, groups_that_fit
 from cluster.deploy.size.hardware import CPU, QUANTIZED
-from cluster.deploy.size.roofline import PlacedModel
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows
 
@@ -20,7 +19,7 @@ def as_json(deployment: Deployment, sizing: Sizing, notes: list[str]) -> dict[st
         "target": target.shape.name,
         "gpus": f"{target.group.name}:{target.group.count}",
         "cpu": gpu.model_dump(include={"memory_gib", "bandwidth_tb_s", "tflops"}) if is_cpu(target) else None,
-        "dtype": target.precision.name,
+        "dtype": target.dtype,
         "concurrency": deployment.concurrency,
         "context": deployment.context,
         "draft": None if draft.placed is None else draft.placed.shape.name,
@@ -35,7 +34,7 @@ def as_json(deployment: Deployment, sizing: Sizing, notes: list[str]) -> dict[st
         "speeds": [asdict(one) for one in (sizing.plain, *sizing.drafted)] if fits else [],
         "cheapest": asdict(sizing.cheapest) if fits else None,
         "fastest": asdict(sizing.fastest) if fits else None,
-        "settings": settings(deployment, sizing.cheapest) if fits and is_served(target) else None,
+        "settings": settings(deployment, sizing.cheapest) if fits and not unserved(target) else None,
         "notes": notes if fits else [],
     }
 
@@ -52,13 +51,34 @@ def sections(deployment: Deployment, sizing: Sizing, notes: list[str]) -> Iterat
     yield from notes
 
 
+def notes_of(deployment: Deployment, sizing: Sizing, *, is_assumed: bool) -> list[str]:
+    """Reservations that apply to these figures. is_assumed: the acceptance is a default."""
+    target, draft = deployment.target, deployment.draft
+    notes = ["Times are what good kernels can reach at best; reading prompts is not included."]
+    if is_assumed:
+        what = "`paceline bench local --compare` tells that of your texts."
+        notes.append(f"An acceptance of {draft.acceptance} is assumed; {what}")
+    if draft.placed is not None and not sizing.drafted:
+        notes.append(f"{draft.placed.shape.name} with the caches of its requests fits on no {draft.placed.group.name}.")
+    if draft.placed is not None and deployment.gpu_hour is None:
+        notes.append("Without prices a draft GPU counts as much as one of the target's.")
+    if deployment.concurrency * (1 + sizing.fastest.draft_tokens) <= sizing.free_rows:
+        notes.append(f"Up to {sizing.free_rows:,.0f} rows a round read no more weights and wait for no product.")
+    else:
+        notes.append(f"Beyond {sizing.free_rows:,.0f} rows a round every drafted token costs time.")
+    if why := unserved(target):
+        whose = "this CPU" if is_cpu(target) else "GPUs"
+        notes.append(f"{why}: this is what {whose} can do, and there are no settings for it.")
+    return notes
+
+
 def settings(deployment: Deployment, speed: Speed) -> dict[str, object]:
     """Configuration keys and values that follow from the sizing."""
-    target, is_quantized = deployment.target, deployment.target.precision.name in QUANTIZED
+    target, is_quantized = deployment.target, deployment.target.dtype in QUANTIZED
     chosen: dict[str, object] = {"target.tensor_parallel": target.group.count}
-    chosen["target.dtype"] = "bfloat16" if is_quantized else target.precision.name
+    chosen["target.dtype"] = "bfloat16" if is_quantized else target.dtype
     if is_quantized:
-        chosen["target.quantization"] = target.precision.name
+        chosen["target.quantization"] = target.dtype
     chosen["target.kv_cache_tokens"] = max(256, deployment.concurrency * deployment.context)
     chosen["router.max_running"] = deployment.concurrency
     chosen["speculation.max_draft_tokens"] = speed.draft_tokens
@@ -74,9 +94,13 @@ def is_cpu(placed: PlacedModel) -> bool:
     return placed.group.name == CPU
 
 
-def is_served(target: PlacedModel) -> bool:
-    """Whether Paceline's own engine supports it."""
-    return target.precision.is_served and (target.precision.name not in QUANTIZED or target.group.count == 1)
+def unserved(target: PlacedModel) -> str:
+    """Why Paceline's own engine does not serve it; empty if it does."""
+    if target.dtype == "fp8":
+        return "Paceline's engine does not compute in fp8 yet"
+    if target.dtype in QUANTIZED and target.group.count > 1:
+        return "Paceline's target.quantization needs target.tensor_parallel 1 so far"
+    return ""
 
 
 def _memory(deployment: Deployment, sizing: Sizing) -> Iterator[str | Table]:
@@ -86,7 +110,7 @@ def _memory(deployment: Deployment, sizing: Sizing) -> Iterator[str | Table]:
         rates = f"{1000 * group.gpu.bandwidth_tb_s:.1f} GB/s read, {group.gpu.tflops:.3g} TFLOP/s in products"
         where, each = f"the CPU ({rates})", "Memory of the machine"
     yield (
-        f"{target.shape.name}, {target.shape.num_parameters / 1e9:.1f} G parameters in {target.precision.name}, on "
+        f"{target.shape.name}, {target.shape.num_parameters / 1e9:.1f} G parameters in {target.dtype}, on "
         f"{where}: {_requests(deployment.concurrency)} at once of {deployment.context:,} tokens"
     )
     parts = {"weights": memory.weights, "KV cache": memory.kv_cache, "activations and logits": memory.activations}
@@ -147,7 +171,7 @@ def _remedy(deployment: Deployment, sizing: Sizing) -> str:
         ways.append(f"at most {_requests(sizing.max_sequences)} at once of this context")
     if context:
         ways.append(f"a context of at most {context:,}")
-    if names := precisions_that_fit(deployment):
+    if names := dtypes_that_fit(deployment):
         ways.append(f"fewer bits: --dtype {' or '.join(names)}")
     larger, where = ("more memory", "") if is_cpu(deployment.target) else ("larger GPUs", " on each GPU")
     lacking = f"{_gib(memory.needed - memory.available)} GiB too much{where}"

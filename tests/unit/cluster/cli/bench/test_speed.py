@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.bench.speed import Answer, Difference, Equality, TimedBlock, first_difference, measure_speed
-from cluster.cli.bench.table import plain_table, print_table
+from cluster.cli.table import plain_table, print_table
 
 
 def block(method, task, prompt, seconds, num_tokens, rounds=1, drafted=0, accepted=None):

@@ -18,22 +18,29 @@ from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
     Deployment,
     DraftPlan,
+    PlacedModel,
+    free_rows,
+    memory_fit,
     round_ahead,
     round_on_request,
     size,
     tokens_per_round,
 )
-from cluster.deploy.size.hardware import GPUS, PRECISIONS, GpuGroup, measure_cpu, parse_gpus
+from cluster.deploy.size.hardware import GPUS, WEIGHT_BYTES, GpuGroup, find_kv_bytes, measure_cpu, parse_gpus
 from cluster.deploy.size.model_shape import MODELS, read_model_shape
-from cluster.deploy.size.roofline import PlacedModel, free_rows, memory_fit
 from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
 
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sizing.md").read_text(encoding="utf-8")
 
 
 def placed(model="llama-70b", gpus="h200:8", dtype="bfloat16", efficiency=0.8) -> PlacedModel:
-    precision = PRECISIONS[dtype]
-    return PlacedModel(MODELS[model], parse_gpus(gpus), precision, precision.kv_bytes, efficiency)
+    return PlacedModel(
+        shape=MODELS[model],
+        group=parse_gpus(gpus),
+        dtype=dtype,
+        kv_bytes=find_kv_bytes("auto", dtype),
+        efficiency=efficiency,
+    )
 
 
 # --- published figures
@@ -213,8 +220,14 @@ models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 groups = st.builds(
     lambda name, count: GpuGroup(name, GPUS[name], count), st.sampled_from(sorted(GPUS)), st.integers(1, 8)
 )
-precisions = st.sampled_from(list(PRECISIONS.values()))
-placements = st.builds(PlacedModel, models, groups, precisions, st.sampled_from([1.0, 2.0, 4.0]), st.floats(0.05, 1.0))
+placements = st.builds(
+    PlacedModel,
+    shape=models,
+    group=groups,
+    dtype=st.sampled_from(sorted(WEIGHT_BYTES)),
+    kv_bytes=st.sampled_from([1.0, 2.0, 4.0]),
+    efficiency=st.floats(0.05, 1.0),
+)
 sequences = st.integers(1, 512)
 contexts = st.integers(1, 100_000)
 
@@ -224,11 +237,11 @@ contexts = st.integers(1, 100_000)
 def test_nothing_is_faster_than_its_bytes_and_products_at_the_peak(model, batch, drafts, context):
     rows = batch * (1 + drafts)
     gpu, count = model.group.gpu, model.group.count
-    num_bytes = model.shape.read_parameters(rows) * model.precision.weight_bytes
+    num_bytes = model.shape.read_parameters(rows) * model.weight_bytes
     num_bytes += batch * context * model.shape.kv_bytes_per_token(model.kv_bytes)
     time = model.forward_time(rows, batch, context).total_s
     assert time >= num_bytes / (count * gpu.bandwidth_tb_s * 1e12) * (1 - 1e-9)
-    assert time >= 2 * rows * model.shape.active_parameters / (count * model.precision.flops(gpu)) * (1 - 1e-9)
+    assert time >= 2 * rows * model.shape.active_parameters / (count * gpu.flops(model.dtype)) * (1 - 1e-9)
 
 
 @settings(deadline=None)
@@ -253,13 +266,13 @@ def test_better_hardware_is_never_slower_and_more_work_never_faster(model, batch
 @settings(deadline=None)
 @given(placements, sequences, contexts, st.integers(0, 4096), st.integers(0, 4096))
 def test_what_fits_is_what_there_is_room_for(model, batch, context, rows, prefill_rows):
-    fit = memory_fit(model, batch, context, rows, prefill_rows)
+    fit = memory_fit(model, batch, context, rows=rows, prefill_rows=prefill_rows)
     # Exactly so, but for the rounding of very large sums.
     if abs(fit.needed - fit.available) > 1024:
         assert fit.fits == (fit.room_tokens >= batch * context)
-    assert memory_fit(model, batch + 1, context, rows, prefill_rows).needed > fit.needed
+    assert memory_fit(model, batch + 1, context, rows=rows, prefill_rows=prefill_rows).needed > fit.needed
     wider = replace(model, group=replace(model.group, count=model.group.count + 1))
-    assert memory_fit(wider, batch, context, rows, prefill_rows).needed < fit.needed
+    assert memory_fit(wider, batch, context, rows=rows, prefill_rows=prefill_rows).needed < fit.needed
 
 
 @settings(deadline=None)
@@ -274,7 +287,7 @@ def test_drafts_bring_at_least_one_token_and_at_most_all_in_a_round_between_its_
 
 
 drafters = st.none() | st.builds(
-    lambda model, gpu: PlacedModel(MODELS[model], GpuGroup(gpu, GPUS[gpu], 1), PRECISIONS["bfloat16"], 2.0),
+    lambda model, gpu: PlacedModel(MODELS[model], GpuGroup(gpu, GPUS[gpu], 1), "bfloat16", 2.0),
     st.sampled_from(["smollm2", "llama-1b", "llama-8b"]),
     st.sampled_from(["l4", "h100", "b200"]),
 )
@@ -326,7 +339,7 @@ def test_a_faster_target_gpu_never_makes_decoding_slower(deployment, factor):
 
 def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
     plan = DraftPlan(None, acceptance=0.5, draft_tokens=None, hit_rate=0.9, outcomes=8, max_workers=8)
-    few = Deployment(placed(), 1, 1024, 256, 0.0002, plan)
+    few = Deployment(target=placed(), concurrency=1, context=1024, prefill_rows=256, link_s=0.0002, draft=plan)
     many = replace(few, concurrency=1024)
     assert size(few).fastest.drafting == "on the CPU"
     assert size(few).drafted[0].ratio > 1.5
