@@ -9,7 +9,6 @@ import typer
 from actors.errors import InvalidRequest
 from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.chat.backend import Backend
-from cluster.cli.chat.conversation import Conversation
 from cluster.cli.chat.lines import is_interactive, read_lines, without_surrogates
 from cluster.cli.chat.session import COMMANDS, ChatSession
 from cluster.cli.chat.settings import ChatSettings, checked
@@ -37,25 +36,9 @@ from cluster.cli.engine import (
 )
 from cluster.config import paceline_home
 
-# Of the engine in this process; a server has its own.
-_ENGINE_OPTIONS = (
-    "model",
-    "draft_model",
-    "eagle_head",
-    "drafter",
-    "corpus",
-    "drafter_option",
-    "gamma",
-    "branch",
-    "eagle_depth",
-    "eagle_top_k",
-    "dtype",
-    "quantization",
-    "device",
-    "exact",
-    "acceptance",
-    "threads",
-)
+# A server has these options, too; the others are of the engine in this process.
+_CONVERSATION_OPTIONS = {"url", "api_key", "system", "compare", "debug"}
+_SAMPLING_OPTIONS = {"max_new_tokens", "temperature", "top_p", "top_k", "seed"}
 
 
 def chat(
@@ -108,13 +91,7 @@ def chat(
     except InvalidRequest as error:
         raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
     if url is not None:
-        for name in _ENGINE_OPTIONS:
-            source = context.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                option = f"--{name.replace('_', '-')}"
-                value = context.params[name]
-                shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-                raise InvalidRequest(option, shown, "the server at --url has its own; leave it out")
+        _refuse_engine_options(context)
         if debug:
             raise InvalidRequest("--debug", True, "a server tells only its totals; leave it out with --url")
         from cluster.cli.chat.server_backend import ServerBackend
@@ -144,8 +121,7 @@ def chat(
         )
         backend = LocalBackend(engine)
     view = View(make_console(sys.stdout), make_console(sys.stderr))
-    conversation = Conversation(None if system is None else without_surrogates(system))
-    session = ChatSession(backend, settings, conversation, view)
+    session = ChatSession(backend, settings, view, system=without_surrogates(system or ""))
     try:
         if is_interactive():
             drafters = ", ".join(backend.sources) or ("" if url else "none")
@@ -158,3 +134,14 @@ def chat(
         backend.close()
     if session.num_failures and not is_interactive():
         raise typer.Exit(1)
+
+
+def _refuse_engine_options(context: typer.Context) -> None:
+    """Raises InvalidRequest for an option of the engine in this process beside --url."""
+    for name in sorted(context.params.keys() - _CONVERSATION_OPTIONS - _SAMPLING_OPTIONS):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            value = context.params[name]
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            raise InvalidRequest(option, shown, "the server at --url has its own; leave it out")

@@ -6,13 +6,19 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.cli.chat.conversation import Message
 from cluster.cli.chat.settings import ChatSettings
-from cluster.cli.chat.sources import Span
 from cluster.router.trace import RoundTrace
 
-Question = str | Sequence[Message]  # a text to go on with, or messages for the chat template
 OnRound = Callable[[RoundTrace], None]
+Message = dict[str, str]  # its role (system, user or assistant) and content
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of an answer. source None: nobody told who proposed it."""
+
+    text: str
+    source: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,17 @@ class AnswerTotals:
     finish_reason: str
 
 
+@dataclass(slots=True)
+class Turn:
+    """An answer and its times in seconds since the question. totals None: it was stopped."""
+
+    text: str = ""
+    first_s: float = 0.0  # the first tokens were there
+    first_tokens: int = 0  # how many those were
+    last_s: float = 0.0
+    totals: AnswerTotals | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
     """What came at once. The last part has the totals, and perhaps no text."""
@@ -39,12 +56,11 @@ class AnswerPart:
 class Backend(Protocol):
     model_name: str
     sources: tuple[str, ...]  # drafters, where they are known
-    max_draft_tokens: int
     tells_rounds: bool  # whether it calls on_round
     is_coupled: bool  # whether a seed gives the same tokens with any drafts
 
     def answer(
-        self, question: Question, settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
+        self, messages: Sequence[Message], settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
     ) -> Generator[AnswerPart, None, None]:
         """Parts as they come. Closing it, or KeyboardInterrupt from it, ends the answer. Raises PacelineError."""
         ...

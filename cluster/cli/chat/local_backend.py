@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
 
-from cluster.cli.chat.backend import AnswerPart, AnswerTotals, OnRound, Question
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Message, OnRound, Span
 from cluster.cli.chat.settings import ChatSettings
-from cluster.cli.chat.sources import spans_of
 from cluster.offline.engine import LocalEngine
-from cluster.offline.requests import Prompt
 from cluster.router.trace import RoundTrace
 
 
@@ -24,11 +22,10 @@ class LocalBackend:
         self._engine = engine
         self.model_name = engine.info.name
         self.sources = engine.drafter_names
-        self.max_draft_tokens = engine.max_draft_tokens
         self.is_coupled = engine.acceptance == "coupled"
 
     def answer(
-        self, question: Question, settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
+        self, messages: Sequence[Message], settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
     ) -> Generator[AnswerPart, None, None]:
         verified: Counter[str] = Counter()
         with _interrupts_between_rounds() as interrupted:
@@ -41,7 +38,7 @@ class LocalBackend:
                     raise KeyboardInterrupt
 
             pieces = self._engine.stream(
-                _prompt(question),
+                messages,
                 on_round=note,
                 max_new_tokens=settings.max_new_tokens,
                 temperature=settings.temperature,
@@ -56,12 +53,12 @@ class LocalBackend:
                     totals = None
                     if (generation := piece.generation) is not None:
                         totals = AnswerTotals(
-                            len(generation.token_ids),
-                            generation.rounds,
-                            generation.draft_tokens,
-                            generation.accepted_tokens,
-                            dict(verified),
-                            generation.finish_reason,
+                            num_tokens=len(generation.token_ids),
+                            rounds=generation.rounds,
+                            draft_tokens=generation.draft_tokens,
+                            accepted=generation.accepted_tokens,
+                            verified=dict(verified),
+                            finish_reason=generation.finish_reason,
                         )
                     spans = spans_of(piece.token_texts, piece.sources, piece.text)
                     yield AnswerPart(spans, len(piece.token_ids), totals)
@@ -75,10 +72,18 @@ class LocalBackend:
         pass
 
 
-def _prompt(question: Question) -> Prompt:
-    if isinstance(question, str):
-        return question
-    return [{"role": message.role, "content": message.content} for message in question]
+def spans_of(token_texts: Sequence[str], sources: Sequence[str], text: str) -> tuple[Span, ...]:
+    """One span for each run of tokens of a source. What `text` has beyond the tokens' texts belongs to the last."""
+    rest = text[sum(map(len, token_texts)) :]
+    spans: list[Span] = []
+    for part, source in [*zip(token_texts, sources, strict=True), (rest, sources[-1] if sources else "target")]:
+        if not part:
+            continue
+        if spans and spans[-1].source == source:
+            spans[-1] = Span(spans[-1].text + part, source)
+        else:
+            spans.append(Span(part, source))
+    return tuple(spans)
 
 
 @contextmanager

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import httpx
-import msgspec
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from cluster.cli.answer_stream import Speculation, message_of, message_of_refusal, read_events
 from cluster.cli.bearer import bearer_headers
-from cluster.cli.chat.backend import AnswerPart, AnswerTotals, OnRound, Question
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Message, OnRound, Span
 from cluster.cli.chat.settings import ChatSettings
-from cluster.cli.chat.sources import Span
 
 _TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
@@ -35,14 +33,13 @@ class ServerBackend:
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=bearer_headers(api_key))
         self.model_name = self._served_model()
         self.sources: tuple[str, ...] = ()
-        self.max_draft_tokens = 256
 
     def answer(
-        self, question: Question, settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
+        self, messages: Sequence[Message], settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
     ) -> Generator[AnswerPart, None, None]:
-        path, body = _request(question, settings, seed)
+        body = _request(messages, settings, seed)
         try:
-            with self._client.stream("POST", path, json=body) as response:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     message = message_of_refusal(response.read())
                     raise PacelineError(f"the server answered {response.status_code}: {message}")
@@ -66,8 +63,8 @@ class ServerBackend:
             raise Unavailable(f"{self._url}/v1/models does not list a model: {reason}") from None
 
 
-def _request(question: Question, settings: ChatSettings, seed: int | None) -> tuple[str, dict[str, Any]]:
-    """Path and body; what is not set is left out."""
+def _request(messages: Sequence[Message], settings: ChatSettings, seed: int | None) -> dict[str, Any]:
+    """The body; what is not set is left out."""
     speculation = {
         "stats": True,
         "enabled": settings.speculative,
@@ -75,6 +72,7 @@ def _request(question: Question, settings: ChatSettings, seed: int | None) -> tu
         "max_draft_tokens": settings.max_draft_tokens,
     }
     body = {
+        "messages": list(messages),
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": settings.temperature,
@@ -84,11 +82,7 @@ def _request(question: Question, settings: ChatSettings, seed: int | None) -> tu
         "max_tokens": settings.max_new_tokens,
         "speculation": {name: value for name, value in speculation.items() if value is not None},
     }
-    if isinstance(question, str):
-        path, body["prompt"] = "/v1/completions", question
-    else:
-        path, body["messages"] = "/v1/chat/completions", [msgspec.structs.asdict(message) for message in question]
-    return path, {name: value for name, value in body.items() if value is not None}
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _read(response: httpx.Response) -> Generator[AnswerPart, None, None]:
@@ -107,6 +101,11 @@ def _read(response: httpx.Response) -> Generator[AnswerPart, None, None]:
     if finish_reason is None:
         raise Unavailable("the server's stream ended in the middle of the answer")
     totals = AnswerTotals(
-        num_tokens, speculation.rounds, speculation.draft_tokens, speculation.accepted_tokens, {}, finish_reason
+        num_tokens=num_tokens,
+        rounds=speculation.rounds,
+        draft_tokens=speculation.draft_tokens,
+        accepted=speculation.accepted_tokens,
+        verified={},
+        finish_reason=finish_reason,
     )
     yield AnswerPart((), None, totals)

@@ -11,8 +11,6 @@ from cluster.generation import generation_options
 
 
 class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Frozen: every change goes through `changed`, which checks it."""
-
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -21,7 +19,6 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_draft_tokens: int | None = None  # None: as many as the engine takes
     speculative: bool = True
     compare: bool = False  # decode every turn again without drafts
-    template: bool = True  # False: the model continues the text
     debug: bool = False
     drafters: tuple[str, ...] | None = None  # None: all; set by /drafters
 
@@ -35,17 +32,12 @@ _READ: dict[str, Callable[[str], object]] = {"a number": float, "an integer": in
 _KINDS = {
     **dict.fromkeys(("temperature", "top_p"), "a number"),
     **dict.fromkeys(("top_k", "seed", "max_new_tokens", "max_draft_tokens"), "an integer"),
-    **dict.fromkeys(("speculative", "compare", "template", "debug"), "on or off"),
+    **dict.fromkeys(("speculative", "compare", "debug"), "on or off"),
 }
 
 
-def changed(settings: ChatSettings, **fields: object) -> ChatSettings:
-    """Raises InvalidRequest naming field, value and limit."""
-    return checked(msgspec.structs.replace(settings, **fields))
-
-
 def checked(settings: ChatSettings) -> ChatSettings:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest naming field, value and limit."""
     numbers = [name for name, kind in _KINDS.items() if kind != "on or off"]
     generation_options(**{name: getattr(settings, name) for name in numbers})
     return settings
@@ -56,19 +48,17 @@ def with_setting(settings: ChatSettings, name: str, text: str) -> ChatSettings:
     kind = _KINDS.get(name)
     if kind is None:
         raise InvalidRequest("/set", name, f"it must be one of {', '.join(_KINDS)}")
-    if text == "auto":
-        return changed(settings, **{name: getattr(ChatSettings(), name)})
     try:
-        value = _READ[kind](text)
+        value = getattr(ChatSettings(), name) if text == "auto" else _READ[kind](text)
     except (ValueError, KeyError):
         raise InvalidRequest(name, text, f"it must be {kind}, or auto") from None
-    return changed(settings, **{name: value})
+    return checked(msgspec.structs.replace(settings, **{name: value}))
 
 
 def describe(settings: ChatSettings) -> str:
     """All that `/set` changes, in one line."""
-    shown = {name: getattr(settings, name) for name in _KINDS}
     words = {None: "auto", True: "on", False: "off"}
+    shown = {name: getattr(settings, name) for name in _KINDS}
     return ", ".join(
         f"{name} {words[value] if value is None or isinstance(value, bool) else f'{value:g}'}"
         for name, value in shown.items()

@@ -21,19 +21,35 @@ from rich.console import Console
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from actors.printable import printable
-from cluster.cli.chat.backend import AnswerPart, AnswerTotals
-from cluster.cli.chat.conversation import Conversation, Message
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Span, Turn
 from cluster.cli.chat.lines import without_surrogates
-from cluster.cli.chat.local_backend import LocalBackend
+from cluster.cli.chat.local_backend import LocalBackend, spans_of
 from cluster.cli.chat.server_backend import ServerBackend
-from cluster.cli.chat.session import COMMANDS, ChatSession, parse_command
-from cluster.cli.chat.settings import ChatSettings, changed
-from cluster.cli.chat.sources import Span, legend, spans_of, style_of
-from cluster.cli.chat.stats import TurnTimes, decode_rate, format_comparison, format_stats
-from cluster.cli.chat.view import View, make_console
+from cluster.cli.chat.session import COMMANDS, ChatSession
+from cluster.cli.chat.settings import ChatSettings
+from cluster.cli.chat.view import (
+    View,
+    decode_rate,
+    format_comparison,
+    format_stats,
+    legend,
+    make_console,
+    style_of,
+)
 from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
 from paceline_testing.tiny_models import save_tiny_model
+
+
+def totals_of(num_tokens, rounds, draft_tokens, *, accepted=None, verified=None, finish_reason="stop"):
+    return AnswerTotals(
+        num_tokens=num_tokens,
+        rounds=rounds,
+        draft_tokens=draft_tokens,
+        accepted=accepted or {},
+        verified=verified or {},
+        finish_reason=finish_reason,
+    )
 
 
 class Parrot:
@@ -41,7 +57,6 @@ class Parrot:
 
     model_name = "parrot"
     sources: tuple[str, ...] = ("suffix", "draft_model")
-    max_draft_tokens = 16
     tells_rounds = True
     is_coupled = True
 
@@ -54,14 +69,14 @@ class Parrot:
         self.asked.append((question, settings, seed))
         if self.failure is not None:
             raise self.failure
-        words = (question if isinstance(question, str) else question[-1].content).split()
+        words = question[-1]["content"].split()
         for index, word in enumerate(words):
             if self.stops_after == index:
                 raise KeyboardInterrupt
             drafted = index % 2 == 1 and settings.active_drafters != ()
             yield AnswerPart((Span(word + " ", "suffix" if drafted else "target"),), 1)
         accepted = {"suffix": len(words) // 2} if settings.active_drafters != () else {}
-        totals = AnswerTotals(len(words), len(words), 2 * sum(accepted.values()), accepted, {}, "stop")
+        totals = totals_of(len(words), len(words), 2 * sum(accepted.values()), accepted=accepted)
         yield AnswerPart((), 0, totals)
 
     def text_of(self, token_id):
@@ -75,7 +90,7 @@ class Parrot:
 def chat():
     """A session with a parrot: chat(*lines) -> (standard output, standard error) of these lines."""
     out, err = io.StringIO(), io.StringIO()
-    session = ChatSession(Parrot(), ChatSettings(), Conversation(), View(make_console(out), make_console(err)))
+    session = ChatSession(Parrot(), ChatSettings(), View(make_console(out), make_console(err)))
 
     def say(*lines):
         for file in (out, err):
@@ -89,7 +104,7 @@ def chat():
 
 
 def contents(session: ChatSession) -> list[str]:
-    return [message.content for message in session.conversation.messages]
+    return [message["content"] for message in session.turns]
 
 
 # --- who said what
@@ -135,21 +150,6 @@ def test_a_model_cannot_steer_the_terminal(text):
 # --- lines
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("hello", None),
-        ("//etc is a directory", None),
-        ("/quit", ("quit", "")),
-        ("/SYSTEM  Be brief. ", ("system", "Be brief.")),
-        ("!!save", None),
-        ("/", ("", "")),
-    ],
-)
-def test_a_line_is_a_command_or_something_to_say(line, expected):
-    assert parse_command(line) == expected
-
-
 def test_help_fits_on_one_screen_and_has_every_command_and_setting(chat):
     _, err = chat("/help")
     assert err.count("\n") <= 20
@@ -159,7 +159,7 @@ def test_help_fits_on_one_screen_and_has_every_command_and_setting(chat):
 
 def test_a_backslash_continues_a_text_on_the_next_line(chat):
     chat("one\\\n", "two\n", "three\\")
-    assert [message.content for message in chat.session.conversation.messages[::2]] == ["one\ntwo", "three"]
+    assert contents(chat.session)[::2] == ["one\ntwo", "three"]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,6 @@ def test_a_backslash_continues_a_text_on_the_next_line(chat):
         ("/set speculative maybe", "speculative is 'maybe'; it must be on or off, or auto"),
         ("/drafters oracle", "drafters is 'oracle'; known drafters are"),
         ("/drafters prompt_lookup", "drafters is 'prompt_lookup'; this engine was made with suffix, draft_model"),
-        ("/undo", "/undo is ''; nothing has been said yet"),
-        ("/regen", "/regen is ''; nothing has been said yet"),
-        ("/compare", "/compare is ''; there is no finished turn"),
         ("/stats", "/stats is ''; there is no finished turn"),
     ],
 )
@@ -209,7 +206,6 @@ def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
         ("/set seed auto", {}),
         ("/set speculative off", {"speculative": False}),
         ("/set compare on", {"compare": True}),
-        ("/set template off", {"template": False}),
         ("/set debug on", {"debug": True}),
         ("/drafters suffix", {"drafters": ("suffix",)}),
         ("/drafters none", {"drafters": ()}),
@@ -233,39 +229,21 @@ def test_answers_alone_go_to_standard_output_without_escape_codes(chat):
     assert "\x1b" not in out + err
 
 
-def test_turns_build_up_and_can_be_removed_and_made_again(chat):
+def test_turns_build_up_behind_the_system_message_until_they_are_reset(chat):
     session = chat.session
-    chat("/system Be brief.", "one", "two")
-    assert contents(session) == ["Be brief.", "one", "one ", "two", "two "]
-    chat("/undo")
-    assert contents(session) == ["Be brief.", "one", "one "]
-    out, _ = chat("/regen")
-    assert (out, contents(session)) == ("one \n", ["Be brief.", "one", "one "])
-    assert [message.role for message in session.backend.asked[-1][0]] == ["system", "user"]
-    chat("/reset")
-    assert contents(session) == ["Be brief."]
-
-
-def test_an_answer_that_cannot_be_made_again_stays(chat):
-    chat("one")
-    chat.session.backend.failure = Unavailable("the server is gone")
-    assert chat("/regen") == ("", "the server is gone\n")
-    assert contents(chat.session) == ["one", "one "]
-    chat.session.backend.failure, chat.session.backend.stops_after = None, 0
-    chat("/regen")
-    assert contents(chat.session) == ["one", "one "]
+    chat("/SYSTEM  Be brief. ", "one", "two")
+    assert contents(session) == ["one", "one ", "two", "two "]
+    assert [message["role"] for message in session.backend.asked[-1][0]] == ["system", "user", "assistant", "user"]
+    chat("/reset", "three")
+    assert [message["content"] for message in session.backend.asked[-1][0]] == ["Be brief.", "three"]
+    chat("/system", "four")
+    assert session.backend.asked[-1][0][0]["content"] == "three"
 
 
 def test_a_slash_is_said_with_two_and_quit_ends(chat):
     out, _ = chat("//etc", "/quit", "unheard")
     assert out == "/etc \n"
     assert chat.session.is_over
-
-
-def test_without_the_template_a_text_is_continued_and_not_remembered(chat):
-    chat("/set template off", "once upon")
-    assert chat.session.backend.asked[-1][0] == "once upon"
-    assert contents(chat.session) == []
 
 
 def test_a_stopped_answer_stays_as_far_as_it_came(chat):
@@ -277,7 +255,7 @@ def test_a_stopped_answer_stays_as_far_as_it_came(chat):
     chat.session.backend.stops_after = 0
     chat("five")
     assert len(contents(chat.session)) == 2
-    assert "no finished turn" in chat("/compare")[1]
+    assert "no finished turn" in chat("/stats")[1]
 
 
 def test_a_turn_that_fails_is_one_line_and_leaves_the_conversation_as_it_was(chat):
@@ -291,17 +269,14 @@ def test_a_turn_that_fails_is_one_line_and_leaves_the_conversation_as_it_was(cha
 
 def test_comparing_decodes_the_same_turn_plainly(chat):
     backend = chat.session.backend
-    out, err = chat("one two three", "/compare")
+    out, err = chat("/set compare on", "one two three")
     (question, _, seed), (again, settings, same_seed) = backend.asked
     assert (again, same_seed, settings.active_drafters) == (question, seed, ())
     assert out == "one two three \n"  # it is shown once
     assert "times as fast | the texts are equal" in err
     assert len(contents(chat.session)) == 2
-    chat("/set compare on", "four")
-    assert [one.active_drafters for _, one, _ in backend.asked[2:]] == [None, ()]
     chat("/set speculative off", "five")  # nothing to compare
-    assert len(backend.asked) == 5
-    assert "the last turn was plain decoding itself" in chat("/compare")[1]
+    assert len(backend.asked) == 3
 
 
 def test_a_seed_is_drawn_for_every_turn_unless_there_is_one(chat):
@@ -314,33 +289,40 @@ def test_a_seed_is_drawn_for_every_turn_unless_there_is_one(chat):
 # --- figures
 
 
+def turn_of(text="", *, first_s=1.0, last_s=1.0, first_tokens=1, totals=None):
+    return Turn(text=text, first_s=first_s, last_s=last_s, first_tokens=first_tokens, totals=totals)
+
+
 def test_the_rate_leaves_the_first_tokens_and_their_time_out():
-    assert decode_rate(21, TurnTimes(first_s=5.0, last_s=7.0, first_tokens=1)) == 10.0
-    assert decode_rate(3, TurnTimes(first_s=1.5, last_s=1.5, first_tokens=3)) == 2.0
-    assert decode_rate(0, TurnTimes(0.0, 0.0, 0)) == 0.0
+    assert decode_rate(turn_of(first_s=5.0, last_s=7.0, totals=totals_of(21, 10, 0))) == 10.0
+    assert decode_rate(turn_of(first_s=1.5, last_s=1.5, first_tokens=3, totals=totals_of(3, 1, 0))) == 2.0
+    assert decode_rate(turn_of(first_s=0.0, last_s=0.0, first_tokens=0, totals=totals_of(0, 0, 0))) == 0.0
 
 
 def test_figures_of_a_turn_are_told_by_source():
-    totals = AnswerTotals(21, 10, 20, {"suffix": 8, "draft_model": 3}, {"suffix": 10, "prediction": 2}, "length")
-    line = format_stats(totals, TurnTimes(5.0, 7.0, 1))
+    accepted, verified = {"suffix": 8, "draft_model": 3}, {"suffix": 10, "prediction": 2}
+    totals = totals_of(21, 10, 20, accepted=accepted, verified=verified, finish_reason="length")
+    line = format_stats(totals, turn_of(first_s=5.0, last_s=7.0, totals=totals))
     assert line == (
         "21 tokens in 10 rounds, 2.10 a round"
         " | accepted 11 of 20 draft tokens, 55% (suffix 8 of 10, draft_model 3, prediction 0 of 2)"
         " | 10.0 tokens/s, the first after 5.00 s | cut at the length limit"
     )
-    assert "no draft tokens" in format_stats(AnswerTotals(1, 1, 0, {}, {}, "stop"), TurnTimes(1.0, 1.0, 1))
+    assert "no draft tokens" in format_stats(totals_of(1, 1, 0), turn_of(totals=totals_of(1, 1, 0)))
 
 
 def test_a_comparison_says_where_texts_differ():
-    totals = AnswerTotals(21, 10, 20, {}, {}, "stop")
-    fast, slow = (totals, TurnTimes(1.0, 2.0, 1)), (totals, TurnTimes(1.0, 5.0, 1))
-    line = format_comparison(fast, slow, ("same", "same"))
-    assert line == "with drafts 20.0 tokens/s, plain decoding 5.0 tokens/s: 4.00 times as fast | the texts are equal"
-    assert "the texts differ from character 3 on" in format_comparison(fast, slow, ("same", "sane"))
-    assert "the texts differ from character 5 on" in format_comparison(fast, slow, ("same", "same too"))
-    assert "rounding" in format_comparison(fast, slow, ("same", "sane"))
-    line = format_comparison(fast, slow, ("same", "sane"), is_coupled=False)
-    assert line.endswith("on: with --acceptance rejection only how likely each text is stays the same")
+    fast = turn_of("same", last_s=2.0, totals=totals_of(21, 10, 20))
+
+    def line(text, **options):
+        return format_comparison(fast, turn_of(text, last_s=5.0, totals=totals_of(21, 10, 20)), **options)
+
+    speeds = "with drafts 20.0 tokens/s, plain decoding 5.0 tokens/s: 4.00 times as fast"
+    assert line("same") == f"{speeds} | the texts are equal"
+    assert "the texts differ from character 3 on: rounding" in line("sane")
+    assert "the texts differ from character 5 on" in line("same too")
+    wanted = "on: with --acceptance rejection only how likely each text is stays the same"
+    assert line("sane", is_coupled=False).endswith(wanted)
 
 
 # --- the terminal
@@ -493,7 +475,7 @@ def engine(tmp_path_factory) -> LocalEngine:
 
 def test_a_local_turn_is_that_of_generate(engine):
     backend = LocalBackend(engine)
-    messages = [Message("user", "one two one two one")]
+    messages = [{"role": "user", "content": "one two one two one"}]
     settings = ChatSettings(max_new_tokens=30, temperature=0.7)
     traces = []
     parts = list(backend.answer(messages, settings, 5, traces.append))
@@ -505,14 +487,14 @@ def test_a_local_turn_is_that_of_generate(engine):
     assert sum(totals.verified.values()) == totals.draft_tokens
     assert {span.source for part in parts for span in part.spans} <= {"suffix", "prompt_lookup", "target"}
     assert sum(trace.num_emitted for trace in traces) == totals.num_tokens
-    plain = list(backend.answer(messages, changed(settings, speculative=False), 5))
+    plain = list(backend.answer(messages, msgspec.structs.replace(settings, speculative=False), 5))
     assert plain[-1].totals.draft_tokens == 0
 
 
 def test_a_conversation_that_is_too_long_is_one_line(engine):
     err = io.StringIO()
     view = View(make_console(io.StringIO()), make_console(err))
-    session = ChatSession(LocalBackend(engine), ChatSettings(), Conversation(), view)
+    session = ChatSession(LocalBackend(engine), ChatSettings(), view)
     session.handle("x" * 2000)
     assert err.getvalue().startswith("prompt is '20")
     assert err.getvalue().count("\n") == 1
@@ -520,6 +502,8 @@ def test_a_conversation_that_is_too_long_is_one_line(engine):
 
 
 # --- a server
+
+HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://"])
@@ -594,7 +578,7 @@ def server():
 def test_what_a_server_does_wrong_is_one_error(server, status, text, expected):
     backend, _ = server(status, text)
     with pytest.raises(PacelineError, match=expected):
-        list(backend.answer("x", ChatSettings(), 1))
+        list(backend.answer(HI, ChatSettings(), 1))
 
 
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
@@ -602,17 +586,17 @@ def test_line_breaks_of_unicode_in_an_answer_are_text(server, text):
     backend, _ = server(
         200, f'data: {{"choices": [{{"text": "{text}", "finish_reason": "stop"}}]}}\n\ndata: [DONE]\n\n'
     )
-    first, last = backend.answer("x", ChatSettings(), 1)
+    first, last = backend.answer(HI, ChatSettings(), 1)
     assert (first.spans, last.totals.finish_reason) == ((Span(text, None),), "stop")
 
 
 def test_settings_reach_the_server_and_defaults_are_left_to_it(server):
     backend, bodies = server(200, 'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n')
-    list(backend.answer([Message("user", "hi")], ChatSettings(max_new_tokens=5), 3))
-    list(backend.answer("hi", ChatSettings(speculative=False, drafters=("suffix",), max_draft_tokens=2), 3))
-    (chat_path, first), (text_path, second) = bodies
-    assert (backend.model_name, chat_path, text_path) == ("m", "/v1/chat/completions", "/v1/completions")
-    assert first["messages"] == [{"role": "user", "content": "hi"}]
+    list(backend.answer(HI, ChatSettings(max_new_tokens=5), 3))
+    list(backend.answer(HI, ChatSettings(speculative=False, drafters=("suffix",), max_draft_tokens=2), 3))
+    (path, first), (_, second) = bodies
+    assert (backend.model_name, path) == ("m", "/v1/chat/completions")
+    assert first["messages"] == HI
     assert (first["max_tokens"], first["seed"], first["stream"]) == (5, 3, True)
     assert first["speculation"] == {"stats": True, "enabled": True}
     assert "max_tokens" not in second
