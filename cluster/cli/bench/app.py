@@ -38,10 +38,7 @@ from cluster.cli.row_times import parse_row_times
 
 PromptsOption = Annotated[
     Path | None,
-    typer.Option(
-        help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task and a prediction; or rows as those "
-        "of HumanEval, MBPP, GSM8K, CNN/DM, WMT16 or Alpaca."
-    ),
+    typer.Option(help="JSONL: prompt, messages, turns or prompt_token_ids, and maybe a task and a prediction."),
 ]
 SpecBenchOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Directory with the question.jsonl of Spec-Bench.")
@@ -183,7 +180,6 @@ def serve(
     objectives = dict(map(_objective, goodput))
     check_writable("--save-result", save_result)
     from cluster.cli.bench.serve import ServePlan, run_serve
-    from cluster.cli.bench.serve_metrics import format_report
 
     plan = ServePlan(
         prompts=tuple(rows),
@@ -205,12 +201,12 @@ def serve(
     )
     with progress_bars() as progress:
         report = run_serve(plan, progress)
-    typer.echo(format_report(report.summaries, report.ratios, max_concurrency, request_rate), nl=False)
+    typer.echo(report.as_text(plan), nl=False)
     if report.num_repeated:
         typer.echo(f"{report.num_repeated} requests repeat a prompt; caches make them faster", err=True)
     if save_result is not None:
         save_json(save_result, report.as_json(plan, detailed=save_detailed))
-    if not any(summary.completed for summary in report.summaries.values()):
+    if not any(summary["completed"] for summary in report.summaries.values()):
         raise typer.Exit(1)
 
 

@@ -1,5 +1,4 @@
-"""Benchmark prompts: any JSON lines, rows of published benchmarks, or the questions of Spec-Bench (Xia et al. 2024,
-arXiv:2401.07851)."""
+"""Benchmark prompts: JSON lines, or the questions of Spec-Bench (Xia et al. 2024, arXiv:2401.07851)."""
 
 from __future__ import annotations
 
@@ -49,74 +48,27 @@ def read_spec_bench(directory: Path) -> list[BenchPrompt]:
 
 
 def read_prompts(file: Path) -> list[BenchPrompt]:
-    """Rows with one of `prompt`, `turns` (of which the first is asked), `messages` or `prompt_token_ids`, or the fields
-    of one of `BENCHMARKS`; optionally `task` or `category`, `id` or `question_id`, and a `prediction` of the answer.
-    Other keys are ignored. Raises InvalidRequest."""
+    """Rows with one of `prompt`, `turns` (of which the first is asked), `messages` or `prompt_token_ids`; optionally
+    `task` or `category`, `id` or `question_id`, and a `prediction` of the answer. Other keys are ignored. Raises
+    InvalidRequest."""
     return _read_rows(file, "--prompts")
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """A row with all of `fields` belongs to the published benchmark `task` and is asked by `question`."""
-
-    task: str
-    fields: tuple[str, ...]
-    question: str
-    id_field: str = "id"
-
-
-_PROGRAM = "Write Python code for this task: {%s}\nIt must pass these tests:\n{test_list}"
-# The first that fits counts.
-BENCHMARKS = (
-    Benchmark("mbpp", ("text", "test_list"), _PROGRAM % "text", "task_id"),
-    Benchmark("mbpp", ("prompt", "test_list"), _PROGRAM % "prompt", "task_id"),
-    Benchmark("humaneval", ("task_id", "prompt"), "{prompt}", "task_id"),
-    Benchmark("cnn_dm", ("article",), "Summarize this article: {article}"),
-    Benchmark("wmt16", ("translation",), "Translate German to English: {translation}"),
-    Benchmark("alpaca", ("instruction",), "{instruction}"),
-    Benchmark("gsm8k", ("question",), "{question}"),
-)
 
 
 def prompt_of(row: Row, number: int) -> BenchPrompt:
     """The prompt of the row in line `number`. Raises InvalidRequest that names the row's field; "" if it has no known
     one."""
     own = [key for key in _CONTENT_KEYS if key in row]
-    benchmark = next((one for one in BENCHMARKS if set(own) <= set(one.fields) <= row.keys()), None)
-    if benchmark is None and len(own) != 1:
-        known = "; ".join(f"{', '.join(one.fields)} ({one.task})" for one in BENCHMARKS)
-        raise InvalidRequest("", "", f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}, or the fields {known}")
-    name = str(row.get("id", row.get("question_id", row.get(benchmark.id_field, number) if benchmark else number)))
+    if len(own) != 1:
+        raise InvalidRequest("", "", f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}")
+    name = str(row.get("id", row.get("question_id", number)))
     category = str(row.get("task", row.get("category", "")))
     is_mt_bench = "task" not in row and "turns" in row and category in _MT_BENCH
-    task = "mt_bench" if is_mt_bench else category or (benchmark.task if benchmark else NO_TASK)
+    task = "mt_bench" if is_mt_bench else category or NO_TASK
     prediction = row.get("prediction") or ""
     for field, text in (("id", name), ("task", category), ("prediction", prediction)):
         if not is_text(text, may_be_empty=True):
             raise InvalidRequest(field, _shown(text), "it must be a text")
-    prompt = BenchPrompt(name, task, prediction=prediction)
-    if benchmark is not None:
-        return replace(prompt, messages=_user_says(_question(row, benchmark)))
-    return _with_content(prompt, own[0], row[own[0]])
-
-
-def _question(row: Row, benchmark: Benchmark) -> str:
-    texts = {}
-    for field in benchmark.fields:
-        value = row[field]
-        if field == "task_id":
-            continue
-        if field == "translation":
-            value = value.get("de") if isinstance(value, dict) else None
-        elif field == "test_list":
-            value = "\n".join(value) if _is_list_of(value, str) else None
-        if not is_text(value) or not value.strip():
-            raise InvalidRequest(field, _shown(row[field]), "it must be a text that is not empty")
-        texts[field] = value
-    more = row.get("input") if benchmark.task == "alpaca" else None
-    if more and not is_text(more):
-        raise InvalidRequest("input", _shown(more), "it must be a text")
-    return benchmark.question.format(**texts) + (f"\n\n{more}" if more and more.strip() else "")
+    return _with_content(BenchPrompt(name, task, prediction=prediction), own[0], row[own[0]])
 
 
 def _with_content(prompt: BenchPrompt, key: str, value: Any) -> BenchPrompt:
@@ -131,7 +83,7 @@ def _with_content(prompt: BenchPrompt, key: str, value: Any) -> BenchPrompt:
     turns = value if key == "turns" else [value]
     if not _is_list_of(turns, str) or not all(map(is_text, turns)):
         raise InvalidRequest(key, _shown(value), "it must hold a text")
-    return replace(prompt, messages=_user_says(turns[0]))
+    return replace(prompt, messages=({"role": "user", "content": turns[0]},))
 
 
 def tasks_of(prompts: Sequence[BenchPrompt]) -> list[str]:
@@ -200,10 +152,6 @@ def _read_row(where: str, number: int, line: str) -> BenchPrompt:
     except InvalidRequest as error:
         field, value = (f"{where} {error.field}", error.value) if error.field else (where, line[:_SHOWN])
         raise InvalidRequest(field, value, error.limit) from None
-
-
-def _user_says(text: str) -> tuple[dict[str, str], ...]:
-    return ({"role": "user", "content": text},)
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,11 +22,17 @@ from actors.errors import Unavailable
 from actors.models.catalog import Progress, silent
 from cluster.cli.bearer import bearer_headers
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks
-from cluster.cli.bench.serve_metrics import LoadSummary, RequestRecord, detailed_json, summarise
+from cluster.cli.bench.serve_metrics import RequestRecord, Summary, detailed_json, format_summary, summarise
 from cluster.cli.bench.stream_client import send_request, served_model
 
 Mode = Literal["on", "off"]
+Prompts = Sequence[BenchPrompt]
 
+_RATIO_NAMES = {
+    "output_throughput_ratio": "Output token throughput, speculation on / off:",
+    "median_block_ratio": "The same, median over pairs of blocks:",
+    "tpot_ratio": "Mean TPOT, speculation off / on:",
+}
 _WARM_UP_MESSAGES = ({"role": "user", "content": "Count from one to twenty."},)
 
 
@@ -70,44 +76,36 @@ class ServedBlock:
 @dataclass(frozen=True, slots=True)
 class ServeReport:
     model: str
-    summaries: dict[Mode, LoadSummary]
+    summaries: dict[Mode, Summary]
     blocks: list[ServedBlock]
     num_repeated: int  # requests whose prompt had been sent before
 
-    @property
     def ratios(self) -> dict[str, float | None]:
-        """What is printed where both modes were measured."""
+        """Speculation on against off, None where there is nothing to divide by; empty unless both were measured."""
         if len(self.summaries) < 2:
             return {}
+        on, off = self.summaries["on"], self.summaries["off"]
+        pairs = zip(*([one for one in self.blocks if one.mode == mode] for mode in ("on", "off")), strict=False)
+        of_blocks = [one.output_throughput / other.output_throughput for one, other in pairs if other.output_throughput]
         return {
-            "Output token throughput, speculation on / off:": self.ratio,
-            "The same, median over pairs of blocks:": self.median_block_ratio,
-            "Mean TPOT, speculation off / on:": self.tpot_ratio,
+            "output_throughput_ratio": _divided(on["output_throughput"], off["output_throughput"]),
+            "median_block_ratio": statistics.median(of_blocks) if of_blocks else None,
+            "tpot_ratio": _divided(off["mean_tpot_ms"], on["mean_tpot_ms"]),
         }
 
-    @property
-    def ratio(self) -> float | None:
-        """Output throughput with speculation over without; None unless both were measured."""
-        if len(self.summaries) < 2 or not self.summaries["off"].output_throughput:
-            return None
-        return self.summaries["on"].output_throughput / self.summaries["off"].output_throughput
-
-    @property
-    def tpot_ratio(self) -> float | None:
-        """Mean time per output token without speculation over with; None unless both were measured."""
-        means = {mode: summary.latencies["tpot"].mean for mode, summary in self.summaries.items()}
-        return means["off"] / means["on"] if len(means) == 2 and means["on"] else None
-
-    @property
-    def median_block_ratio(self) -> float | None:
-        """The same over neighbouring blocks."""
-        on = [block.output_throughput for block in self.blocks if block.mode == "on"]
-        off = [block.output_throughput for block in self.blocks if block.mode == "off"]
-        ratios = [one / other for one, other in zip(on, off, strict=False) if other > 0]
-        return statistics.median(ratios) if ratios else None
+    def as_text(self, plan: ServePlan) -> str:
+        """A block for each mode of speculation, then the ratios between them."""
+        text = ""
+        for mode, summary in self.summaries.items():
+            title = "Serving Benchmark Result" + (f", speculation {mode}" if len(self.summaries) > 1 else "")
+            text += format_summary(summary, title, plan.max_concurrency, plan.request_rate)
+        for name, ratio in self.ratios().items():
+            text += f"{_RATIO_NAMES[name]:<50} {'-' if ratio is None else format(ratio, '.2f')}\n"
+        return text
 
     def as_json(self, plan: ServePlan, detailed: bool = False) -> dict[str, Any]:
         """The keys of `vllm bench serve`; with two modes, those of each under "on" and "off"."""
+        settings = ("max_concurrency", "max_tokens", "temperature", "seed", "ignore_eos", "speculation")
         data: dict[str, Any] = {
             "backend": "paceline",
             "model_id": self.model,
@@ -115,28 +113,19 @@ class ServeReport:
             "num_repeated_prompts": self.num_repeated,
             "request_rate": "inf" if math.isinf(plan.request_rate) else plan.request_rate,
             "burstiness": 1.0,
-            "max_concurrency": plan.max_concurrency,
-            "max_tokens": plan.max_tokens,
-            "temperature": plan.temperature,
-            "seed": plan.seed,
-            "ignore_eos": plan.ignore_eos,
-            "speculation": plan.speculation,
+            **{name: getattr(plan, name) for name in settings},
         }
-        parts = {}
+        parts: dict[str, Any] = {}
         for mode, summary in self.summaries.items():
-            parts[mode] = summary.as_json()
-            if detailed:
-                records = [record for block in self.blocks if block.mode == mode for record in block.records]
-                parts[mode] |= detailed_json(records)
+            records = [record for block in self.blocks if block.mode == mode for record in block.records]
+            parts[mode] = summary | (detailed_json(records) if detailed else {})
         if len(parts) == 1:
             return {**data, **next(iter(parts.values()))}
-        block_ratios = {
-            "output_throughput_ratio": self.ratio,
-            "median_block_ratio": self.median_block_ratio,
-            "tpot_ratio": self.tpot_ratio,
-        }
-        data |= {"block_size": plan.block_size, **block_ratios}
-        return {**data, **{str(mode): part for mode, part in parts.items()}}
+        return {**data, "block_size": plan.block_size, **self.ratios(), **parts}
+
+
+def _divided(one: float, other: float) -> float | None:
+    return one / other if other else None
 
 
 def run_serve(plan: ServePlan, progress: Progress = silent) -> ServeReport:
@@ -160,19 +149,20 @@ async def measure(plan: ServePlan, progress: Progress = silent) -> ServeReport:
         generator = np.random.default_rng(plan.seed)
         shuffled = [plan.prompts[index] for index in generator.permutation(len(plan.prompts))]
         prompts, num_repeated = deal_prompts(shuffled, len(plan.modes), plan.num_prompts)
-        epoch, done, total = time.perf_counter(), 0, plan.num_prompts * len(plan.modes)
-
-        def on_done() -> None:
-            nonlocal done
-            done += 1
-            progress("requests", done, total)
-
-        blocks = []
+        epoch, done, total, blocks = time.perf_counter(), 0, plan.num_prompts * len(plan.modes), []
         for mode, start, stop in take_turns(plan.modes, plan.num_prompts, plan.block_size):
-            part = prompts[plan.modes.index(mode)][start:stop]
-            fields = [_fields(plan, model, mode, index) for index in range(start, stop)]
-            offsets = arrival_times(len(part), plan.request_rate, generator)
-            blocks.append(await _run_block(client, plan, mode, part, fields, offsets, epoch, on_done))
+            hand = prompts[plan.modes.index(mode)]
+
+            async def send(index: int, mode: Mode = mode, start: int = start, hand: Prompts = hand) -> RequestRecord:
+                nonlocal done
+                fields = _fields(plan, model, mode, start + index)
+                record = await send_request(client, hand[start + index], fields, epoch)
+                done += 1
+                progress("requests", done, total)
+                return record
+
+            offsets = arrival_times(stop - start, plan.request_rate, generator)
+            blocks.append(await _run_block(mode, offsets, send, plan.max_concurrency))
     summaries = {
         mode: summarise(
             [record for block in blocks if block.mode == mode for record in block.records],
@@ -221,26 +211,21 @@ def take_turns(modes: Sequence[Mode], count: int, block_size: int) -> list[tuple
 
 
 async def _run_block(
-    client: httpx.AsyncClient,
-    plan: ServePlan,
     mode: Mode,
-    prompts: Sequence[BenchPrompt],
-    fields: Sequence[dict[str, Any]],
     offsets: Sequence[float],
-    epoch: float,
-    on_done: Callable[[], None],
+    send: Callable[[int], Awaitable[RequestRecord]],
+    max_concurrency: int | None,
 ) -> ServedBlock:
-    places = asyncio.Semaphore(plan.max_concurrency or len(prompts))
+    """Call send(i) for request i, offsets[i] seconds after the block began, and wait for all."""
+    places = asyncio.Semaphore(max_concurrency or max(1, len(offsets)))
     started = time.perf_counter()
 
-    async def one(prompt: BenchPrompt, body: dict[str, Any], offset: float) -> RequestRecord:
+    async def one(index: int, offset: float) -> RequestRecord:
         await asyncio.sleep(started + offset - time.perf_counter())
         async with places:
-            record = await send_request(client, prompt, body, epoch)
-        on_done()
-        return record
+            return await send(index)
 
-    records = await asyncio.gather(*map(one, prompts, fields, offsets))
+    records = await asyncio.gather(*map(one, range(len(offsets)), offsets))
     return ServedBlock(mode, time.perf_counter() - started, records)
 
 

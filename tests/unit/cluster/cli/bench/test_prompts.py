@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from actors.errors import InvalidRequest
 from cluster.cli.bench import prompts
 from cluster.cli.bench.prompts import (
-    BENCHMARKS,
     BenchPrompt,
     make_blocks,
     pick_rows,
-    prompt_of,
     read_prompts,
     read_spec_bench,
 )
@@ -60,7 +58,7 @@ def test_every_form_of_row_is_read(tmp_path):
     [
         ("{", ":2 is '{'; not valid JSON"),
         ("[]", "every line must be a JSON object"),
-        ("{}", "exactly one of turns, prompt, messages, prompt_token_ids, or the fields text, test_list (mbpp); "),
+        ("{}", "exactly one of turns, prompt, messages, prompt_token_ids"),
         ('{"answer": "' + "x" * 1000 + '"}', "x'; a row needs exactly one of"),
         ("[" * 100_000, "not valid JSON"),
         ('{"prompt": ' + "[" * 600 + "]" * 600 + "}", "must hold a text"),
@@ -85,102 +83,10 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
     assert said in str(caught.value)
 
 
-BENCHMARK_ROWS = {
-    "humaneval": [
-        {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "assert f(1)"},
-        {"task_id": "HumanEval/1", "prompt": "\n\ndef g():\n"},
-    ],
-    "mbpp": [
-        {"task_id": 601, "text": "Add two numbers.", "code": "...", "test_list": ["assert add(1, 2) == 3", "assert 1"]},
-        {"task_id": 602, "prompt": "Subtract them.", "test_list": ["assert sub(1, 2) == -1"]},
-    ],
-    "gsm8k": [
-        {"question": "How many apples are left?", "answer": "5 - 2 = 3\n#### 3"},
-        {"question": "And how many pears?", "answer": "#### 0"},
-    ],
-    "cnn_dm": [
-        {"article": "It rained.", "highlights": "Rain.", "id": "f00d"},
-        {"article": "It snowed.", "highlights": "Snow.", "id": "beef"},
-    ],
-    "wmt16": [
-        {"translation": {"de": "Guten Tag.", "en": "Good day."}},
-        {"translation": {"en": "Thank you.", "de": "Danke."}},
-    ],
-    "alpaca": [
-        {"instruction": "Name a colour.", "input": "", "output": "Red."},
-        {"instruction": "Sort these.", "input": "3, 1, 2", "output": "1, 2, 3"},
-    ],
-}
-BENCHMARK_PROMPTS = {
-    "humaneval": [("HumanEval/0", "def f(x):\n"), ("HumanEval/1", "\n\ndef g():\n")],
-    "mbpp": [
-        (
-            "601",
-            "Write Python code for this task: Add two numbers.\n"
-            "It must pass these tests:\nassert add(1, 2) == 3\nassert 1",
-        ),
-        (
-            "602",
-            "Write Python code for this task: Subtract them.\nIt must pass these tests:\nassert sub(1, 2) == -1",
-        ),
-    ],
-    "gsm8k": [("1", "How many apples are left?"), ("2", "And how many pears?")],
-    "cnn_dm": [("f00d", "Summarize this article: It rained."), ("beef", "Summarize this article: It snowed.")],
-    "wmt16": [("1", "Translate German to English: Guten Tag."), ("2", "Translate German to English: Danke.")],
-    "alpaca": [("1", "Name a colour."), ("2", "Sort these.\n\n3, 1, 2")],
-}
-
-
-@pytest.mark.parametrize("task", BENCHMARK_ROWS)
-def test_rows_of_a_published_benchmark_are_asked_as_its_task(tmp_path, task):
-    wanted = [BenchPrompt(name, task, said(text)) for name, text in BENCHMARK_PROMPTS[task]]
-    assert read_prompts(write(tmp_path, *BENCHMARK_ROWS[task])) == wanted
-    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows.jsonl").read_bytes())  # as some editors
-    assert read_prompts(tmp_path / "rows.jsonl") == wanted
-
-
-def test_every_known_shape_is_tried_and_one_file_may_hold_them_all(tmp_path):
-    assert {one.task for one in BENCHMARKS} == set(BENCHMARK_ROWS)
-    rows = [row for rows in BENCHMARK_ROWS.values() for row in rows]
-    assert Counter(prompt.task for prompt in read_prompts(write(tmp_path, *rows))) == dict.fromkeys(BENCHMARK_ROWS, 2)
-
-
-def test_what_a_row_says_itself_comes_before_what_a_benchmark_would_make_of_it():
-    asked = prompt_of({"prompt": "say", "question": "x", "article": "y", "instruction": "z"}, 3)
-    assert asked == BenchPrompt("3", "prompts", said("say"))
-    asked = prompt_of({"turns": ["first"], "task_id": 4, "question": "x"}, 3)
-    assert asked == BenchPrompt("3", "prompts", said("first"))
-    asked = prompt_of({"question": "x", "task": "mine", "id": 9, "prediction": "y"}, 3)
-    assert asked == BenchPrompt("9", "mine", said("x"), prediction="y")
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"task_id": 1, "prompt": " \n"}, "prompt is ' \\n'; it must be a text that is not empty"),
-        ({"text": 3, "test_list": ["assert 1"]}, "text is '3'; it must be a text"),
-        ({"text": "Add.", "test_list": "assert 1"}, "test_list is 'assert 1'; it must be a text that is not empty"),
-        ({"text": "Add.", "test_list": []}, "test_list is '[]'"),
-        ({"text": "Add.", "test_list": ["assert 1", None]}, "test_list is"),
-        ({"question": ["a"]}, "question is"),
-        ({"article": None}, "article is 'None'"),
-        ({"translation": "Guten Tag."}, "translation is 'Guten Tag.'; it must be a text that is not empty"),
-        ({"translation": {"en": "Good day."}}, "translation is"),
-        ({"translation": {"de": "", "en": "Good day."}}, "translation is"),
-        ({"instruction": "Sort.", "input": 3}, "input is '3'; it must be a text"),
-        ({"instruction": "", "input": "3, 1"}, "instruction is ''"),
-        ({"question": "a", "prediction": []}, None),
-        ({"question": "a", "prediction": ["b"]}, "prediction is"),
-    ],
-)
-def test_a_wrong_field_of_a_benchmark_is_named_with_file_and_line(tmp_path, row, expected):
-    file = write(tmp_path, {"question": "fine"}, row)
-    if expected is None:
-        assert len(read_prompts(file)) == 2
-        return
-    with pytest.raises(InvalidRequest) as caught:
-        read_prompts(file)
-    assert str(caught.value).startswith(f"--prompts {file}:2 {expected}")
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    file = write(tmp_path, {"prompt": "one"})
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_prompts(file) == [BenchPrompt("1", "prompts", said("one"))]
 
 
 def test_a_line_longer_than_any_prompt_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
