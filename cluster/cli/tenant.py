@@ -15,9 +15,8 @@ from rich.table import Table
 
 from actors.errors import InvalidRequest
 from cache_service.errors import CacheError
-from cluster.cli.durations import parsed_seconds, shown_seconds
+from cluster.cli.output import parsed_seconds, print_table, shown_seconds
 from cluster.cli.serve import default_config
-from cluster.cli.tables import print_table
 from cluster.config import ClusterConfig, load_config, paceline_home
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path

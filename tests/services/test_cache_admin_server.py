@@ -1,4 +1,7 @@
-"""The administrators' server: the same actions over HTTP, for those who have the credential."""
+"""The administrators' server: the same actions over HTTP, for those who have the credential.
+
+Covers `cluster.cache.admin` (errors, http_app, store_access) and `cluster.cli.cache.admin_server`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`paceline cache` on a real server: what it prints, what it refuses, and what is left behind."""
+"""`paceline cache` on a real server: what it prints, what it refuses, and what is left behind.
+
+Covers `cluster.cli.cache` (app, documents, namespaces, options) and `cluster.cli.output`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A draft model trained in several runs is the one of a single run, and says how much it will save."""
+"""A draft model trained in several runs is the one of a single run, and says how much it will save.
+
+Covers `cluster.cli.drafter`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a router's soft_ngram learns is drafted by another one, and nothing that must stay where it is."""
+"""What a router's soft_ngram learns is drafted by another one, and nothing that must stay where it is.
+
+Covers `cluster.cache.soft_sharing`.
+"""
 
 from __future__ import annotations
 

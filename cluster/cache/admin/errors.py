@@ -1,4 +1,4 @@
-"""HTTP status and code of every error that the administration of the cache raises."""
+"""HTTP status and code of each error of the cache administration."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def status_of(error: BaseException) -> AdminStatus:
-    """An error that is not Paceline's own becomes "internal error": its text may hold anything."""
+    """An unknown error becomes "internal error", since its text may hold anything."""
     for kind, http, code in _TABLE:
         if isinstance(error, kind):
             return AdminStatus(http, code, " ".join(str(error).split())[:_MAX_MESSAGE_CHARS])

@@ -20,7 +20,7 @@ import numpy as np
 
 from actors.errors import Unavailable
 from actors.models.catalog import Progress, silent
-from cluster.cli.bearer import bearer_headers
+from cluster.cli.api_key import bearer_headers
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks
 from cluster.cli.bench.serve_metrics import RequestRecord, Summary, detailed_json, format_summary, summarise
 from cluster.cli.bench.stream_client import send_request, served_model

@@ -31,7 +31,7 @@ from cluster.cli.cache.options import (
     model_of,
     query_of,
 )
-from cluster.cli.cache.output import print_json, shown_size
+from cluster.cli.output import print_json, shown_size
 from cluster.cli.progress import progress_bars
 from cluster.errors import ConfigError
 

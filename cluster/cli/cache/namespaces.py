@@ -30,10 +30,8 @@ from cluster.cli.cache.options import (
     at_place,
     query_of,
 )
-from cluster.cli.cache.output import print_json, shown_size
-from cluster.cli.durations import parsed_seconds, shown_seconds
+from cluster.cli.output import parsed_seconds, print_json, print_table, shown_seconds, shown_size
 from cluster.cli.progress import progress_bars
-from cluster.cli.tables import print_table
 from cluster.errors import ConfigError
 
 

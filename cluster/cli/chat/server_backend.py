@@ -9,7 +9,7 @@ import httpx
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from cluster.cli.answer_stream import Speculation, message_of, message_of_refusal, read_events
-from cluster.cli.bearer import bearer_headers
+from cluster.cli.api_key import bearer_headers
 from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Message, OnRound, Span
 from cluster.cli.chat.settings import ChatSettings
 

@@ -1,4 +1,7 @@
-"""What a user can do wrong on the command line: one clear line on stderr and exit status 2, never a traceback."""
+"""What a user can do wrong on the command line: one clear line on stderr and exit status 2, never a traceback.
+
+Covers the modules `main`, `config`, `engine`, `generate`, `k8s`, `model` and `validate` of `cluster.cli`, too.
+"""
 
 from __future__ import annotations
 

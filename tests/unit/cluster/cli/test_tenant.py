@@ -1,4 +1,7 @@
-"""`paceline tenant`, and the key of commands that talk to a server."""
+"""`paceline tenant`, and the key of commands that talk to a server.
+
+Covers `cluster.tenants.administration`, `audit` and `keys`, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from actors.errors import InvalidRequest
-from cluster.cli.bearer import bearer_headers
+from cluster.cli.api_key import bearer_headers
 from cluster.cli.bench.serve import ServePlan
 from cluster.tenants.registry import parse_registry
 

@@ -1,4 +1,7 @@
-"""`LocalEngine.stream`: the same tokens as `generate`, round by round, and nothing left behind however it ends."""
+"""`LocalEngine.stream`: the same tokens as `generate`, round by round, and nothing left behind however it ends.
+
+Covers `cluster.offline.requests` and `options`, too.
+"""
 
 from __future__ import annotations
 
