@@ -1,4 +1,4 @@
 """The Ray shells: target groups, draft pools, the directory they register in, and autoscaling.
 
-May import: the one room of actors that imports ray.
+May import: everything of actors; it is the one room there that imports ray.
 """

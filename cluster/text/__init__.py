@@ -1,4 +1,4 @@
 """Text to tokens and back: chat templates, incremental detokenizer, stop strings.
 
-May import: nothing of the cluster but its request options.
+May import: cluster.errors.
 """
