@@ -1,4 +1,4 @@
-"""Installs packages into the environment of the Python that runs this, with uv, which takes a third of pip's time.
+"""Installs packages into the environment of the Python that runs this: with uv, which is faster than pip.
 
     .venv/bin/python .ci/install.py UV_VERSION [arguments that `pip install` takes]
 
