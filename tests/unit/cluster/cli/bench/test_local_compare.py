@@ -147,7 +147,8 @@ def test_a_head_a_chain_and_quantized_weights_are_compared_on_the_same_terms(dir
     head.mkdir()
     save_eagle_head(head, config, tiny_eagle_tensors(config, "eagle"))
     rows, saved = tmp_path / "rows.jsonl", tmp_path / "out.json"
-    rows.write_text('{"question": "one two one two"}\n{"question": "abc abc"}\n')
+    texts = [[{"role": "user", "content": text}] for text in ("one two one two", "abc abc")]
+    rows.write_text("".join(json.dumps({"messages": text}) + "\n" for text in texts))
     options = ["--prompts", rows, "--model", directory, "--draft-model", directory, "--eagle-head", head]
     options += ["--drafter", "eagle", "--drafter", "draft_model", "--branch", 1, "--quantization", "int8"]
     out = compare(*options, "--max-new-tokens", 12, "--json", saved)
@@ -155,7 +156,6 @@ def test_a_head_a_chain_and_quantized_weights_are_compared_on_the_same_terms(dir
     (cell,) = json.loads(saved.read_text())["cells"]
     assert [method["drafters"] for method in cell["methods"]] == [[], ["eagle"], ["draft_model"]]
     plain = LocalEngine(str(directory), draft_model="none", drafters=("none",), quantization="int8")
-    texts = [[{"role": "user", "content": text}] for text in ("one two one two", "abc abc")]
     wanted = [one.token_ids for one in plain.generate(texts, max_new_tokens=12)]
     for method in ("none", "eagle", "draft_model"):
         blocks = [block for block in cell["blocks"] if block["method"] == method]
