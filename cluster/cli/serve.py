@@ -329,7 +329,7 @@ def _builder_log() -> Path:
 
 def _report_build(
     builder: subprocess.Popen[bytes], directory: Path, progress_file: Path, stop: threading.Event
-) -> None:
+) -> threading.Thread:
     """Tell in a thread each stage of the build and its end, unless it ends with the server."""
 
     def report() -> None:
@@ -347,7 +347,9 @@ def _report_build(
         else:
             typer.echo(f"draft   {directory} could not be built (exit status {status}); see {_builder_log()}", err=True)
 
-    threading.Thread(target=report, name="drafter build", daemon=True).start()
+    thread = threading.Thread(target=report, name="drafter build", daemon=True)
+    thread.start()
+    return thread
 
 
 def _yield_to_others() -> None:

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from cluster.cli.serve import _report_build, _start_building_drafter
-from cluster.config import load_config
 from paceline_testing.free_ports import free_ports
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -108,15 +107,16 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_dir):
+def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_dir, tmp_path):
     code = (
         "import sys, time\n"
+        "from pathlib import Path\n"
         "from cluster.cli.serve import _start_building_drafter\n"
-        "from cluster.config import load_config\n"
-        "print(_start_building_drafter(load_config(None, ['target.model=' + sys.argv[1]])).pid, flush=True)\n"
+        "print(_start_building_drafter(sys.argv[1], Path(sys.argv[2])).pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(smollm2_dir)], stdout=subprocess.PIPE, text=True) as parent:
+    command = [sys.executable, "-c", code, str(smollm2_dir), str(tmp_path / "progress")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         builder = psutil.Process(int(parent.stdout.readline()))
         time.sleep(1.0)  # the build itself takes a minute or more
@@ -131,8 +131,8 @@ def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_di
 
 def test_a_drafter_that_cannot_be_built_is_told_with_the_log_that_says_why(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    builder = _start_building_drafter(load_config(None, [f"target.model={tmp_path / 'absent'}"]))
-    _report_build(builder, tmp_path / "drafter", threading.Event()).join(timeout=60)
+    builder = _start_building_drafter(str(tmp_path / "absent"), tmp_path / "progress")
+    _report_build(builder, tmp_path / "drafter", tmp_path / "progress", threading.Event()).join(timeout=60)
     out, err = capfd.readouterr()
     log = tmp_path / "drafter-build.log"
     assert (out, err) == ("", f"draft   {tmp_path / 'drafter'} could not be built (exit status 2); see {log}\n")
@@ -140,10 +140,10 @@ def test_a_drafter_that_cannot_be_built_is_told_with_the_log_that_says_why(tmp_p
 
 
 @pytest.mark.parametrize(("is_stopping", "told"), [(False, "draft   /the/drafter is built\n"), (True, "")])
-def test_a_drafter_that_is_there_is_told_but_not_the_end_of_the_server(is_stopping, told, capfd):
+def test_a_drafter_that_is_there_is_told_but_not_the_end_of_the_server(is_stopping, told, tmp_path, capfd):
     stop = threading.Event()
     if is_stopping:
         stop.set()
     with subprocess.Popen(["false" if is_stopping else "true"]) as builder:
-        _report_build(builder, Path("/the/drafter"), stop).join(timeout=60)
+        _report_build(builder, Path("/the/drafter"), tmp_path / "progress", stop).join(timeout=60)
     assert capfd.readouterr() == (told, "")
