@@ -264,7 +264,7 @@ def test_it_would_show_if_one_tenant_counted_as_often_as_it_speaks(cluster, monk
     """A mutation of the gate."""
     cold = cluster.probe()
     monkeypatch.setattr(PromotionGate, "_organisation_id", lambda self, organisation: secrets.token_bytes(16))
-    monkeypatch.setattr(promotion, "support_of", lambda candidate, **_: len(candidate.seen_s))
+    monkeypatch.setattr(promotion, "support_of", lambda candidate, *_, **__: len(candidate.seen_s))
     cluster.tell([0] * K, text_of(cold))
     cluster.pass_time(160)
     assert cluster.public()
