@@ -2,562 +2,252 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline_testing import manifests as right
+from paceline_testing.manifests import Manifest, manifest
 
-Manifest = dict[str, Any]
+REMOVED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
+    """`edits`: places (keys and indices with blanks between, beginning with a part of `_place`; "-" appends to a list),
+    each followed by its new value or REMOVED. The place "text" is `serveConfigV2`, its value (old, new)."""
+
     name: str
     rule: str
-    base: Callable[[], Manifest]
-    edit: Callable[[Manifest], object]
+    base: str
+    edits: tuple[Any, ...]
 
     def make(self) -> Manifest:
-        manifest = self.base()
-        self.edit(manifest)
-        return manifest
+        made = manifest(self.base)
+        for place, value in zip(self.edits[::2], self.edits[1::2], strict=True):
+            if place == "text":
+                text = made["spec"]["serveConfigV2"]
+                assert value[0] in text
+                made["spec"]["serveConfigV2"] = text.replace(*value, 1)
+            else:
+                _edit(made, _place(made, place), value)
+        return made
 
 
-def _pod(manifest: Manifest) -> Manifest:
-    """The spec of the pods of a workload, or of the first worker group of a Ray cluster."""
-    spec = manifest["spec"]
-    if "rayClusterConfig" in spec:
-        return spec["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
-    return spec["template"]["spec"]
+def _place(made: Manifest, place: str) -> list[str]:
+    """The keys of a place, with the part that it begins with spelt out; a pod is that of the first worker group."""
+    is_cluster = made["kind"] == "RayCluster"
+    ray = "spec" if is_cluster else "spec rayClusterConfig"
+    pod = (
+        f"{ray} workerGroupSpecs 0 template spec"
+        if is_cluster or made["kind"] == "RayService"
+        else "spec template spec"
+    )
+    parts = {
+        "ray": ray,
+        "head": f"{ray} headGroupSpec",
+        "head_env": f"{ray} headGroupSpec template spec containers 0 env",
+        "worker": f"{ray} workerGroupSpecs 0",
+        "pod": pod,
+        "container": f"{pod} containers 0",
+        "upgrade": "spec upgradeStrategy clusterUpgradeOptions",
+    }
+    first, *others = place.split(" ")
+    return [*parts.get(first, first).split(" "), *others]
 
 
-def _container(manifest: Manifest) -> Manifest:
-    return _pod(manifest)["containers"][0]
+def _edit(made: Any, keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        made = made[int(key) if isinstance(made, list) else key]
+    last: Any = keys[-1]
+    if last == "-":
+        made.append(value)
+    elif value is REMOVED:
+        del made[last]
+    else:
+        made[int(last) if isinstance(made, list) else last] = value
 
 
-def _ray(manifest: Manifest) -> Manifest:
-    spec = manifest["spec"]
-    return spec.get("rayClusterConfig", spec)
-
-
-def _worker(manifest: Manifest, index: int = 0) -> Manifest:
-    return _ray(manifest)["workerGroupSpecs"][index]
-
-
-def _head(manifest: Manifest) -> Manifest:
-    return _ray(manifest)["headGroupSpec"]
-
-
-def _head_env(name: str) -> Callable[[Manifest], object]:
-    def edit(manifest: Manifest) -> None:
-        _head(manifest)["template"]["spec"]["containers"][0]["env"].append({"name": name, "value": "redis:6379"})
-
-    return edit
-
-
-def _set(*keys: str | int, to: Any) -> Callable[[Manifest], object]:
-    def edit(manifest: Manifest) -> None:
-        value: Any = manifest
-        for key in keys[:-1]:
-            value = value[key]
-        value[keys[-1]] = to
-
-    return edit
-
-
-def _in(part: Callable[[Manifest], Any], *keys: str | int, to: Any) -> Callable[[Manifest], object]:
-    return lambda manifest: _set(*keys, to=to)(part(manifest))
-
-
-def _text(old: str, new: str) -> Callable[[Manifest], object]:
-    """In the text of serveConfigV2."""
-
-    def edit(manifest: Manifest) -> None:
-        assert old in manifest["spec"]["serveConfigV2"]
-        manifest["spec"]["serveConfigV2"] = manifest["spec"]["serveConfigV2"].replace(old, new, 1)
-
-    return edit
-
-
-def _upgrade(**options: Any) -> Callable[[Manifest], object]:
-    return lambda manifest: manifest["spec"]["upgradeStrategy"]["clusterUpgradeOptions"].update(options)
-
-
-def _both_zero(manifest: Manifest) -> None:
-    manifest["spec"]["strategy"]["rollingUpdate"] = {"maxSurge": 0, "maxUnavailable": 0}
-
-
-_SERVICE, _CLUSTER = right.ray_service, right.ray_cluster
-_POLICY, _SCALER, _BUDGET = right.network_policy, right.autoscaler, right.disruption_budget
-_CIDR = ("spec", "ingress", 0, "from", 1, "ipBlock")
-
-MISTAKES = (
+# fmt: off
+_ROWS: tuple[tuple[Any, ...], ...] = (
     # What schemas see.
-    Mistake("replica for replicas", "schema-unknown-field", right.deployment, _set("spec", "replica", to=3)),
-    Mistake("text for a number", "schema-type", right.deployment, _set("spec", "replicas", to="three")),
-    Mistake("no selector", "schema-missing", right.deployment, lambda m: m["spec"].pop("selector")),
-    Mistake("typo in a pod", "schema-unknown-field", right.deployment, _in(_container, "imagePullPolcy", to="Always")),
-    Mistake("typo in a Ray cluster", "schema-unknown-field", _SERVICE, _in(_ray, "enableInTreeAutoscalling", to=True)),
-    Mistake("typo in a Ray pod", "schema-unknown-field", _SERVICE, _in(_container, "resource", to={})),
-    Mistake("number as a start parameter", "schema-type", _SERVICE, _in(_head, "rayStartParams", "num-cpus", to=0)),
-    Mistake("no rayClusterConfig", "schema-missing", _SERVICE, lambda m: m["spec"].pop("rayClusterConfig")),
-    Mistake("removed apiVersion", "api-removed", _BUDGET, _set("apiVersion", to="policy/v1beta1")),
-    Mistake("kind that is not there", "api-unknown", right.deployment, _set("kind", to="Deploymnet")),
+    ("replica for replicas", "schema-unknown-field", "deployment", "spec replica", 3),
+    ("text for a number", "schema-type", "deployment", "spec replicas", "three"),
+    ("no selector", "schema-missing", "deployment", "spec selector", REMOVED),
+    ("typo in a pod", "schema-unknown-field", "deployment", "container imagePullPolcy", "Always"),
+    ("typo in a Ray cluster", "schema-unknown-field", "ray_service", "ray enableInTreeAutoscalling", True),
+    ("typo in a Ray pod", "schema-unknown-field", "ray_service", "container resource", {}),
+    ("number as a start parameter", "schema-type", "ray_service", "head rayStartParams num-cpus", 0),
+    ("no rayClusterConfig", "schema-missing", "ray_service", "spec rayClusterConfig", REMOVED),
+    ("removed apiVersion", "api-removed", "disruption_budget", "apiVersion", "policy/v1beta1"),
+    ("kind that is not there", "api-unknown", "deployment", "kind", "Deploymnet"),
     # Pods of workloads.
-    Mistake(
-        "selector misses its template",
-        "selector-template",
-        right.deployment,
-        _set("spec", "selector", "matchLabels", "tier", to="back"),
-    ),
-    Mistake(
-        "label value with a blank", "label-syntax", right.deployment, _set("metadata", "labels", "tier", to="front end")
-    ),
-    Mistake("label key of 64 letters", "label-syntax", right.service, _set("metadata", "labels", to={"a" * 64: "x"})),
-    Mistake(
-        "annotation key with a blank",
-        "annotation-syntax",
-        right.deployment,
-        _set("metadata", "annotations", "my owner", to="x"),
-    ),
-    Mistake("name in capitals", "object-name", right.deployment, _set("metadata", "name", to="Web")),
-    Mistake("port 70000", "port-range", right.deployment, _in(_container, "ports", 0, "containerPort", to=70000)),
-    Mistake(
-        "port name of 16 letters",
-        "port-name",
-        right.deployment,
-        _in(_container, "ports", 1, "name", to="prometheusexport"),
-    ),
-    Mistake(
-        "two ports of a name", "port-name-unique", right.deployment, _in(_container, "ports", 1, "name", to="http")
-    ),
-    Mistake(
-        "request over limit",
-        "resource-limit",
-        right.deployment,
-        _in(_container, "resources", "requests", "memory", to="2Gi"),
-    ),
-    Mistake(
-        "half a GPU",
-        "resource-whole",
-        right.deployment,
-        _in(_container, "resources", "limits", "nvidia.com/gpu", to="0.5"),
-    ),
-    Mistake(
-        "GPU request without limit",
-        "resource-device-limit",
-        right.deployment,
-        _in(_container, "resources", "requests", "nvidia.com/gpu", to=1),
-    ),
-    Mistake(
-        "16 GB as a quantity", "quantity", right.deployment, _in(_container, "resources", "limits", "memory", to="16GB")
-    ),
-    Mistake(
-        "gpu for nvidia.com/gpu", "resource-name", right.deployment, _in(_container, "resources", "limits", "gpu", to=1)
-    ),
-    Mistake(
-        "two containers of a name",
-        "container-name-unique",
-        right.deployment,
-        _in(_pod, "initContainers", 0, "name", to="web"),
-    ),
-    Mistake("container name with _", "container-name", right.deployment, _in(_container, "name", to="web_server")),
-    Mistake("no image", "container-image", right.deployment, lambda m: _container(m).pop("image")),
-    Mistake(
-        "mount without volume", "mount-volume", right.deployment, _in(_container, "volumeMounts", 1, "name", to="model")
-    ),
-    Mistake(
-        "two volumes at one place",
-        "mount-path",
-        right.deployment,
-        _in(_container, "volumeMounts", 1, "mountPath", to="/tmp"),
-    ),
-    Mistake(
-        "volume with two sources",
-        "volume-source",
-        right.deployment,
-        _in(_pod, "volumes", 0, "hostPath", to={"path": "/tmp"}),
-    ),
-    Mistake(
-        "two volumes of a name",
-        "volume-name",
-        right.stateful_set,
-        lambda m: _pod(m)["volumes"].append({"name": "tmp", "emptyDir": {}}),
-    ),
-    Mistake(
-        "probe with two handlers",
-        "probe-handler",
-        right.deployment,
-        _in(_container, "readinessProbe", "exec", to={"command": ["true"]}),
-    ),
-    Mistake(
-        "probe without handler", "probe-handler", right.deployment, lambda m: _container(m)["startupProbe"].pop("grpc")
-    ),
-    Mistake(
-        "probe of a port that is not",
-        "probe-port",
-        right.deployment,
-        _in(_container, "readinessProbe", "httpGet", "port", to="https"),
-    ),
-    Mistake(
-        "two successes of liveness",
-        "probe-times",
-        right.deployment,
-        _in(_container, "livenessProbe", "successThreshold", to=2),
-    ),
-    Mistake(
-        "pull policy in small letters", "enum", right.deployment, _in(_container, "imagePullPolicy", to="ifNotPresent")
-    ),
-    Mistake("operator Exist", "enum", right.deployment, _in(_pod, "tolerations", 0, "operator", to="Exist")),
-    Mistake(
-        "toleration Exists with a value", "toleration", right.deployment, _in(_pod, "tolerations", 0, "value", to="yes")
-    ),
-    Mistake(
-        "whenUnsatisfiable Never",
-        "enum",
-        right.deployment,
-        _in(_pod, "topologySpreadConstraints", 0, "whenUnsatisfiable", to="Never"),
-    ),
-    Mistake(
-        "affinity weight 1000",
-        "topology",
-        right.deployment,
-        _in(
-            _pod, "affinity", "podAntiAffinity", "preferredDuringSchedulingIgnoredDuringExecution", 0, "weight", to=1000
-        ),
-    ),
-    Mistake(
-        "In without values",
-        "selector-syntax",
-        right.deployment,
-        _in(
-            _pod,
-            "topologySpreadConstraints",
-            0,
-            "labelSelector",
-            "matchExpressions",
-            to=[{"key": "a", "operator": "In"}],
-        ),
-    ),
-    Mistake(
-        "preStop beyond the grace period",
-        "grace-period",
-        right.deployment,
-        _in(_container, "lifecycle", "preStop", "sleep", "seconds", to=90),
-    ),
-    Mistake(
-        "root that must not be root",
-        "security-context",
-        right.deployment,
-        _in(_container, "securityContext", "runAsUser", to=0),
-    ),
-    Mistake("value and valueFrom", "env-source", right.deployment, _in(_container, "env", 1, "value", to="x")),
-    Mistake(
-        "restartPolicy Never in a Deployment",
-        "pod-restart-policy",
-        right.deployment,
-        _in(_pod, "restartPolicy", to="Never"),
-    ),
-    Mistake("restartPolicy Always in a Job", "pod-restart-policy", right.job, _in(_pod, "restartPolicy", to="Always")),
-    Mistake("no step possible", "strategy", right.deployment, _both_zero),
+    ("selector misses its template", "selector-template", "deployment", "spec selector matchLabels tier", "back"),
+    ("label value with a blank", "label-syntax", "deployment", "metadata labels tier", "front end"),
+    ("label key of 64 letters", "label-syntax", "service", "metadata labels", {"a" * 64: "x"}),
+    ("annotation key with a blank", "annotation-syntax", "deployment", "metadata annotations", {"my owner": "x"}),
+    ("name in capitals", "object-name", "deployment", "metadata name", "Web"),
+    ("port 70000", "port-range", "deployment", "container ports 0 containerPort", 70000),
+    ("port name of 16 letters", "port-name", "deployment", "container ports 1 name", "prometheusexport"),
+    ("two ports of a name", "port-name-unique", "deployment", "container ports 1 name", "http"),
+    ("request over limit", "resource-limit", "deployment", "container resources requests memory", "2Gi"),
+    ("half a GPU", "resource-whole", "deployment", "container resources limits nvidia.com/gpu", "0.5"),
+    ("GPU request without limit", "resource-device-limit", "deployment",
+     "container resources requests nvidia.com/gpu", 1),
+    ("16 GB as a quantity", "quantity", "deployment", "container resources limits memory", "16GB"),
+    ("gpu for nvidia.com/gpu", "resource-name", "deployment", "container resources limits gpu", 1),
+    ("two containers of a name", "container-name-unique", "deployment", "pod initContainers 0 name", "web"),
+    ("container name with _", "container-name", "deployment", "container name", "web_server"),
+    ("no image", "container-image", "deployment", "container image", REMOVED),
+    ("mount without volume", "mount-volume", "deployment", "container volumeMounts 1 name", "model"),
+    ("two volumes at one place", "mount-path", "deployment", "container volumeMounts 1 mountPath", "/tmp"),
+    ("volume with two sources", "volume-source", "deployment", "pod volumes 0 hostPath", {"path": "/tmp"}),
+    ("two volumes of a name", "volume-name", "stateful_set", "pod volumes -", {"name": "tmp", "emptyDir": {}}),
+    ("probe with two handlers", "probe-handler", "deployment", "container readinessProbe exec", {"command": ["true"]}),
+    ("probe without handler", "probe-handler", "deployment", "container startupProbe grpc", REMOVED),
+    ("probe of a port that is not", "probe-port", "deployment", "container readinessProbe httpGet port", "https"),
+    ("two successes of liveness", "probe-times", "deployment", "container livenessProbe successThreshold", 2),
+    ("pull policy in small letters", "enum", "deployment", "container imagePullPolicy", "ifNotPresent"),
+    ("operator Exist", "enum", "deployment", "pod tolerations 0 operator", "Exist"),
+    ("toleration Exists with a value", "toleration", "deployment", "pod tolerations 0 value", "yes"),
+    ("whenUnsatisfiable Never", "enum", "deployment", "pod topologySpreadConstraints 0 whenUnsatisfiable", "Never"),
+    ("affinity weight 1000", "topology", "deployment",
+     "pod affinity podAntiAffinity preferredDuringSchedulingIgnoredDuringExecution 0 weight", 1000),
+    ("In without values", "selector-syntax", "deployment",
+     "pod topologySpreadConstraints 0 labelSelector matchExpressions", [{"key": "a", "operator": "In"}]),
+    ("preStop beyond the grace period", "grace-period", "deployment", "container lifecycle preStop sleep seconds", 90),
+    ("root that must not be root", "security-context", "deployment", "container securityContext runAsUser", 0),
+    ("value and valueFrom", "env-source", "deployment", "container env 1 value", "x"),
+    ("restartPolicy Never in a Deployment", "pod-restart-policy", "deployment", "pod restartPolicy", "Never"),
+    ("restartPolicy Always in a Job", "pod-restart-policy", "job", "pod restartPolicy", "Always"),
+    ("no step possible", "strategy", "deployment", "spec strategy rollingUpdate maxSurge", 0),
     # Other kinds.
-    Mistake(
-        "two ports, one without name", "port-name-required", right.service, lambda m: m["spec"]["ports"][1].pop("name")
-    ),
-    Mistake("service port 0", "port-range", right.service, _set("spec", "ports", 0, "port", to=0)),
-    Mistake("service type LoadBalance", "enum", right.service, _set("spec", "type", to="LoadBalance")),
-    Mistake("node port of a ClusterIP", "service-type", right.service, _set("spec", "ports", 0, "nodePort", to=30080)),
-    Mistake("service name that starts with a digit", "object-name", right.service, _set("metadata", "name", to="7web")),
-    Mistake("minAvailable and maxUnavailable", "pdb-one", _BUDGET, _set("spec", "minAvailable", to=1)),
-    Mistake("budget of 125%", "pdb-value", _BUDGET, _set("spec", "maxUnavailable", to="125%")),
-    Mistake("minReplicas over maxReplicas", "hpa-range", _SCALER, _set("spec", "minReplicas", to=9)),
-    Mistake(
-        "metric target Utilisation",
-        "enum",
-        _SCALER,
-        _set("spec", "metrics", 0, "resource", "target", "type", to="Utilisation"),
-    ),
-    Mistake(
-        "target without its value",
-        "hpa-metric",
-        _SCALER,
-        _set("spec", "metrics", 0, "resource", "target", to={"type": "AverageValue"}),
-    ),
-    Mistake("policyTypes ingress", "enum", _POLICY, _set("spec", "policyTypes", 0, to="ingress")),
-    Mistake("address without its length", "cidr", _POLICY, _set(*_CIDR, "cidr", to="10.0.0.0")),
-    Mistake("exception outside its range", "cidr", _POLICY, _set(*_CIDR, "except", 0, to="192.168.0.0/16")),
-    Mistake(
-        "range of ports that ends first",
-        "port-range",
-        _POLICY,
-        _set("spec", "ingress", 0, "ports", 1, "endPort", to=8000),
-    ),
-    Mistake("egress denied, DNS too", "network-dns", right.deny_all, lambda m: None),
-    Mistake("secret that is not base64", "secret-base64", right.secret, _set("data", "token", to="plain text!")),
-    Mistake("schedule with hour 25", "cron-schedule", right.cron_job, _set("spec", "schedule", to="0 25 * * *")),
-    Mistake("claim without access mode", "volume-claim", right.volume_claim, lambda m: m["spec"].pop("accessModes")),
-    Mistake("path without /", "ingress", right.ingress, _set("spec", "rules", 0, "http", "paths", 0, "path", to="v1")),
+    ("two ports, one without name", "port-name-required", "service", "spec ports 1 name", REMOVED),
+    ("service port 0", "port-range", "service", "spec ports 0 port", 0),
+    ("service type LoadBalance", "enum", "service", "spec type", "LoadBalance"),
+    ("node port of a ClusterIP", "service-type", "service", "spec ports 0 nodePort", 30080),
+    ("service name that starts with a digit", "object-name", "service", "metadata name", "7web"),
+    ("minAvailable and maxUnavailable", "pdb-one", "disruption_budget", "spec minAvailable", 1),
+    ("budget of 125%", "pdb-value", "disruption_budget", "spec maxUnavailable", "125%"),
+    ("minReplicas over maxReplicas", "hpa-range", "autoscaler", "spec minReplicas", 9),
+    ("metric target Utilisation", "enum", "autoscaler", "spec metrics 0 resource target type", "Utilisation"),
+    ("target without its value", "hpa-metric", "autoscaler",
+     "spec metrics 0 resource target", {"type": "AverageValue"}),
+    ("policyTypes ingress", "enum", "network_policy", "spec policyTypes 0", "ingress"),
+    ("address without its length", "cidr", "network_policy", "spec ingress 0 from 1 ipBlock cidr", "10.0.0.0"),
+    ("exception outside its range", "cidr", "network_policy",
+     "spec ingress 0 from 1 ipBlock except 0", "192.168.0.0/16"),
+    ("range of ports that ends first", "port-range", "network_policy", "spec ingress 0 ports 1 endPort", 8000),
+    ("egress denied, DNS too", "network-dns", "deny_all"),
+    ("secret that is not base64", "secret-base64", "secret", "data token", "plain text!"),
+    ("schedule with hour 25", "cron-schedule", "cron_job", "spec schedule", "0 25 * * *"),
+    ("claim without access mode", "volume-claim", "volume_claim", "spec accessModes", REMOVED),
+    ("path without /", "ingress", "ingress", "spec rules 0 http paths 0 path", "v1"),
     # The same in a Ray group, where no API server looks.
-    Mistake(
-        "Ray pod: mount without volume", "mount-volume", _SERVICE, _in(_container, "volumeMounts", 0, "name", to="sm")
-    ),
-    Mistake(
-        "Ray pod: request over limit",
-        "resource-limit",
-        _SERVICE,
-        _in(_container, "resources", "requests", "cpu", to="16"),
-    ),
-    Mistake("Ray pod: operator Exist", "enum", _SERVICE, _in(_pod, "tolerations", 0, "operator", to="Exist")),
-    Mistake("Ray pod: quantity 8 GB", "quantity", _SERVICE, _in(_pod, "volumes", 0, "emptyDir", "sizeLimit", to="8GB")),
-    Mistake(
-        "Ray pod: label value with /",
-        "label-syntax",
-        _SERVICE,
-        _in(_worker, "template", "metadata", "labels", "paceline/role", to="a/b"),
-    ),
+    ("Ray pod: mount without volume", "mount-volume", "ray_service", "container volumeMounts 0 name", "sm"),
+    ("Ray pod: request over limit", "resource-limit", "ray_service", "container resources requests cpu", "16"),
+    ("Ray pod: operator Exist", "enum", "ray_service", "pod tolerations 0 operator", "Exist"),
+    ("Ray pod: quantity 8 GB", "quantity", "ray_service", "pod volumes 0 emptyDir sizeLimit", "8GB"),
+    ("Ray pod: label value with /", "label-syntax", "ray_service",
+     "worker template metadata labels paceline/role", "a/b"),
     # KubeRay's operator.
-    Mistake("RayService name of 48 letters", "ray-name", _SERVICE, _set("metadata", "name", to="p" * 48)),
-    Mistake("RayCluster name of 54 letters", "ray-name", _CLUSTER, _set("metadata", "name", to="p" * 54)),
-    Mistake("RayCluster name with a dot", "ray-name", _CLUSTER, _set("metadata", "name", to="bench.one")),
-    Mistake("minReplicas over maxReplicas of a group", "ray-replicas", _SERVICE, _in(_worker, "minReplicas", to=3)),
-    Mistake("replicas below 0", "ray-replicas", _CLUSTER, _in(_worker, "replicas", to=-1)),
-    Mistake("two groups of a name", "ray-group-name", _SERVICE, _in(_worker, "groupName", to="draft")),
-    Mistake("resources twice", "ray-resources-twice", _SERVICE, _in(_head, "resources", to={"CPU": "0"})),
-    Mistake("labels as a start parameter", "ray-labels", _SERVICE, _in(_worker, "rayStartParams", "labels", to="a=b")),
-    Mistake(
-        "redis-password as a parameter", "ray-gcs", _SERVICE, _in(_head, "rayStartParams", "redis-password", to="x")
-    ),
-    Mistake("REDIS_PASSWORD beside the options", "ray-gcs", _SERVICE, _head_env("REDIS_PASSWORD")),
-    Mistake("RAY_REDIS_ADDRESS beside the options", "ray-gcs", _SERVICE, _head_env("RAY_REDIS_ADDRESS")),
-    Mistake("RAY_REDIS_ADDRESS alone", "ray-gcs", _CLUSTER, _head_env("RAY_REDIS_ADDRESS")),
-    Mistake(
-        "legacy annotation beside the options",
-        "ray-gcs",
-        _SERVICE,
-        _set("metadata", "annotations", to={"ray.io/ft-enabled": "true"}),
-    ),
-    Mistake(
-        "storage without rocksdb",
-        "ray-gcs-backend",
-        _SERVICE,
-        _in(_ray, "gcsFaultToleranceOptions", "storage", to={"size": "1Gi"}),
-    ),
-    Mistake(
-        "restartPolicy Always under autoscaler v2",
-        "ray-autoscaler-v2",
-        _SERVICE,
-        _in(_pod, "restartPolicy", to="Always"),
-    ),
-    Mistake(
-        "priority without autoscaler v2",
-        "ray-autoscaler-v2",
-        _SERVICE,
-        _in(_ray, "autoscalerOptions", to={"version": "v1"}),
-    ),
-    Mistake(
-        "priority with an old Ray",
-        "ray-version",
-        right.fixed_ray_cluster,
-        lambda m: m["spec"].update(
-            enableInTreeAutoscaling=True,
-            autoscalerOptions={"version": "v2"},
-            rayVersion="2.52.0",
-            workerGroupSpecs=[
-                {"groupName": "a", "maxReplicas": 1, "priority": 1, "template": right.ray_group(image="x:1")}
-            ],
-        ),
-    ),
-    Mistake(
-        "token without rayVersion",
-        "ray-version",
-        right.fixed_ray_cluster,
-        _in(_ray, "authOptions", to={"mode": "token"}),
-    ),
-    Mistake(
-        "tokens of Kubernetes in a RayService",
-        "ray-service-auth",
-        _SERVICE,
-        _in(_ray, "authOptions", "enableK8sTokenAuth", to=True),
-    ),
-    Mistake(
-        "incremental upgrade without autoscaler",
-        "ray-upgrade",
-        right.small_ray_service,
-        _set(
-            "spec",
-            "upgradeStrategy",
-            to={
-                "type": "NewClusterWithIncrementalUpgrade",
-                "clusterUpgradeOptions": {"stepSizePercent": 5, "intervalSeconds": 10, "gatewayClassName": "istio"},
-            },
-        ),
-    ),
-    Mistake("steps over the surge", "ray-upgrade", _SERVICE, _upgrade(stepSizePercent=50)),
-    Mistake("interval 0", "ray-upgrade", _SERVICE, _upgrade(intervalSeconds=0)),
-    Mistake("gatewayClassName empty", "ray-upgrade", _SERVICE, _upgrade(gatewayClassName="")),
-    Mistake(
-        "upgrade type NewClutser",
-        "ray-upgrade-type",
-        _SERVICE,
-        _set("spec", "upgradeStrategy", to={"type": "NewClutser"}),
-    ),
-    Mistake(
-        "head service with a name",
-        "ray-head-service",
-        _SERVICE,
-        _in(_head, "headService", to={"metadata": {"name": "head"}}),
-    ),
-    Mistake("suspended group under the autoscaler", "ray-suspend", _SERVICE, _in(_worker, "suspend", to=True)),
-    Mistake("TLS behind its gate", "ray-alpha-gate", _SERVICE, _in(_ray, "tlsOptions", to={"enabled": True})),
-    Mistake(
-        "redis-username as a parameter", "ray-gcs", _CLUSTER, _in(_head, "rayStartParams", "redis-username", to="x")
-    ),
-    Mistake("REDIS_USERNAME in the head", "ray-gcs", _SERVICE, _head_env("REDIS_USERNAME")),
-    Mistake(
-        "namespace of the storage as an annotation",
-        "ray-gcs",
-        _SERVICE,
-        _set("metadata", "annotations", to={"ray.io/external-storage-namespace": "mine"}),
-    ),
-    Mistake(
-        "Redis without an address",
-        "ray-gcs-backend",
-        _SERVICE,
-        _in(_ray, "gcsFaultToleranceOptions", to={"backend": "redis"}),
-    ),
-    Mistake(
-        "rocksdb behind its gate",
-        "ray-alpha-gate",
-        _SERVICE,
-        _in(_ray, "gcsFaultToleranceOptions", to={"backend": "rocksdb", "storage": {"size": "1Gi"}}),
-    ),
-    Mistake(
-        "history server behind its gate",
-        "ray-alpha-gate",
-        _SERVICE,
-        _in(_ray, "historyServerOptions", to={"collectorOptions": {"image": "collector:1"}}),
-    ),
-    Mistake(
-        "network policy behind its gate",
-        "ray-alpha-gate",
-        _SERVICE,
-        _in(_ray, "networkPolicy", to={"mode": "DenyAllIngress"}),
-    ),
-    Mistake(
-        "idle time of a group without autoscaler v2",
-        "ray-autoscaler-v2",
-        right.fixed_ray_cluster,
-        _in(_worker, "idleTimeoutSeconds", to=60),
-    ),
-    Mistake(
-        "token with an old Ray",
-        "ray-version",
-        right.fixed_ray_cluster,
-        lambda m: (
-            _ray(m).update(rayVersion="2.51.0", authOptions={"mode": "token"}),
-            _worker(m).update(template=right.ray_group(image="x:1")),
-        ),
-    ),
-    Mistake("mode of tokens misspelt", "schema-value", _SERVICE, _in(_ray, "authOptions", "mode", to="tokens")),
-    Mistake("surge of 150 %", "ray-upgrade", _SERVICE, _upgrade(maxSurgePercent=150)),
-    Mistake("label of a group with a blank", "label-syntax", _SERVICE, _in(_worker, "labels", to={"pool": "a b"})),
-    Mistake(
-        "image of another Ray",
-        "ray-image-version",
-        _SERVICE,
-        _in(_container, "image", to="rayproject/ray:2.52.0-py311"),
-    ),
-    Mistake(
-        "half a CPU as a start parameter",
-        "ray-start-number",
-        _SERVICE,
-        _in(_worker, "rayStartParams", "num-cpus", to="0.5"),
-    ),
-    Mistake("nightly at 25 o'clock", "cron-schedule", right.ray_cron_job, _set("spec", "schedule", to="0 25 * * *")),
-    Mistake(
-        "nightly cluster that is kept",
-        "ray-job",
-        right.ray_cron_job,
-        _set("spec", "jobTemplate", "shutdownAfterJobFinishes", to=False),
-    ),
-    Mistake("job without time", "ray-job", right.ray_job, _set("spec", "activeDeadlineSeconds", to=0)),
-    Mistake(
-        "interactive job that tries again",
-        "ray-job",
-        right.ray_job,
-        lambda m: m["spec"].update(submissionMode="InteractiveMode", backoffLimit=2),
-    ),
-    Mistake(
-        "suspended job on a cluster that is there",
-        "ray-job",
-        right.ray_job,
-        lambda m: m["spec"].update(suspend=True, clusterSelector={"ray.io/cluster": "bench"}),
-    ),
-    Mistake(
-        "autoscaler v2 by a variable, without an autoscaler",
-        "ray-autoscaler-v2",
-        right.fixed_ray_cluster,
-        lambda m: _head(m)["template"]["spec"]["containers"][0]["env"].append(
-            {"name": "RAY_enable_autoscaler_v2", "value": "1"}
-        ),
-    ),
+    ("RayService name of 48 letters", "ray-name", "ray_service", "metadata name", "p" * 48),
+    ("RayCluster name of 54 letters", "ray-name", "ray_cluster", "metadata name", "p" * 54),
+    ("RayCluster name with a dot", "ray-name", "ray_cluster", "metadata name", "bench.one"),
+    ("minReplicas over maxReplicas of a group", "ray-replicas", "ray_service", "worker minReplicas", 3),
+    ("replicas below 0", "ray-replicas", "ray_cluster", "worker replicas", -1),
+    ("two groups of a name", "ray-group-name", "ray_service", "worker groupName", "draft"),
+    ("resources twice", "ray-resources-twice", "ray_service", "head resources", {"CPU": "0"}),
+    ("labels as a start parameter", "ray-labels", "ray_service", "worker rayStartParams labels", "a=b"),
+    ("redis-password as a parameter", "ray-gcs", "ray_service", "head rayStartParams redis-password", "x"),
+    ("REDIS_PASSWORD beside the options", "ray-gcs", "ray_service",
+     "head_env -", {"name": "REDIS_PASSWORD", "value": "redis:6379"}),
+    ("RAY_REDIS_ADDRESS beside the options", "ray-gcs", "ray_service",
+     "head_env -", {"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}),
+    ("RAY_REDIS_ADDRESS alone", "ray-gcs", "ray_cluster",
+     "head_env -", {"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}),
+    ("legacy annotation beside the options", "ray-gcs", "ray_service",
+     "metadata annotations", {"ray.io/ft-enabled": "true"}),
+    ("storage without rocksdb", "ray-gcs-backend", "ray_service",
+     "ray gcsFaultToleranceOptions storage", {"size": "1Gi"}),
+    ("restartPolicy Always under autoscaler v2", "ray-autoscaler-v2", "ray_service", "pod restartPolicy", "Always"),
+    ("priority without autoscaler v2", "ray-autoscaler-v2", "ray_service", "ray autoscalerOptions", {"version": "v1"}),
+    ("priority with an old Ray", "ray-version", "fixed_ray_cluster",
+     "container image", "x:1", "worker priority", 1, "ray rayVersion", "2.52.0",
+     "ray enableInTreeAutoscaling", True, "ray autoscalerOptions", {"version": "v2"}),
+    ("token without rayVersion", "ray-version", "fixed_ray_cluster", "ray authOptions", {"mode": "token"}),
+    ("tokens of Kubernetes in a RayService", "ray-service-auth", "ray_service",
+     "ray authOptions enableK8sTokenAuth", True),
+    ("incremental upgrade without autoscaler", "ray-upgrade", "small_ray_service",
+     "spec upgradeStrategy", {
+         "type": "NewClusterWithIncrementalUpgrade",
+         "clusterUpgradeOptions": {"stepSizePercent": 5, "intervalSeconds": 10, "gatewayClassName": "istio"}}),
+    ("steps over the surge", "ray-upgrade", "ray_service", "upgrade stepSizePercent", 50),
+    ("interval 0", "ray-upgrade", "ray_service", "upgrade intervalSeconds", 0),
+    ("gatewayClassName empty", "ray-upgrade", "ray_service", "upgrade gatewayClassName", ""),
+    ("upgrade type NewClutser", "ray-upgrade-type", "ray_service", "spec upgradeStrategy", {"type": "NewClutser"}),
+    ("head service with a name", "ray-head-service", "ray_service", "head headService", {"metadata": {"name": "head"}}),
+    ("suspended group under the autoscaler", "ray-suspend", "ray_service", "worker suspend", True),
+    ("TLS behind its gate", "ray-alpha-gate", "ray_service", "ray tlsOptions", {"enabled": True}),
+    ("redis-username as a parameter", "ray-gcs", "ray_cluster", "head rayStartParams redis-username", "x"),
+    ("REDIS_USERNAME in the head", "ray-gcs", "ray_service",
+     "head_env -", {"name": "REDIS_USERNAME", "value": "redis:6379"}),
+    ("namespace of the storage as an annotation", "ray-gcs", "ray_service",
+     "metadata annotations", {"ray.io/external-storage-namespace": "mine"}),
+    ("Redis without an address", "ray-gcs-backend", "ray_service",
+     "ray gcsFaultToleranceOptions", {"backend": "redis"}),
+    ("rocksdb behind its gate", "ray-alpha-gate", "ray_service",
+     "ray gcsFaultToleranceOptions", {"backend": "rocksdb", "storage": {"size": "1Gi"}}),
+    ("history server behind its gate", "ray-alpha-gate", "ray_service",
+     "ray historyServerOptions", {"collectorOptions": {"image": "collector:1"}}),
+    ("network policy behind its gate", "ray-alpha-gate", "ray_service",
+     "ray networkPolicy", {"mode": "DenyAllIngress"}),
+    ("idle time of a group without autoscaler v2", "ray-autoscaler-v2", "fixed_ray_cluster",
+     "worker idleTimeoutSeconds", 60),
+    ("token with an old Ray", "ray-version", "fixed_ray_cluster",
+     "container image", "x:1", "ray rayVersion", "2.51.0", "ray authOptions", {"mode": "token"}),
+    ("mode of tokens misspelt", "schema-value", "ray_service", "ray authOptions mode", "tokens"),
+    ("surge of 150 %", "ray-upgrade", "ray_service", "upgrade maxSurgePercent", 150),
+    ("label of a group with a blank", "label-syntax", "ray_service", "worker labels", {"pool": "a b"}),
+    ("image of another Ray", "ray-image-version", "ray_service", "container image", "rayproject/ray:2.52.0-py311"),
+    ("half a CPU as a start parameter", "ray-start-number", "ray_service", "worker rayStartParams num-cpus", "0.5"),
+    ("nightly at 25 o'clock", "cron-schedule", "ray_cron_job", "spec schedule", "0 25 * * *"),
+    ("nightly cluster that is kept", "ray-job", "ray_cron_job", "spec jobTemplate shutdownAfterJobFinishes", False),
+    ("job without time", "ray-job", "ray_job", "spec activeDeadlineSeconds", 0),
+    ("interactive job that tries again", "ray-job", "ray_job",
+     "spec submissionMode", "InteractiveMode", "spec backoffLimit", 2),
+    ("suspended job on a cluster that is there", "ray-job", "ray_job",
+     "spec suspend", True, "spec clusterSelector", {"ray.io/cluster": "bench"}),
+    ("autoscaler v2 by a variable, without an autoscaler", "ray-autoscaler-v2", "fixed_ray_cluster",
+     "head_env -", {"name": "RAY_enable_autoscaler_v2", "value": "1"}),
     # serveConfigV2, a text.
-    Mistake("text that is no YAML", "serve-yaml", _SERVICE, _text("route_prefix: /", "route_prefix: [/")),
-    Mistake("autoscalng_config", "serve-unknown-key", _SERVICE, _text("autoscaling_config", "autoscalng_config")),
-    Mistake("http_option", "serve-unknown-key", _SERVICE, _text("http_options", "http_option")),
-    Mistake("max_replica", "serve-unknown-key", _SERVICE, _text("max_replicas", "max_replica")),
-    Mistake("num_cpu", "serve-unknown-key", _SERVICE, _text("num_cpus: 1", "num_cpu: 1")),
-    Mistake("min_replicas over max_replicas", "serve-schema", _SERVICE, _text("min_replicas: 1", "min_replicas: 9")),
-    Mistake(
-        "number as a variable",
-        "serve-schema",
-        _SERVICE,
-        _text("num_cpus: 1", "num_cpus: 1\n          runtime_env: {env_vars: {OMP_NUM_THREADS: 1}}"),
-    ),
-    Mistake("route without /", "serve-schema", _SERVICE, _text("route_prefix: /", "route_prefix: v1")),
-    Mistake(
-        "module that is not",
-        "serve-import",
-        _SERVICE,
-        _text("grpc_health.v1.health_pb2_grpc", "grpc_health.v1.health_grpc"),
-    ),
-    Mistake("name that is not", "serve-import", _SERVICE, _text("cluster.app:build", "cluster.serve:application")),
-    Mistake(
-        "policy that is not",
-        "serve-import",
-        _SERVICE,
-        _text(
-            "      target_ongoing_requests: 2",
-            "      target_ongoing_requests: 2\n"
-            "          policy: {policy_function: 'actors.workers.autoscaling:DraftPolicies'}",
-        ),
-    ),
-    Mistake(
-        "request router that is not",
-        "serve-import",
-        _SERVICE,
-        _text(
-            "max_ongoing_requests: 1000",
-            "max_ongoing_requests: 1000\n"
-            "        request_router_config: {request_router_class: 'ray.serve.request_router:Nearest'}",
-        ),
-    ),
-    Mistake(
-        "no replicas of the only group",
-        "group-resources",
-        right.small_ray_service,
-        lambda m: (_head(m)["rayStartParams"].update({"num-cpus": "0"}), _worker(m).pop("replicas")),
-    ),
-    Mistake("argument tensor_paralel", "config-unknown-key", _SERVICE, _text("tensor_parallel", "tensor_paralel")),
-    Mistake("argument out of its limits", "config-value", _SERVICE, _text("max_running: 64", "max_running: 0")),
-    Mistake("override of no deployment", "serve-deployment", _SERVICE, _text("name: Router", "name: Routers")),
-    Mistake("more ranks than GPUs", "group-resources", _SERVICE, _text("tensor_parallel: 8", "tensor_parallel: 64")),
-    Mistake("no GPU for a replica", "group-resources", _SERVICE, _text("      num_cpus: 1", "      num_gpus: 16")),
-    Mistake(
-        "no node of the target group",
-        "group-resources",
-        _SERVICE,
-        lambda m: _worker(m, 1).update(minReplicas=0, replicas=0, maxReplicas=0),
-    ),
+    ("text that is no YAML", "serve-yaml", "ray_service", "text", ("route_prefix: /", "route_prefix: [/")),
+    ("autoscalng_config", "serve-unknown-key", "ray_service", "text", ("autoscaling_config", "autoscalng_config")),
+    ("http_option", "serve-unknown-key", "ray_service", "text", ("http_options", "http_option")),
+    ("max_replica", "serve-unknown-key", "ray_service", "text", ("max_replicas", "max_replica")),
+    ("num_cpu", "serve-unknown-key", "ray_service", "text", ("num_cpus: 1", "num_cpu: 1")),
+    ("min_replicas over max_replicas", "serve-schema", "ray_service", "text", ("min_replicas: 1", "min_replicas: 9")),
+    ("number as a variable", "serve-schema", "ray_service",
+     "text", ("num_cpus: 1", "num_cpus: 1\n          runtime_env: {env_vars: {OMP_NUM_THREADS: 1}}")),
+    ("route without /", "serve-schema", "ray_service", "text", ("route_prefix: /", "route_prefix: v1")),
+    ("module that is not", "serve-import", "ray_service",
+     "text", ("grpc_health.v1.health_pb2_grpc", "grpc_health.v1.health_grpc")),
+    ("name that is not", "serve-import", "ray_service", "text", ("cluster.app:build", "cluster.serve:application")),
+    ("policy that is not", "serve-import", "ray_service",
+     "text", ("target_ongoing_requests: 2",
+              "policy: {policy_function: 'actors.workers.autoscaling:DraftPolicies'}")),
+    ("request router that is not", "serve-import", "ray_service",
+     "text", ("max_ongoing_requests: 1000",
+              "request_router_config: {request_router_class: 'ray.serve.request_router:Nearest'}")),
+    ("no replicas of the only group", "group-resources", "small_ray_service",
+     "head rayStartParams num-cpus", "0", "worker replicas", REMOVED),
+    ("argument tensor_paralel", "config-unknown-key", "ray_service", "text", ("tensor_parallel", "tensor_paralel")),
+    ("argument out of its limits", "config-value", "ray_service", "text", ("max_running: 64", "max_running: 0")),
+    ("override of no deployment", "serve-deployment", "ray_service", "text", ("name: Router", "name: Routers")),
+    ("more ranks than GPUs", "group-resources", "ray_service", "text", ("tensor_parallel: 8", "tensor_parallel: 64")),
+    ("no GPU for a replica", "group-resources", "ray_service", "text", ("      num_cpus: 1", "      num_gpus: 16")),
+    ("no node of the target group", "group-resources", "ray_service",
+     "ray workerGroupSpecs 1 replicas", 0, "ray workerGroupSpecs 1 minReplicas", 0,
+     "ray workerGroupSpecs 1 maxReplicas", 0),
 )
+# fmt: on
+
+MISTAKES = tuple(Mistake(name, rule, base, tuple(edits)) for name, rule, base, *edits in _ROWS)

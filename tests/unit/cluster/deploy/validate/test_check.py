@@ -22,7 +22,7 @@ from cluster.deploy.validate.finding import Problem
 from cluster.deploy.validate.import_paths import why_not_importable
 from cluster.deploy.validate.quantity import parse_quantity
 from cluster.deploy.validate.rules_page import with_rules
-from paceline_testing import manifests as right
+from paceline_testing.manifests import manifest as right
 
 ROOT = Path(__file__).resolve().parents[5]
 CONFIG = "target:\n  model: smollm2\n  tensor_paralel: 2\nrouter:\n  max_running: 0\n"
@@ -55,7 +55,7 @@ def test_findings_name_file_and_line(run, written):
 
 
 def test_a_line_of_serve_config_is_the_line_in_the_file(run, written):
-    service = right.ray_service()
+    service = right("ray_service")
     text = service["spec"].pop("serveConfigV2").replace("http_options", "http_option")
     body = yaml.safe_dump(service, sort_keys=False).splitlines()
     at = body.index("spec:") + 1
@@ -80,7 +80,7 @@ def test_what_a_rule_finds_can_be_left_out(run, written):
 
 
 def test_what_is_right_is_quiet(run, written):
-    written("a/deployment.yaml", right.deployment())
+    written("a/deployment.yaml", right("deployment"))
     written("cluster.yaml", "target: {model: smollm2}\n")
     notes = written("notes.yaml", "some: [thing, else]\n")
     status, out, err = run("validate", notes.parent)
@@ -134,7 +134,7 @@ def test_a_path_that_is_not_there_is_one_line(run, tmp_path):
 
 
 def test_an_object_is_defined_once(run, written):
-    text = yaml.safe_dump(right.config_map())
+    text = yaml.safe_dump(right("config_map"))
     status, out, _ = run("validate", written("x.yaml", f"{text}---\n{text}"))
     assert status == 1
     assert "object-twice" in out
@@ -142,7 +142,7 @@ def test_an_object_is_defined_once(run, written):
 
 def test_examples_in_a_directory_may_define_the_same_object(run, written):
     for name in ("one", "two"):
-        file = written(f"samples/{name}.yaml", right.config_map())
+        file = written(f"samples/{name}.yaml", right("config_map"))
     status, out, _ = run("validate", file.parent)
     assert status == 0
     assert "warning object-in-files" in out
@@ -150,9 +150,9 @@ def test_examples_in_a_directory_may_define_the_same_object(run, written):
 
 
 def test_a_service_forwards_to_a_port_that_its_pods_have(run, written):
-    service = right.service()
+    service = right("service")
     service["spec"]["ports"][0]["targetPort"] = "https"
-    written("a.yaml", right.deployment())
+    written("a.yaml", right("deployment"))
     status, out, _ = run("validate", written("b.yaml", service).parent)
     assert status == 1
     assert "service-target" in out
@@ -166,7 +166,7 @@ def overlay(written):
     if shutil.which("kubectl") is None and shutil.which("kustomize") is None:
         pytest.skip("neither kubectl nor kustomize is there")
     written("base/kustomization.yaml", "resources: [deployment.yaml]\n")
-    written("base/deployment.yaml", right.deployment())
+    written("base/deployment.yaml", right("deployment"))
 
     def make(patch):
         path = written("overlay/kustomization.yaml", {"resources": ["../base"], "patches": [{"patch": patch}]})
@@ -224,7 +224,7 @@ def test_without_the_extra_a_manifest_is_refused_in_one_line(run, written, monke
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert run("validate", written("cluster.yaml", "target: {model: smollm2}\n"))[0] == 0
-    status, _, err = run("validate", written("deployment.yaml", right.deployment()))
+    status, _, err = run("validate", written("deployment.yaml", right("deployment")))
     assert status == 2
     assert err.count("\n") == 1
     assert "pip install 'paceline[k8s]'" in err

@@ -15,7 +15,7 @@ from cluster.config import ClusterConfig
 from cluster.deploy.validate import check
 from cluster.deploy.validate.documents import read_documents
 from cluster.deploy.validate.kustomize import build
-from paceline_testing import manifests as right
+from paceline_testing.manifests import manifest as right
 
 CONFIG_MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 PASSWORD = 31_415_926_535
@@ -259,19 +259,19 @@ def secret(data):
 
 
 def deployment(**container):
-    manifest = right.deployment()
+    manifest = right("deployment")
     manifest["spec"]["template"]["spec"]["containers"][0] |= container
     return manifest
 
 
 def ray_start(name, value):
-    manifest = right.ray_cluster()
+    manifest = right("ray_cluster")
     manifest["spec"]["headGroupSpec"].setdefault("rayStartParams", {})[name] = value
     return manifest
 
 
 def served(**settings):
-    manifest = right.ray_service()
+    manifest = right("ray_service")
     config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
     config["applications"][0] |= settings
     manifest["spec"]["serveConfigV2"] = yaml.safe_dump(config)

@@ -17,7 +17,8 @@ from cluster.deploy.validate.documents import read_documents
 from cluster.deploy.validate.rules import RULES
 from cluster.deploy.validate.schemas import Schemas
 from cluster.deploy.validate.sets import check_set
-from paceline_testing import manifests as right
+from paceline_testing.manifests import SERVE_CONFIG, VALID
+from paceline_testing.manifests import manifest as right
 from paceline_testing.planted_mistakes import MISTAKES
 
 CRDS = Path(__file__).resolve().parents[6] / "shared" / "data" / "crds"
@@ -48,9 +49,9 @@ def findings(manifest, schemas):
 
 
 @pytest.mark.parametrize("crds", GIVEN)
-@pytest.mark.parametrize("make", [make for make in right.VALID if make is not right.deny_all])
-def test_a_manifest_that_is_right_raises_no_alarm(make, crds, schemas_of):
-    assert findings(make(), schemas_of(crds)) == []
+@pytest.mark.parametrize("name", [name for name in VALID if name != "deny_all"])
+def test_a_manifest_that_is_right_raises_no_alarm(name, crds, schemas_of):
+    assert findings(right(name), schemas_of(crds)) == []
 
 
 @pytest.mark.parametrize("crds", GIVEN)
@@ -77,15 +78,15 @@ def test_mistakes_have_names_of_their_own_and_rules_that_exist():
 
 
 def test_all_that_is_right_is_right_together(tmp_path):
-    text = "---\n".join(yaml.safe_dump(make(), sort_keys=False) for make in right.VALID)
+    text = "---\n".join(yaml.safe_dump(right(name), sort_keys=False) for name in VALID)
     (tmp_path / "all.yaml").write_text(text)
     report = validate([tmp_path])
     assert report.findings == []
-    assert report.num_documents == len(right.VALID)
+    assert report.num_documents == len(VALID)
 
 
 def test_a_route_that_breaks_a_rule_in_cel_is_found(schemas_of):
-    route = right.http_route()
+    route = right("http_route")
     rule = route["spec"]["rules"][0]
     rule["matches"][0]["path"]["value"] = "v1"
     (found,) = findings(route, schemas_of(GIVEN[1]))
@@ -94,15 +95,15 @@ def test_a_route_that_breaks_a_rule_in_cel_is_found(schemas_of):
 
 
 def test_items_of_a_list_with_keys_must_differ(schemas_of):
-    cluster = right.ray_cluster()
+    cluster = right("ray_cluster")
     service = {"metadata": {}, "spec": {"ports": [{"port": 80, "name": "a"}, {"port": 80, "name": "b"}]}}
     cluster["spec"]["headGroupSpec"]["headService"] = service
     assert "crd-list-unique" in {finding.rule for finding in findings(cluster, schemas_of(GIVEN[1]))}
 
 
 def test_a_misspelt_field_is_told_what_it_may_have_been(schemas_of):
-    service = right.ray_service()
-    service["spec"]["serveConfigV2"] = right.SERVE_CONFIG.replace("tensor_parallel", "tensor_paralel")
+    service = right("ray_service")
+    service["spec"]["serveConfigV2"] = SERVE_CONFIG.replace("tensor_parallel", "tensor_paralel")
     (found,) = findings(service, schemas_of(GIVEN[0]))
     assert "did you mean tensor_parallel?" in found.what
     assert found.where == "spec.serveConfigV2: applications[0].args.target.tensor_paralel"
@@ -114,7 +115,7 @@ def rules_of(manifest, schemas):
 
 @pytest.mark.parametrize("crds", GIVEN)
 def test_rocksdb_has_no_fields_of_redis(crds, schemas_of):
-    service = right.ray_service()
+    service = right("ray_service")
     service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["backend"] = "rocksdb"
     assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "ray-gcs-backend"}
 
@@ -122,7 +123,7 @@ def test_rocksdb_has_no_fields_of_redis(crds, schemas_of):
 @pytest.mark.parametrize("crds", GIVEN)
 @pytest.mark.parametrize("policy", [{}, {"mode": "DenyAll"}, {"mode": "DenyAllEgress"}])
 def test_a_network_policy_of_kuberay_adds_no_dns(policy, crds, schemas_of):
-    service = right.ray_service()
+    service = right("ray_service")
     service["spec"]["rayClusterConfig"]["networkPolicy"] = policy
     assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "network-dns"}
     dns = {"egressRules": [{"ports": [{"port": 53, "protocol": "UDP"}]}]}
@@ -141,7 +142,7 @@ def test_a_network_policy_of_kuberay_adds_no_dns(policy, crds, schemas_of):
     ],
 )
 def test_texts_that_choose_are_among_those_that_there_are(below, key, value, crds, schemas_of):
-    service = right.ray_service()
+    service = right("ray_service")
     cluster = service["spec"]["rayClusterConfig"]
     (cluster if below is None else cluster.setdefault(below, {}))[key] = value
     (found,) = findings(service, schemas_of(crds))
@@ -151,7 +152,7 @@ def test_texts_that_choose_are_among_those_that_there_are(below, key, value, crd
 
 @pytest.mark.parametrize("crds", GIVEN)
 def test_priority_0_is_none(crds, schemas_of):
-    cluster = right.fixed_ray_cluster()
+    cluster = right("fixed_ray_cluster")
     cluster["spec"]["workerGroupSpecs"][0]["priority"] = 0
     assert findings(cluster, schemas_of(crds)) == []
 
@@ -168,9 +169,9 @@ def test_priority_0_is_none(crds, schemas_of):
     ],
 )
 def test_dns_is_let_through_by_a_rule_that_leads_there(egress, is_let_through):
-    policy = right.network_policy()
+    policy = right("network_policy")
     policy["spec"]["egress"] = [egress]
-    documents, _ = read_documents("x.yaml", yaml.safe_dump_all([right.deny_all(), policy]))
+    documents, _ = read_documents("x.yaml", yaml.safe_dump_all([right("deny_all"), policy]))
     assert [problem.rule for _, problem in check_set(documents)] == ([] if is_let_through else ["network-dns"])
 
 
@@ -179,12 +180,12 @@ def test_code_that_a_service_names_is_looked_for_and_not_run(schemas_of, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
 
     def rules_with(path):
-        config = yaml.safe_load(right.SERVE_CONFIG)
+        config = yaml.safe_load(SERVE_CONFIG)
         router, drafts = config["applications"][0]["deployments"]
         router["request_router_config"] = {"request_router_class": path}
         router["deployment_actors"] = [{"name": "shared", "actor_class": path}]
         drafts["autoscaling_config"]["policy"] = {"policy_function": path}
-        service = right.ray_service()
+        service = right("ray_service")
         service["spec"]["serveConfigV2"] = yaml.safe_dump(config)
         return [finding.rule for finding in findings(service, schemas_of(GIVEN[0]))]
 
@@ -214,7 +215,7 @@ def places(value, where=()):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_a_value_is_there_is_an_answer(data, schemas_of):
-    manifest = data.draw(st.sampled_from(right.VALID))()
+    manifest = right(data.draw(st.sampled_from(VALID)))
     for _ in range(data.draw(st.integers(1, 3))):
         where = data.draw(st.sampled_from([place for place in places(manifest) if len(place) > 1]))
         value = manifest
@@ -226,7 +227,7 @@ def test_whatever_a_value_is_there_is_an_answer(data, schemas_of):
 
 
 def test_warnings_are_no_errors(tmp_path):
-    cluster = right.ray_cluster()
+    cluster = right("ray_cluster")
     cluster["apiVersion"] = "ray.io/v1alpha1"
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(cluster))
     report = validate([tmp_path])
