@@ -1,4 +1,4 @@
-"""One worker thread a core: work of many small steps, each too small for two cores, is better spread than shared."""
+"""One worker thread a core, for work whose steps are each too small for two cores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @contextmanager
 def core_pool(device: str, most_workers: int) -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """Workers that divide torch's threads among themselves, and their number: one where the device is no CPU."""
+    """Workers that share torch's threads, and their number. One worker if the device is not the CPU."""
     threads = torch.get_num_threads()
     workers = max(1, min(threads, most_workers)) if device == "cpu" else 1
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
             yield pool, workers
     finally:
-        torch.set_num_threads(threads)  # for threads to come: the number of those that run is their own
+        torch.set_num_threads(threads)  # for new threads: the setting is per thread

@@ -1,24 +1,23 @@
-"""Draft models made from their own target: its first layers, a readout over its most used tokens, a distillation.
+"""Draft models made from their own target: its first layers and a readout over its most used tokens, distilled.
 
-A target's first layers know its tokens and contexts; what they lack is a way out. The readout begins as the target's
+A target's first layers represent tokens and contexts; they lack an output layer. The readout starts as the target's
 own output layer behind the linear map that best carries the early hidden state to the last one (the "tuned lens",
 Belrose et al. 2023), then layers and readout learn the target's distribution on text that the target wrote
 (Hinton et al. 2015). A small output vocabulary makes each draft step cheap (Zhao et al. 2025, FR-Spec). A build takes
-minutes; a training is the same with more text and time, and goes on where it was interrupted.
+minutes; a training uses more text and time, and resumes where it was interrupted.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
 from actors.models.catalog import Progress, resolve_model, silent
@@ -26,53 +25,27 @@ from actors.models.loader import choose_device, load_model, load_tokenizer, read
 from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.staging import directory_lock, staged_directory
+from actors.training.recipes import DrafterRecipe, check_recipe, output_vocab_size
 from actors.training.target_text import Answer
 from actors.training.target_writer import TargetWriter, Writing
-from actors.training.training_checkpoint import TrainingCheckpoint, TrainingPaused, last_step
+from actors.training.training_checkpoint import TrainingCheckpoint
+from actors.training.training_loop import Report, batches_of, run_steps
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-class HasTokens(Protocol):
-    """A prompt and its answer in one row, int64 [n]."""
-
-    @property
-    def token_ids(self) -> torch.Tensor: ...
-
-
-_Text = TypeVar("_Text", bound=HasTokens)
 
 CARD_FILE = "drafter.json"
 _FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
-_VOCAB_SIZE = 6144
-_READOUT_TOKENS = 12_000  # answer tokens that the least squares see: many times the width of a state
+_READOUT_TOKENS = 12_000  # answer tokens for the least squares: many times the hidden size
 _RIDGE = 0.01  # relative to the mean of the diagonal
-CHAIN_LENGTH = 4  # draft tokens a round of the chain that a card tells of
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterRecipe:
-    """What a drafter is made of and how long it is trained: amounts, no clock, so that a build can be repeated."""
-
-    layers: int = 2
-    vocab_size: int | None = None  # output rows; None: 6144, or all of a smaller target's
-    text_tokens: int = 26_000  # answer tokens that the target writes for training, about
-    answer_tokens: int = 160  # most of one answer
-    write_rows: int = 320  # answers written at a time
-    epochs: int = 3
-    batch_tokens: int = 1024  # prompt and answer tokens of a batch, padding included
-    learning_rate: float = 3e-3
-    seed: int = 0
-
-
-TRAINING_RECIPE = DrafterRecipe(text_tokens=128_000, epochs=6)  # for a training that may take its time
+CHAIN_LENGTH = 4  # draft tokens of a round, for `tokens_per_round` in the card
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterCard:
-    """What was built and how well it guesses. Saved as drafter.json beside the weights."""
+    """What was built and how well it predicts the target. Saved as drafter.json beside the weights."""
 
     target: str
     target_fingerprint: str
@@ -87,21 +60,24 @@ class DrafterCard:
 
 
 class DrafterExists(Exception):
-    """A drafter is at the directory already."""
+    """The directory already holds a drafter."""
 
 
 def default_drafter_dir(home: Path, source: ModelSource) -> Path:
-    """Where the drafter of these very weights is looked for; a directory there is complete.
+    """Directory of the drafter for exactly these weights. If it exists, it is complete.
 
-    Other weights of the same name, be it another directory or a model saved anew, have another one.
+    The name has the weights' fingerprint, so other weights under the same model name have another directory.
     """
     fingerprint = source.weights_fingerprint()[:_FINGERPRINT_DIGITS]
     return home / "drafters" / f"{source.name.replace('/', '--')}-{fingerprint}"
 
 
 def resolve_draft_model(spec: str, target: ModelSource, home: Path, progress: Progress = silent) -> ModelSource | None:
-    """The draft model that `spec` means for a target: "auto" is the drafter built for it, if there is one, and "none"
-    no draft model; everything else as `resolve_model`. Raises ModelError."""
+    """The draft model that `spec` means for a target, or None.
+
+    "none" is no draft model, "auto" the drafter built for the target, if there is one. Other specs are those of
+    `resolve_model`. Raises ModelError.
+    """
     if spec == "none":
         return None
     if spec != "auto":
@@ -110,126 +86,114 @@ def resolve_draft_model(spec: str, target: ModelSource, home: Path, progress: Pr
     return resolve_model(str(directory), home, progress) if directory.is_dir() else None
 
 
+@dataclass(frozen=True, slots=True)
+class BuildRun:
+    """How one run of a build goes."""
+
+    resumable: bool = False  # keep checkpoints beside the drafter, and resume from the last one
+    steps: int | None = None  # limit of distillation steps in this run, if resumable; None: all
+    keeps: bool = False  # keep a drafter that another process has put there meanwhile
+
+
 def build_drafter(
     source: ModelSource,
     out: Path,
     recipe: DrafterRecipe | None = None,
+    *,
     prompts: Sequence[str] | None = None,
     evaluate: Mapping[str, Sequence[str]] | None = None,
     device: str = "auto",
-    progress: Callable[[str, int, int], None] | None = None,
-    resumable: bool = False,
-    steps: int | None = None,
-    keeps: bool = False,
+    progress: Report | None = None,
+    run: BuildRun = BuildRun(),
 ) -> DrafterCard:
     """Make a draft model for `source` and put it at `out`, whole or not at all.
 
     `prompts` replace the built-in ones. `evaluate` names further sets of prompts to measure agreement on.
     `progress` is called with (stage, done, total). Reproducible on one machine with one number of torch threads.
-    resumable: keep checkpoints beside `out`, and go on from the last one of the same target, recipe and prompts; then
-    steps: of the distillation at most so many in this run, None: all. keeps: leave what another process has put at
-    `out` while this one waited for it. Raises ModelError, TrainingPaused where steps are left, and DrafterExists.
+    Checkpoints are read only for the same target, recipe and prompts. Raises ModelError, TrainingPaused where steps
+    are left, and DrafterExists for a drafter that `run.keeps`.
     """
     import torch
 
-    recipe = recipe or DrafterRecipe()
-    report = progress or (lambda stage, done, total: None)
     started = time.monotonic()
+    report = progress or (lambda stage, done, total: None)
     refuse_encoder(source, "a drafter built from its first layers")
     info = read_model_info(source)
-    vocab_size = min(_VOCAB_SIZE, info.vocab_size) if recipe.vocab_size is None else recipe.vocab_size
+    recipe = recipe or DrafterRecipe()
+    vocab_size = output_vocab_size(recipe, info)
     recipe = replace(recipe, vocab_size=vocab_size)
-    _check(recipe, info.num_layers, info.vocab_size)
+    limits = {"layers": (1, info.num_layers), "vocab_size": (1, info.vocab_size)}
+    check_recipe("drafter", recipe, {**limits, "answer_tokens": (1, 10**5), "epochs": (0, 10**4)})
     device = choose_device(device)
     tokenizer = load_tokenizer(source)
-    target = load_model(source, fast_dtype(device), device)
     key = json.dumps([info.weights_fingerprint, asdict(recipe), list(prompts) if prompts is not None else None])
+    target = load_model(source, fast_dtype(device), device)
     with directory_lock(out), torch.random.fork_rng():
-        if keeps and out.is_dir():
+        if run.keeps and out.is_dir():
             raise DrafterExists(out)
         torch.manual_seed(recipe.seed)
-        notes = TrainingCheckpoint(out, key) if resumable else None
-        writer = TargetWriter(
-            target,
-            tokenizer,
-            eos_token_ids=info.eos_token_ids,
-            max_len=info.max_model_len,
-            answer_tokens=recipe.answer_tokens,
-            rows=recipe.write_rows,
-            seed=recipe.seed,
-        )
-        if notes is not None and (saved := notes.read("text")):
-            writing = Writing.from_state(saved)
-        else:
-            held_out, training = writer.split(prompts)
-            writing = writer.write(training, recipe.text_tokens, held_out, report)
-            if notes is not None:
-                notes.write("text", writing.state())
-        texts, tests = writing.answers, {"held out": writing.held_out}
-        for name, asked in (evaluate or {}).items():
-            tests[name] = writer.answer(asked)
-        token_ids = frequent_tokens(writing.vocab_mass, vocab_size)
+        checkpoint = TrainingCheckpoint(out, key) if run.resumable else None
+        writer = TargetWriter(target, tokenizer, info, recipe)
+        writing = _target_text(writer, prompts, recipe, checkpoint, report=report)
+        evaluations = {name: writer.answer(asked) for name, asked in (evaluate or {}).items()}
         draft = _first_layers(source, target, recipe.layers).to(device)
-        trainer = _Trainer(draft=draft, target=target, token_ids=token_ids, recipe=recipe, device=device)
-        del target, writer
-        trainer.fit_readout(texts, report)
-        before = trainer.agreement(tests["held out"])
-        trainer.distil(texts, report, notes, steps)
-        scores = {name: trainer.agreement(answers) for name, answers in tests.items()}
-        agreement = scores.pop("held out")
+        trainer = _Trainer(draft, frequent_tokens(writing.vocab_mass, vocab_size), recipe, device)
+        del target, writer  # frees the target's memory
+        trainer.fit_readout(writing.answers, report)
+        before = trainer.agreement(writing.held_out)
+        trainer.distil(writing.answers, report, checkpoint, run.steps)
+        agreement = trainer.agreement(writing.held_out)
         card = DrafterCard(
             target=source.name,
             target_fingerprint=info.weights_fingerprint,
             recipe=asdict(recipe),
-            text_tokens=sum(answer.num_answer_tokens for answer in texts),
+            text_tokens=sum(answer.num_answer_tokens for answer in writing.answers),
             agreement=round(agreement.share, 4),
             agreement_before=round(before.share, 4),
             coverage=round(agreement.coverage, 4),
             tokens_per_round=round(agreement.tokens_per_round, 3),
-            evaluation={name: round(score.share, 4) for name, score in scores.items()},
+            evaluation={name: round(trainer.agreement(answers).share, 4) for name, answers in evaluations.items()},
             seconds=round(time.monotonic() - started, 1),
         )
-        with staged_directory(out) as staging:
-            trainer.save(staging)
-            with quiet_transformers():
-                tokenizer.save_pretrained(staging)
-            (staging / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
-        if notes is not None:
-            notes.remove()
+        _save(trainer, tokenizer, card, out)
+        if checkpoint is not None:
+            checkpoint.remove()
     return card
 
 
-def _check(recipe: DrafterRecipe, layers: int, vocab_size: int) -> None:
-    limits = {
-        "layers": (1, layers),
-        "vocab_size": (1, vocab_size),
-        "text_tokens": (1, 10**9),
-        "answer_tokens": (1, 10**5),
-        "write_rows": (1, 10**4),
-        "epochs": (0, 10**4),
-        "batch_tokens": (1, 10**7),
-    }
-    for name, (low, high) in limits.items():
-        value = getattr(recipe, name)
-        if not low <= value <= high:
-            raise ModelError(f"drafter {name} is {value}; it must be between {low} and {high}")
-    check_learning_rate("drafter", recipe.learning_rate)
+def _target_text(
+    writer: TargetWriter,
+    prompts: Sequence[str] | None,
+    recipe: DrafterRecipe,
+    checkpoint: TrainingCheckpoint | None,
+    *,
+    report: Report,
+) -> Writing:
+    if checkpoint is not None and (saved := checkpoint.read("text")):
+        return Writing.from_state(saved)
+    held_out, training = writer.split(prompts)
+    writing = writer.write(training, recipe.text_tokens, held_out, report)
+    if checkpoint is not None:
+        checkpoint.write("text", writing.state())
+    return writing
 
 
-def check_learning_rate(of: str, value: float) -> None:
-    """Raises ModelError."""
-    if not 0 < value < math.inf:
-        raise ModelError(f"{of} learning_rate is {value}; it must be above 0, and finite")
+def _save(trainer: _Trainer, tokenizer: PreTrainedTokenizerBase, card: DrafterCard, out: Path) -> None:
+    with staged_directory(out) as staging:
+        trainer.save(staging)
+        with quiet_transformers():
+            tokenizer.save_pretrained(staging)
+        (staging / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
 
 
 def check_weights(of: str, weights: Iterable[torch.Tensor], learning_rate: float) -> None:
-    """Raises ModelError where a training has diverged, before its weights take the place of others."""
+    """Raises ModelError when weights are not finite, so that a diverged training replaces nothing."""
     if not all(bool(tensor.isfinite().all()) for tensor in weights if tensor.is_floating_point()):
         raise ModelError(f"the training of the {of} has diverged; its learning_rate is {learning_rate}")
 
 
 def fast_dtype(device: str) -> str:
-    """bfloat16 where the hardware multiplies it, else float32: only text is written in it, and soft labels."""
+    """bfloat16 where the hardware multiplies it, else float32. Used for writing text and soft labels only."""
     import torch
 
     if device != "cpu":
@@ -239,7 +203,7 @@ def fast_dtype(device: str) -> str:
 
 
 def frequent_tokens(mass: torch.Tensor, count: int) -> torch.Tensor:
-    """The most probable tokens, ascending; beyond what the text tells, low ids, as tokenizers number by frequency."""
+    """The `count` most probable token ids, ascending. A small prior favours low ids: tokenizers number by frequency."""
     import torch
 
     prior = 1.0 / torch.arange(10, 10 + len(mass))
@@ -248,7 +212,7 @@ def frequent_tokens(mass: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _first_layers(source: ModelSource, target: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """A copy of the target, cut off after `layers`, with an output layer of its own. float32."""
+    """A float32 copy of the target's first `layers` layers, with an output layer of its own."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -270,13 +234,13 @@ def _first_layers(source: ModelSource, target: PreTrainedModel, layers: int) -> 
     if head.bias is not None:
         head.bias.data.copy_(original.bias.float())
     draft.generation_config = copy.deepcopy(target.generation_config)
-    return draft.eval()  # no dropout, in the distillation neither
+    return draft.eval()  # no dropout, not even in the distillation
 
 
 @dataclass(frozen=True, slots=True)
 class _Agreement:
     share: float  # share of tokens at which draft and target choose the same
-    coverage: float  # share of tokens that the draft can say at all
+    coverage: float  # share of tokens in the draft's vocabulary
     tokens_per_round: float
 
 
@@ -297,16 +261,9 @@ def tokens_per_round(hits: Sequence[Sequence[bool]], length: int) -> float:
 
 
 class _Trainer:
-    """The draft model, its readout over the reduced vocabulary, and the target's output rows for the same tokens."""
+    """Fits and distils a draft model and its readout, the output rows of the reduced vocabulary."""
 
-    def __init__(
-        self,
-        draft: PreTrainedModel,
-        target: PreTrainedModel,
-        token_ids: torch.Tensor,
-        recipe: DrafterRecipe,
-        device: str,
-    ) -> None:
+    def __init__(self, draft: PreTrainedModel, token_ids: torch.Tensor, recipe: DrafterRecipe, device: str) -> None:
         import torch
 
         self._draft = draft
@@ -315,14 +272,14 @@ class _Trainer:
         self._autocast = fast_dtype(device) == "bfloat16"
         self._token_ids = token_ids.to(device)
         head = draft.get_output_embeddings()
-        self._rows = head.weight.detach()[self._token_ids].clone()  # the target's
+        self._rows = head.weight.detach()[self._token_ids].clone()  # the target's output rows
         self._bias = None if head.bias is None else head.bias.detach()[self._token_ids].clone()
         self._column = torch.full((head.weight.shape[0],), -1, device=device)
         self._column[self._token_ids] = torch.arange(len(token_ids), device=device)
         self._readout = torch.nn.Parameter(self._rows.clone())
 
-    def fit_readout(self, answers: Sequence[Answer], report: Callable[[str, int, int], None]) -> None:
-        """Ridge regression from the draft's last hidden state to the target's, then out by the target's rows."""
+    def fit_readout(self, answers: Sequence[Answer], report: Report) -> None:
+        """Ridge regression from the draft's last hidden state to the target's, followed by the target's output rows."""
         import torch
 
         size = self._rows.shape[1]
@@ -335,7 +292,7 @@ class _Trainer:
                 state, wanted, _ = self._states(batch)
                 gram += state.T @ state
                 cross += state.T @ wanted
-            # Pulled towards the identity, for both states live in one residual stream.
+            # The ridge pulls towards the identity, because both states are of one residual stream.
             pull = torch.eye(size, device=self._device) * (_RIDGE * gram.diagonal().mean())
             gram += pull
             cross += pull
@@ -347,14 +304,13 @@ class _Trainer:
     def distil(
         self,
         answers: Sequence[Answer],
-        report: Callable[[str, int, int], None],
-        notes: TrainingCheckpoint | None = None,
-        steps: int | None = None,
+        report: Report,
+        checkpoint: TrainingCheckpoint | None = None,
+        most_steps: int | None = None,
     ) -> None:
-        """Cross entropy with the target's distribution over the reduced vocabulary, layers and readout together.
+        """Minimise the cross entropy with the target's distribution over the reduced vocabulary.
 
-        The steps that are left, at most `steps` of them. Which batch comes when is a matter of the seed, so a
-        checkpoint needs only the step, the weights and the optimiser.
+        Layers and readout are trained together. Raises TrainingPaused if steps are left after `most_steps`.
         """
         import torch
 
@@ -374,36 +330,21 @@ class _Trainer:
         for _ in range(recipe.epochs):
             order.shuffle(batches)
             schedule += batches
-        first = 0
-        if notes is not None and (saved := notes.read("step")):
-            for parameter, value in zip(parameters, saved["parameters"], strict=True):
-                parameter.data.copy_(value)
-            optimizer.load_state_dict(saved["optimizer"])
-            first = saved["step"]
-        total = len(schedule)
-        end = last_step(first, total, steps)
-        for step in range(first, end):
-            report("distilling", step, total)
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate * learning_rate_share(step, total)
-            with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
-                state, wanted, _ = self._states(schedule[step])
-                guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
-                with torch.no_grad():
-                    label = torch.nn.functional.linear(wanted, self._rows, self._bias).float().softmax(-1)
-            loss = torch.nn.functional.cross_entropy(guess, label)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            if notes is not None and (notes.is_due(step + 1) or step + 1 == end):
-                weights = [parameter.detach() for parameter in parameters]
-                notes.write("step", {"parameters": weights, "optimizer": optimizer.state_dict(), "step": step + 1})
-        if end < total:
-            raise TrainingPaused(end, total)
-        report("distilling", total, total)
+        run_steps(
+            schedule, self._loss, optimizer, stage="distilling", report=report, checkpoint=checkpoint, most=most_steps
+        )
         for parameter in parameters:
             parameter.requires_grad_(False)
+
+    def _loss(self, answers: Sequence[Answer]) -> torch.Tensor:
+        import torch
+
+        with torch.autocast(self._device.partition(":")[0], torch.bfloat16, enabled=self._autocast):
+            state, wanted, _ = self._states(answers)
+            guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
+            with torch.no_grad():
+                label = torch.nn.functional.linear(wanted, self._rows, self._bias).float().softmax(-1)
+        return torch.nn.functional.cross_entropy(guess, label)
 
     def agreement(self, answers: Sequence[Answer]) -> _Agreement:
         """How often the draft's greedy choice at a token of the answers is the target's."""
@@ -438,7 +379,7 @@ class _Trainer:
 
         width = max(len(answer.token_ids) for answer in answers) - 1
         ids = torch.zeros((len(answers), width), dtype=torch.int64)
-        for row, answer in enumerate(answers):  # right padding is never looked at by a causal model
+        for row, answer in enumerate(answers):  # a causal model never sees right padding
             ids[row, : len(answer.token_ids) - 1] = answer.token_ids[:-1]
         rows = torch.cat([torch.full((a.num_answer_tokens,), row) for row, a in enumerate(answers)])
         columns = torch.cat([torch.arange(a.num_answer_tokens) + a.num_prompt_tokens - 1 for a in answers])
@@ -449,22 +390,6 @@ class _Trainer:
 
 
 def _some(answers: Sequence[Answer], tokens: int) -> list[Answer]:
-    """As many of the first answers as have `tokens` tokens together."""
+    """The first answers, as many as it takes to have `tokens` answer tokens together."""
     before = accumulate((answer.num_answer_tokens for answer in answers), initial=0)
     return [answer for answer, count in zip(answers, before, strict=False) if count < tokens]
-
-
-def batches_of(answers: Sequence[_Text], max_tokens: int) -> list[list[_Text]]:
-    """Answers of similar length together, at most `max_tokens` with padding (or one answer)."""
-    batches: list[list[_Text]] = []
-    for answer in sorted(answers, key=lambda answer: len(answer.token_ids)):
-        if batches and (len(batches[-1]) + 1) * len(answer.token_ids) <= max_tokens:
-            batches[-1].append(answer)
-        else:
-            batches.append([answer])
-    return batches
-
-
-def learning_rate_share(step: int, total: int) -> float:
-    """Linear warm-up over 20 steps, then a cosine down to 3 %."""
-    return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / max(1, total))))

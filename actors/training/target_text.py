@@ -1,4 +1,4 @@
-"""Text that a target model writes itself, with what it thought at every token: the material drafters are fitted on."""
+"""Text that a target writes, with its hidden state and greedy choice at every token. Drafters are fitted on it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Answer:
 
     token_ids: torch.Tensor  # int64 [prompt + n]
     num_prompt_tokens: int
-    hidden: torch.Tensor  # [n, H], the model's dtype: what the output layer saw before each answer token
-    argmax: torch.Tensor  # int64 [n]: the greedy choice at each answer token, the token itself where that was greedy
+    hidden: torch.Tensor  # [n, H], the model's dtype: input of the output layer that gave each answer token
+    argmax: torch.Tensor  # int64 [n]: the greedy choice at each answer token
 
     @property
     def num_answer_tokens(self) -> int:
@@ -26,7 +26,7 @@ class Answer:
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
-    """Token ids of each prompt as a user's turn where there is a chat template; longer ones keep their end."""
+    """Token ids of each prompt, as a user's turn if there is a chat template. The last `max_tokens` are kept."""
     encoded = []
     for prompt in prompts:
         if tokenizer.chat_template:
@@ -50,24 +50,17 @@ def write_answers(
 ) -> list[Answer]:
     """Answer one batch of prompts, each at its temperature (0: greedy).
 
-    `vocab_mass` (float32 [vocabulary]) is increased by the target's probabilities at every token of
-    the answers with a temperature. `on_tokens` is told
-    the tokens written so far after each step. Rows that end leave the batch, so the work shrinks with them.
+    The target's probabilities at every sampled token are added to `vocab_mass` (float32 [vocabulary]). `on_tokens` is
+    called after each step with the number of tokens written so far. Rows that end leave the batch.
     """
     import torch
     from transformers import DynamicCache
 
     device = model.device
     generator = torch.Generator(device=device).manual_seed(seed)
-    batch, width = len(prompts), max(len(prompt) for prompt in prompts)
-    # Left padding, so that all rows write at the same index.
-    ids = torch.zeros((batch, width), dtype=torch.int64)
-    mask = torch.zeros((batch, width), dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    ids, mask = ids.to(device), mask.to(device)
+    ids, mask = (tensor.to(device) for tensor in _left_padded(prompts))
     positions = (mask.cumsum(1) - 1).clamp(min=0)
+    batch = len(prompts)
     heat = torch.tensor(temperatures, dtype=torch.float32, device=device)
     ends = torch.tensor(list(eos_token_ids), dtype=torch.int64, device=device)
     live = torch.arange(batch, device=device)
@@ -105,19 +98,25 @@ def write_answers(
                 cache.batch_select_indices(going)
                 live, chosen, mask, positions = live[going], chosen[going], mask[going], positions[going]
             ids = chosen[:, None]
-    return [
-        Answer(
-            token_ids=torch.cat([torch.tensor(list(prompt), dtype=torch.int64), written[row, :n].clone()]),
-            num_prompt_tokens=len(prompt),
-            hidden=hidden[row, :n].clone(),
-            argmax=greedy[row, :n].clone(),
-        )
-        for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
-    ]
+    answers = []
+    for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
+        token_ids = torch.cat([torch.tensor(list(prompt)), written[row, :n]])
+        answers.append(Answer(token_ids, len(prompt), hidden[row, :n].clone(), greedy[row, :n].clone()))
+    return answers
+
+
+def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, int64 [batch, longest]. All prompts end in the last column."""
+    import torch
+
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
 
 
 def _sample(weights: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A column of each row [n, V] by weight, int64 [n]. multinomial takes ten times as long: it draws n V numbers."""
+    """Draw a column of each row [n, V] by weight, int64 [n]. torch.multinomial draws n V numbers, ten times slower."""
     import torch
 
     below = weights.cumsum(-1)

@@ -1,4 +1,4 @@
-"""The target as an author: it answers many prompts at a time, on all cores."""
+"""Writes training text: the target answers many prompts at a time, on all cores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from actors.models.loader import ModelInfo
+    from actors.training.recipes import DrafterRecipe, HeadRecipe
+    from actors.training.training_loop import Report
+
 _STAGE = "writing text"
-_HELD_OUT_PROMPTS = 24  # asked for greedy answers, none of which is trained on
+_HELD_OUT_PROMPTS = 24  # answered greedily, for measuring; not trained on
 _SAMPLED_TEMPERATURE = 0.8  # every other training answer is sampled, for contexts that greedy text never visits
 _MAX_PROMPT_TOKENS = 1024
-_MAX_CACHE_BYTES = 4 << 30  # about, keys and values of one batch: the machine has other work
-_MIN_WORKER_ROWS = 16  # fewer do not fill a core's multiplications
-_WRITTEN_SHARE = 0.75  # expected length of an answer / its limit, until lengths are known
+_MAX_CACHE_BYTES = 4 << 30  # approximate limit of the keys and values of all batches at work
+_MIN_WORKER_ROWS = 16  # smaller batches do not keep a core busy
+_WRITTEN_SHARE = 0.75  # expected length of an answer relative to its limit, until lengths are known
 _ENOUGH = 0.9  # share of the wanted tokens; a small last batch takes as many steps as a full one
 
 
@@ -34,13 +38,12 @@ class Writing:
     """What a target wrote for a training."""
 
     answers: list[Answer]
-    # float32 [vocabulary]: how often each token was its first choice, and the probability it gave to each in sampled
-    # answers, which tells of the rarer ones.
+    # float32 [vocabulary]: number of times each token was the greedy choice, plus its probabilities at sampled tokens
     vocab_mass: torch.Tensor
     held_out: list[Answer]  # greedy, to prompts that are not trained on
 
     def state(self) -> dict[str, Any]:
-        """As tensors, lists and numbers alone, for a checkpoint."""
+        """Tensors, lists and numbers only, for a checkpoint."""
         return {
             "vocab_mass": self.vocab_mass,
             "answers": [_answer_state(answer) for answer in self.answers],
@@ -57,28 +60,25 @@ class Writing:
 
 
 class TargetWriter:
-    """Answers of at most `answer_tokens` tokens, `rows` at a time. The same ones every time for one seed."""
+    """Answers of at most `answer_tokens` tokens, `write_rows` at a time. Reproducible for one seed."""
 
     def __init__(
         self,
         target: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        eos_token_ids: tuple[int, ...],
-        max_len: int,
-        answer_tokens: int,
-        rows: int,
-        seed: int,
+        info: ModelInfo,
+        recipe: DrafterRecipe | HeadRecipe,
     ) -> None:
         from actors.build import kv_bytes_per_token
 
         self._target = target
         self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
-        self._answer_tokens = min(answer_tokens, max(1, max_len // 2))
-        self._prompt_tokens = max(1, min(_MAX_PROMPT_TOKENS, max_len - self._answer_tokens))
-        self._rows = rows
+        self._eos_token_ids = info.eos_token_ids
+        self._answer_tokens = min(recipe.answer_tokens, max(1, info.max_model_len // 2))
+        self._prompt_tokens = max(1, min(_MAX_PROMPT_TOKENS, info.max_model_len - self._answer_tokens))
+        self._rows = recipe.write_rows
         self._bytes_per_token = kv_bytes_per_token(target.config, target.dtype)
-        self._seed = seed
+        self._seed = recipe.seed
 
     def split(self, prompts: Sequence[str] | None) -> tuple[list[str], Iterator[str]]:
         """Held-out prompts, and an endless stream of others. None: the built-in ones. Raises ModelError."""
@@ -107,9 +107,9 @@ class TargetWriter:
         prompts: Iterator[str],
         wanted: int,
         held_out: Sequence[str],
-        report: Callable[[str, int, int], None],
+        report: Report,
     ) -> Writing:
-        """Training answers of about `wanted` tokens together, half of them greedy, and the held-out ones."""
+        """About `wanted` tokens of training answers, half of them greedy, and the held-out answers."""
         import torch
 
         mass = torch.zeros(self._target.get_output_embeddings().weight.shape[0])
@@ -135,9 +135,9 @@ class TargetWriter:
     def _write(
         self, rows: Sequence[tuple[str, float]], offset: int, on_tokens: Callable[[int], None]
     ) -> tuple[list[Answer], torch.Tensor]:
-        """Answers to (prompt, temperature), a batch a core: its many small steps keep one busy, hardly two.
+        """Answers to (prompt, temperature), one batch a core: the small steps of a batch do not keep two cores busy.
 
-        Also the probabilities that the target gave to each token, summed over the tokens that it sampled.
+        The second result is the target's probability of each token, summed over the sampled tokens.
         """
         import torch
 
@@ -178,16 +178,16 @@ class TargetWriter:
             batches = batches_by_length(encoded, workers, math.ceil(tokens * self._bytes_per_token / room))
             try:
                 mass = torch.stack(list(pool.map(work, range(len(batches))))).sum(0)
-            except BaseException:  # an interruption too: the others would write on for a minute
+            except BaseException:  # KeyboardInterrupt, too: the other workers would write on for a minute
                 stopped.set()
                 raise
         return [answer for answer in answers if answer is not None], mass
 
 
 def batches_by_length(prompts: Sequence[Sequence[int]], workers: int, at_least: int = 1) -> list[list[int]]:
-    """Rows of each batch, the longest prompts first. Neighbours in length share a batch: little of it is padding.
+    """Rows of each batch, the longest prompts first. Prompts of similar length share a batch, for little padding.
 
-    Two batches a worker where there are rows enough: what one long prompt costs is its length times the rows beside it.
+    Two batches a worker if there are enough rows: one long prompt costs its length times the rows of its batch.
     """
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]), reverse=True)
     count = max(at_least, workers * (2 if len(prompts) >= 2 * workers * _MIN_WORKER_ROWS else 1))
@@ -199,7 +199,7 @@ def _answer_state(answer: Answer) -> dict[str, Any]:
     return {field.name: getattr(answer, field.name) for field in fields(Answer)}
 
 
-def _reporter(report: Callable[[str, int, int], None], base: int, wanted: int) -> Callable[[int], None]:
+def _reporter(report: Report, base: int, wanted: int) -> Callable[[int], None]:
     return lambda count: report(_STAGE, min(base + count, wanted), wanted)
 
 

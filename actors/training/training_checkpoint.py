@@ -1,4 +1,4 @@
-"""What survives of a training that is interrupted, so that it ends as if it had not been."""
+"""Checkpoints of a training, from which an interrupted one resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEPS, _SECONDS = 50, 60.0  # between two checkpoints, whichever comes first
 
 
 class TrainingPaused(Exception):
-    """A training has done the steps that it was to do in one run; the next run goes on from there."""
+    """A run has done as many training steps as it was allowed; the next run resumes from there."""
 
     def __init__(self, step: int, total: int) -> None:
         super().__init__(step, total)
@@ -24,9 +24,9 @@ class TrainingPaused(Exception):
 
 
 class TrainingCheckpoint:
-    """A directory of tensors by name, beside what is trained; those of another training are not read.
+    """A directory beside `out`, with one file of tensors for each name.
 
-    key: all that the result depends on.
+    key: everything that the result depends on. Files with another key are ignored.
     """
 
     def __init__(self, out: Path, key: str) -> None:
@@ -35,17 +35,17 @@ class TrainingCheckpoint:
         self._written_at = time.monotonic()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """What was last written, on the CPU, or None."""
+        """The data last written, on the CPU, or None."""
         import torch
 
         try:
             saved = torch.load(self._directory / f"{name}.pt", map_location="cpu", weights_only=True)
-        except Exception:  # not there, or torn: begin anew
+        except Exception:  # missing or torn: start again
             return None
         return saved["data"] if saved.get("key") == self._key else None
 
     def write(self, name: str, data: dict[str, Any]) -> None:
-        """Put tensors, numbers, texts, and lists and dicts of them, in place of the last ones. Raises ModelError."""
+        """Replace the data of this name: tensors, numbers, strings, and lists and dicts of them. Raises ModelError."""
         import torch
 
         try:
@@ -64,8 +64,3 @@ class TrainingCheckpoint:
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             shutil.rmtree(self._directory)
-
-
-def last_step(first: int, total: int, steps: int | None) -> int:
-    """Where a run that begins at step `first` of `total` ends; steps: most of one run, None: all."""
-    return total if steps is None else min(total, first + steps)

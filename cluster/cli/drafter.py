@@ -15,13 +15,12 @@ from actors.models.catalog import resolve_model
 from actors.models.source import ModelSource
 from actors.training.drafter_build import (
     CHAIN_LENGTH,
-    TRAINING_RECIPE,
+    BuildRun,
     DrafterExists,
-    DrafterRecipe,
     build_drafter,
     default_drafter_dir,
 )
-from actors.training.eagle_recipe import HeadRecipe
+from actors.training.recipes import TRAINING_RECIPE, DrafterRecipe, HeadRecipe
 from actors.training.seed_prompts import read_prompts
 from cluster.cli.progress import progress_bars, progress_in_file
 from cluster.config import paceline_home
@@ -88,7 +87,14 @@ def build(
         directory = out if out is not None else default_drafter_dir(home, source)
         try:
             card = build_drafter(
-                source, directory, recipe, questions, evaluate=tests, device=device, progress=progress, keeps=keep
+                source,
+                directory,
+                recipe,
+                prompts=questions,
+                evaluate=tests,
+                device=device,
+                progress=progress,
+                run=BuildRun(keeps=keep),
             )
         except DrafterExists:
             typer.echo(directory)
@@ -187,11 +193,18 @@ def _train_head(
 
 
 def _train_model(
-    source: ModelSource, out: Path | None, recipe: dict[str, Any], *, questions: list[str] | None, **run: Any
+    source: ModelSource,
+    out: Path | None,
+    recipe: dict[str, Any],
+    *,
+    questions: list[str] | None,
+    steps: int | None,
+    **options: Any,
 ) -> tuple[Path, str]:
     """Returns the directory and the measured acceptance as text."""
     directory = out if out is not None else default_drafter_dir(paceline_home(), source)
-    card = build_drafter(source, directory, replace(TRAINING_RECIPE, **recipe), questions, resumable=True, **run)
+    how = BuildRun(resumable=True, steps=steps)
+    card = build_drafter(source, directory, replace(TRAINING_RECIPE, **recipe), prompts=questions, run=how, **options)
     return directory, (
         f"{card.agreement:.1%} ({card.agreement_before:.1%} before distillation): "
         f"{card.tokens_per_round:.2f} tokens a round in chains of {CHAIN_LENGTH}, {card.seconds:.0f} s"

@@ -13,9 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from actors.errors import ModelError
 from actors.models.catalog import resolve_model
-from actors.models.loader import load_draft_model, load_model, load_tokenizer
+from actors.models.loader import load_draft_model, load_model, load_tokenizer, read_model_info
 from actors.models.source import ModelSource
-from actors.training.drafter_build import CARD_FILE, DrafterExists, DrafterRecipe, build_drafter, default_drafter_dir
+from actors.training.drafter_build import (
+    CARD_FILE,
+    BuildRun,
+    DrafterExists,
+    build_drafter,
+    default_drafter_dir,
+)
+from actors.training.recipes import DrafterRecipe
 from actors.training.target_text import encode_prompts, write_answers
 from actors.training.target_writer import TargetWriter, batches_by_length
 from cluster.cli import drafter as command
@@ -25,6 +32,7 @@ from cluster.offline.engine import LocalEngine
 from cluster.serve import plan_cluster
 from paceline_testing.tiny_models import TINY_KINDS, save_tiny_model
 
+PROMPTS = [f"Say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]
 QUICK = DrafterRecipe(layers=1, vocab_size=120, text_tokens=600, answer_tokens=24, write_rows=16, epochs=1)
 
 
@@ -37,26 +45,34 @@ def targets(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def built(targets, tmp_path_factory):
+    """A drafter of "llama" with the recipe QUICK, and the progress of its build. Tests do not change it."""
+    out, seen = tmp_path_factory.mktemp("built") / "drafters" / "d", []
+    build_drafter(targets["llama"], out, QUICK, prompts=PROMPTS, progress=lambda *step: seen.append(step))
+    return out, seen
+
+
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_a_drafter_with_all_layers_agrees_wherever_its_vocabulary_reaches(targets, tmp_path, kind):
     recipe = dataclasses.replace(QUICK, layers=2, epochs=0)
-    card = build_drafter(targets[kind], tmp_path / "d", recipe)
+    card = build_drafter(targets[kind], tmp_path / "d", recipe, prompts=PROMPTS)
     # The lens of a complete copy is the identity but for the ridge and, on some machines, bfloat16 answers.
     assert card.coverage > 0.5
     assert card.agreement == pytest.approx(card.coverage, abs=0.1)
 
 
-def test_the_same_seed_gives_the_same_drafter_and_another_seed_another(targets, tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        build_drafter(targets["llama"], tmp_path / name, dataclasses.replace(QUICK, seed=seed))
-    first, same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
-    assert first == same
-    assert first != other
-    assert (tmp_path / "a/vocab_map.safetensors").read_bytes() == (tmp_path / "b/vocab_map.safetensors").read_bytes()
+def test_the_same_seed_gives_the_same_drafter_and_another_seed_another(targets, built, tmp_path):
+    first, _ = built
+    for name, seed in (("same", 0), ("other", 1)):
+        build_drafter(targets["llama"], tmp_path / name, dataclasses.replace(QUICK, seed=seed), prompts=PROMPTS)
+    for file in ("model.safetensors", "vocab_map.safetensors"):
+        assert (first / file).read_bytes() == (tmp_path / "same" / file).read_bytes()
+    assert (first / "model.safetensors").read_bytes() != (tmp_path / "other" / "model.safetensors").read_bytes()
 
 
 def test_a_drafter_is_a_normal_model_directory_whose_map_names_its_trained_rows(targets, tmp_path):
-    card = build_drafter(targets["qwen3"], tmp_path / "d", QUICK)
+    card = build_drafter(targets["qwen3"], tmp_path / "d", QUICK, prompts=PROMPTS)
     source = ModelSource("d", "d", tmp_path / "d")
     reduced = load_draft_model(source)
     whole = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32)
@@ -70,14 +86,15 @@ def test_a_drafter_is_a_normal_model_directory_whose_map_names_its_trained_rows(
 
 
 def test_distillation_makes_a_drafter_agree_more_often(targets, tmp_path):
-    longer = {"text_tokens": 4000, "answer_tokens": 48, "write_rows": 64, "epochs": 6, "learning_rate": 3e-3}
-    card = build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, vocab_size=200, **longer))
+    longer = {"text_tokens": 2000, "answer_tokens": 48, "write_rows": 64, "epochs": 5}
+    recipe = dataclasses.replace(QUICK, vocab_size=200, **longer)
+    card = build_drafter(targets["llama"], tmp_path / "d", recipe, prompts=PROMPTS)
     assert card.agreement > card.agreement_before + 0.02
 
 
 def test_the_card_tells_the_agreement_that_a_second_look_finds(targets, tmp_path):
-    asked = [f"Question number {index}, on {index * index} things?" for index in range(20)]
-    card = build_drafter(targets["qwen3"], tmp_path / "d", QUICK, evaluate={"mine": asked})
+    asked = [f"Question number {index}, on {index * index} things?" for index in range(12)]
+    card = build_drafter(targets["qwen3"], tmp_path / "d", QUICK, prompts=PROMPTS, evaluate={"mine": asked})
 
     target, draft = load_model(targets["qwen3"]), load_draft_model(ModelSource("d", "d", tmp_path / "d"))
     same = count = 0
@@ -121,7 +138,18 @@ def test_sampled_answers_keep_the_greedy_choice_beside_the_token(targets):
     assert warm.argmax.tolist() != warm.token_ids[3:].tolist()
 
 
-def test_a_build_that_fails_leaves_no_directory_and_spares_the_last_one(targets, tmp_path):
+@pytest.fixture
+def spared(built):
+    """The directory of the drafter that is there. The test must leave it as it is."""
+    out, _ = built
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    yield out
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert sorted(entry.name for entry in out.parent.iterdir()) == [".d.lock", "d"]
+
+
+@pytest.mark.parametrize("place", ["new", "taken"])
+def test_a_build_that_fails_leaves_no_directory_and_spares_the_last_one(targets, spared, tmp_path, place):
     class Interrupted(Exception):
         pass
 
@@ -129,44 +157,29 @@ def test_a_build_that_fails_leaves_no_directory_and_spares_the_last_one(targets,
         if stage == "distilling" and done:
             raise Interrupted
 
-    out = tmp_path / "drafters" / "d"
+    out = tmp_path / "drafters" / "d" if place == "new" else spared
     with pytest.raises(Interrupted):
-        build_drafter(targets["llama"], out, QUICK, progress=interrupt)
-    assert not out.exists()
-    build_drafter(targets["llama"], out, QUICK)
-    before = (out / CARD_FILE).read_bytes()
-    with pytest.raises(Interrupted):
-        build_drafter(targets["llama"], out, dataclasses.replace(QUICK, seed=3), progress=interrupt)
-    assert (out / CARD_FILE).read_bytes() == before
-    assert sorted(entry.name for entry in out.parent.iterdir()) == [".d.lock", "d"]
+        build_drafter(targets["llama"], out, dataclasses.replace(QUICK, seed=3), prompts=PROMPTS, progress=interrupt)
+    assert sorted(entry.name for entry in out.parent.iterdir()) == [".d.lock", "d"][: 1 if place == "new" else 2]
 
 
-def test_a_drafter_that_is_there_is_left_where_that_is_wanted(targets, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "d"
-    build_drafter(targets["llama"], out, QUICK, keeps=True)
-    before = (out / CARD_FILE).read_bytes()
+def test_a_drafter_that_is_there_is_left_where_that_is_wanted(targets, spared, capsys, monkeypatch):
     with pytest.raises(DrafterExists):
-        build_drafter(targets["llama"], out, dataclasses.replace(QUICK, seed=3), keeps=True)
+        build_drafter(targets["llama"], spared, dataclasses.replace(QUICK, seed=3), run=BuildRun(keeps=True))
     monkeypatch.setattr("sys.argv", ["paceline", "drafter", "build", "--keep", "--target", targets["llama"].spec])
-    monkeypatch.setattr(command, "default_drafter_dir", lambda home, source: out)
+    monkeypatch.setattr(command, "default_drafter_dir", lambda home, source: spared)
     monkeypatch.setattr(command, "resolve_model", lambda target, home, progress: targets["llama"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    assert capsys.readouterr().out.strip() == str(out)
-    assert (out / CARD_FILE).read_bytes() == before
+    assert capsys.readouterr().out.strip() == str(spared)
 
 
-def test_progress_only_goes_forward_and_every_stage_ends(targets, tmp_path):
-    seen: dict[str, list[tuple[int, int]]] = {}
-    build_drafter(
-        targets["llama"],
-        tmp_path / "d",
-        QUICK,
-        progress=lambda s, done, total: seen.setdefault(s, []).append((done, total)),
-    )
-    assert list(seen) == ["writing text", "fitting the readout", "distilling"]
-    for steps in seen.values():
+def test_progress_only_goes_forward_and_every_stage_ends(built):
+    _, seen = built
+    assert list(dict.fromkeys(stage for stage, _, _ in seen)) == ["writing text", "fitting the readout", "distilling"]
+    for stage in {stage for stage, _, _ in seen}:
+        steps = [(done, total) for name, done, total in seen if name == stage]
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
 
@@ -191,12 +204,10 @@ def test_a_recipe_beyond_its_target_names_the_limit(targets, tmp_path, change):
         build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, **change))
 
 
-def test_a_training_that_diverges_spares_the_last_drafter(targets, tmp_path):
-    build_drafter(targets["llama"], tmp_path / "d", QUICK)
-    before = (tmp_path / "d" / CARD_FILE).read_bytes()
+def test_a_training_that_diverges_spares_the_last_drafter(targets, spared):
+    diverging = dataclasses.replace(QUICK, learning_rate=1e30, epochs=3)
     with pytest.raises(ModelError, match=r"the training of the drafter has diverged; its learning_rate is 1e\+30"):
-        build_drafter(targets["llama"], tmp_path / "d", dataclasses.replace(QUICK, learning_rate=1e30, epochs=3))
-    assert (tmp_path / "d" / CARD_FILE).read_bytes() == before
+        build_drafter(targets["llama"], spared, diverging, prompts=PROMPTS)
 
 
 def test_one_prompt_is_too_few_to_hold_one_out(targets, tmp_path):
@@ -230,17 +241,21 @@ def test_a_drafter_is_found_for_the_weights_it_was_made_from_and_no_others_of_th
         LocalEngine(str(mine.path), **options)
 
 
+@pytest.fixture
+def torch_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("torch_threads")
 def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, tmp_path, capfd):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"Say {word}"}) for word in ("one", "two", "three")))
-    threads = torch.get_num_threads()
-    try:
-        place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
-        amounts = ["--layers", "1", "--vocab", "50", "--tokens", "100", "--epochs", "1", "--threads", "1"]
-        texts = ["--prompts", str(prompts), "--evaluate", str(prompts)]
-        command.app(["build", *place, *amounts, *texts], standalone_mode=False)
-    finally:
-        torch.set_num_threads(threads)
+    place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
+    amounts = ["--layers", "1", "--vocab", "50", "--tokens", "100", "--epochs", "1", "--threads", "1"]
+    texts = ["--prompts", str(prompts), "--evaluate", str(prompts)]
+    command.app(["build", *place, *amounts, *texts], standalone_mode=False)
     out, err = capfd.readouterr()
     assert out == f"{tmp_path / 'd'}\n"
     assert "held-out tokens" in err
@@ -248,13 +263,10 @@ def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, 
     assert len(load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids) == 50
 
 
+@pytest.mark.usefixtures("torch_threads")
 def test_the_command_told_no_vocabulary_takes_all_of_a_target_that_has_few_tokens(targets, tmp_path):
-    threads = torch.get_num_threads()
-    try:
-        place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
-        command.app(["build", *place, "--tokens", "100", "--epochs", "0", "--threads", "1"], standalone_mode=False)
-    finally:
-        torch.set_num_threads(threads)
+    place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
+    command.app(["build", *place, "--tokens", "100", "--epochs", "0", "--threads", "1"], standalone_mode=False)
     assert load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids.tolist() == list(range(259))
     assert json.loads((tmp_path / "d" / CARD_FILE).read_text())["recipe"]["vocab_size"] == 259
 
@@ -269,9 +281,13 @@ def test_batches_hold_every_prompt_once_beside_others_of_its_length(lengths, wor
     assert max(map(len, batches)) <= -(-len(lengths) // at_least)
 
 
+def endless(targets):
+    return dataclasses.replace(read_model_info(targets["llama"]), eos_token_ids=(), max_model_len=256)
+
+
 def test_a_writer_keeps_held_out_answers_apart_and_in_order(targets):
     target, tokenizer = load_model(targets["llama"]), load_tokenizer(targets["llama"])
-    writer = TargetWriter(target, tokenizer, (), 256, answer_tokens=12, rows=48, seed=3)
+    writer = TargetWriter(target, tokenizer, endless(targets), DrafterRecipe(answer_tokens=12, write_rows=48, seed=3))
     asked = [f"Held out {'very ' * index}long" for index in (9, 0, 30, 3)]
     writing = writer.write((f"Question {index}" for index in range(10**6)), 700, asked, lambda *progress: None)
     for prompt, answer in zip(encode_prompts(tokenizer, asked, 244), writing.held_out, strict=True):
@@ -296,7 +312,7 @@ def test_a_writer_keeps_held_out_answers_apart_and_in_order(targets):
 
 def test_an_interruption_ends_all_writers_at_once(targets):
     target, tokenizer = load_model(targets["llama"]), load_tokenizer(targets["llama"])
-    writer = TargetWriter(target, tokenizer, (), 256, answer_tokens=128, rows=64, seed=3)
+    writer = TargetWriter(target, tokenizer, endless(targets), DrafterRecipe(answer_tokens=128, write_rows=64, seed=3))
     calls = 0
 
     def interrupt(stage, done, total):

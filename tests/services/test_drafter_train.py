@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from actors.models.loader import load_draft_model
 from actors.models.source import ModelSource
 from actors.training import training_checkpoint
-from actors.training.drafter_build import CARD_FILE, DrafterRecipe, build_drafter, tokens_per_round
+from actors.training.drafter_build import CARD_FILE, BuildRun, build_drafter, tokens_per_round
+from actors.training.recipes import DrafterRecipe
 from actors.training.training_checkpoint import TrainingCheckpoint
 from cluster.cli.app import app
 from paceline_testing.tiny_models import save_tiny_model
@@ -35,7 +36,7 @@ def source(tmp_path_factory) -> ModelSource:
 def whole(source, tmp_path_factory):
     """Of one run, that of `drafter build`."""
     out = tmp_path_factory.mktemp("whole") / "d"
-    return out, build_drafter(source, out, RECIPE, PROMPTS, device="cpu")
+    return out, build_drafter(source, out, RECIPE, prompts=PROMPTS, device="cpu")
 
 
 def files_of(directory):
@@ -56,10 +57,20 @@ def test_it_goes_on_where_it_was_interrupted_and_ends_the_same(source, whole, tm
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        build_drafter(source, out, RECIPE, PROMPTS, None, "cpu", interrupt, resumable=True)
+        build_drafter(
+            source, out, RECIPE, prompts=PROMPTS, device="cpu", progress=interrupt, run=BuildRun(resumable=True)
+        )
     assert not out.exists()
     seen = []
-    card = build_drafter(source, out, RECIPE, PROMPTS, None, "cpu", lambda *one: seen.append(one[:2]), resumable=True)
+    card = build_drafter(
+        source,
+        out,
+        RECIPE,
+        prompts=PROMPTS,
+        device="cpu",
+        progress=lambda *one: seen.append(one[:2]),
+        run=BuildRun(resumable=True),
+    )
     assert "writing text" not in {stage for stage, _ in seen}
     assert next(done for stage, done in seen if stage == "distilling") == at // 3 * 3
     other, wanted = whole
@@ -74,7 +85,7 @@ def test_a_checkpoint_of_another_training_or_a_torn_one_is_not_gone_on_from(sour
     stale.write("text", {"answers": []})
     (tmp_path / ".d.training" / "step.pt").write_bytes(b"torn")
     assert stale.read("text") == {"answers": []}
-    build_drafter(source, out, RECIPE, PROMPTS, device="cpu", resumable=True)
+    build_drafter(source, out, RECIPE, prompts=PROMPTS, device="cpu", run=BuildRun(resumable=True))
     assert files_of(out) == files_of(whole[0])
 
 

@@ -14,8 +14,8 @@ from actors.errors import ModelError
 from actors.models.loader import load_config, load_model
 from actors.models.source import ModelSource
 from actors.training import eagle_train, training_checkpoint
-from actors.training.eagle_recipe import HeadRecipe
 from actors.training.eagle_train import train_head, unrolled_mask
+from actors.training.recipes import HeadRecipe
 from actors.training.training_checkpoint import TrainingPaused
 from cluster.cli.app import app
 from cluster.offline.engine import LocalEngine

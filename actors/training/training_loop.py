@@ -1,0 +1,83 @@
+"""The training loop of draft models and heads. It resumes from a checkpoint and ends as one uninterrupted run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from actors.training.training_checkpoint import TrainingCheckpoint, TrainingPaused
+
+if TYPE_CHECKING:
+    import torch
+
+Report = Callable[[str, int, int], None]  # stage, done, total
+_Batch = TypeVar("_Batch")
+
+
+class HasTokens(Protocol):
+    """A prompt and its answer in one row, int64 [n]."""
+
+    @property
+    def token_ids(self) -> torch.Tensor: ...
+
+
+_Text = TypeVar("_Text", bound=HasTokens)
+
+
+def batches_of(answers: Sequence[_Text], max_tokens: int) -> list[list[_Text]]:
+    """Batches of answers of similar length. A batch has at most `max_tokens` tokens with padding, or one answer."""
+    batches: list[list[_Text]] = []
+    for answer in sorted(answers, key=lambda answer: len(answer.token_ids)):
+        if batches and (len(batches[-1]) + 1) * len(answer.token_ids) <= max_tokens:
+            batches[-1].append(answer)
+        else:
+            batches.append([answer])
+    return batches
+
+
+def run_steps(
+    schedule: Sequence[_Batch],
+    loss_of: Callable[[_Batch], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    stage: str,
+    report: Report,
+    checkpoint: TrainingCheckpoint | None = None,
+    most: int | None = None,
+) -> None:
+    """One step for each batch of the schedule, at most `most` in this run. The optimizer has one group.
+
+    The seed fixes the schedule, so a checkpoint holds only the step, the weights and the optimizer. Raises
+    TrainingPaused if steps are left.
+    """
+    import torch
+
+    parameters = optimizer.param_groups[0]["params"]
+    first, total = 0, len(schedule)
+    if checkpoint is not None and (saved := checkpoint.read("training")):
+        for parameter, value in zip(parameters, saved["parameters"], strict=True):
+            parameter.data.copy_(value)
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["step"]
+    end = total if most is None else min(total, first + most)
+    for step in range(first, end):
+        report(stage, step, total)
+        optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * _learning_rate_share(step, total)
+        loss = loss_of(schedule[step])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if checkpoint is not None and (checkpoint.is_due(step + 1) or step + 1 == end):
+            weights = [parameter.detach() for parameter in parameters]
+            state = {"parameters": weights, "optimizer": optimizer.state_dict(), "step": step + 1}
+            checkpoint.write("training", state)
+    if end < total:
+        raise TrainingPaused(end, total)
+    report(stage, total, total)
+
+
+def _learning_rate_share(step: int, total: int) -> float:
+    """Linear warm-up over 20 steps, then a cosine down to 3 %."""
+    return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / max(1, total))))
