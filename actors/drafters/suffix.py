@@ -16,6 +16,7 @@ from actors.drafters._match_options import MatchOptions
 from actors.drafters._options import Floor
 from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.automata.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
+from cache_service.automata.tree_options import BranchOptions
 
 # Chance that the token after a match of the given length is the target's, by match length (index 0 is not used); every
 # accepted token makes the match longer. Measured at the rounds of a replay of 96 greedy answers of
@@ -52,10 +53,15 @@ class SuffixDrafter(CpuDrafter):
         if not 1 <= top_k <= MAX_BRANCHES:
             raise ValueError(f"top_k is {top_k}; it must be in 1 to {MAX_BRANCHES}")
         self._match = match or MatchOptions()
-        self._top_k = top_k
-        self._by_frequency = by_frequency
-        self._acceptance = acceptance
-        self._floor = floor
+        self._options = BranchOptions(
+            acceptance=acceptance,
+            floor=floor,
+            len_threshold=self._match.len_threshold,
+            len_bias=self._match.len_bias,
+            alpha=self._match.alpha,
+            branches=top_k,
+            by_frequency=by_frequency,
+        )
         self._automata: dict[int, SuffixAutomaton] = {}
         warm_up()
 
@@ -75,13 +81,7 @@ class SuffixDrafter(CpuDrafter):
         token_ids, parents, confidence = automaton.extend_and_draft(
             context.tokens[len(automaton) :],
             self._match.room(context.max_nodes),
-            self._acceptance,
-            self._floor,
-            len_threshold=self._match.len_threshold,
-            len_bias=self._match.len_bias,
-            alpha=self._match.alpha,
-            branches=self._top_k,
-            by_frequency=self._by_frequency,
+            self._options,
         )
         return DraftTree(token_ids, parents, confidence) if len(token_ids) else DraftTree.empty()
 

@@ -21,6 +21,15 @@ import numpy.typing as npt
 from numba import njit
 
 from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
+from cache_service.automata.tree_kernels import (
+    LENGTH,
+    LINK,
+    confidence_left,
+    depths_of,
+    length_of,
+    link_of,
+    place_node,
+)
 from cache_service.automata.tree_options import FALLBACKS, TOP_CONTINUATIONS, TreeOptions
 
 MAX_TOKEN_ID = 2**22 - 1
@@ -30,7 +39,7 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
 # Columns of a clone's row. The row after the last one holds only where the edges end.
-_LINK, _LENGTH, _COUNT, _FIRST_EDGE = 0, 1, 2, 3
+_LINK, _LENGTH, _COUNT, _FIRST_EDGE = LINK, LENGTH, 2, 3
 _TOKEN, _TARGET = 0, 1  # columns of an edge
 
 _SHAPES: dict[str, tuple[int, ...]] = {"text": (), "links": (), "clones": (4,), "edges": (2,), "root": ()}
@@ -42,9 +51,9 @@ class StaticAutomaton:
     __slots__ = ("_clones", "_edges", "_links", "_root", "_text")
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[np.int32]]) -> None:
-        """Arrays as `arrays` gives them; they are not copied. Raises ValueError for other names, shapes or dtypes.
+        """arrays: see `arrays`; not copied. Raises ValueError for other names, shapes or dtypes.
 
-        What they hold is trusted: `check_integrity` first where they come from outside.
+        Their contents are trusted: call `check_integrity` for arrays from outside.
         """
         if set(arrays) != set(_SHAPES):
             raise ValueError(f"arrays are {sorted(arrays)}; they must be {sorted(_SHAPES)}")
@@ -60,8 +69,8 @@ class StaticAutomaton:
 
     @staticmethod
     def freeze(automaton: SuffixAutomaton) -> StaticAutomaton:
-        """The same automaton with occurrence counts, O(n log n). Raises ValueError for ids above MAX_TOKEN_ID, and for
-        documents that have grown by turns. Hardly ever holds the GIL."""
+        """The same automaton with occurrence counts, O(n log n), mostly without the GIL. Raises ValueError for ids
+        above MAX_TOKEN_ID and for automata with appended documents."""
         text, links, clone_links, lengths = automaton.states()
         if int(text.min()) < SEPARATOR:
             raise ValueError("documents have grown by turns; an automaton is frozen from a text in one piece")
@@ -81,7 +90,7 @@ class StaticAutomaton:
         clones[:rows, _LINK] = clone_links
         clones[:rows, _LENGTH] = lengths
         _count(clones, source, links)
-        # A string occurs where its state's descendants along the suffix links are first prefixes: longest come first.
+        # A state's count is the sum over the states whose suffix links lead to it, so longer strings come first.
         _add_up(clones, np.argsort(-lengths, kind="stable"))
         edges = np.zeros((max(len(source), 1), 2), np.int32)
         _place_edges(clones, edges, source, token, target)
@@ -89,7 +98,7 @@ class StaticAutomaton:
 
     @property
     def arrays(self) -> dict[str, Int32Array]:
-        """The automaton itself: read-only int32 arrays that make an equal one."""
+        """The automaton as read-only int32 arrays, from which `StaticAutomaton` makes an equal one."""
         return dict(zip(_SHAPES, (self._text, self._links, self._clones, self._edges, self._root), strict=True))
 
     def __len__(self) -> int:
@@ -120,9 +129,9 @@ class StaticAutomaton:
         return 1 if cursor.state > 0 else int(self._clones[~cursor.state, _COUNT])
 
     def continuations(self, cursor: Cursor) -> tuple[Int32Array, Int32Array]:
-        """Tokens that followed the matched string and how often each did, the most frequent first; not for length 0.
+        """Tokens that followed the matched string, and how often; empty for a match of length 0.
 
-        At most TOP_CONTINUATIONS of them are in order of frequency; the others follow by token.
+        The TOP_CONTINUATIONS most frequent come first, by frequency; the others follow by token.
         """
         state = cursor.state
         if state == 0:
@@ -146,11 +155,10 @@ class StaticAutomaton:
         confidence: Float32Array,
         count: int,
     ) -> int:
-        """Add what followed the matched string to a draft tree, surest nodes first; returns how many nodes it has then.
+        """Add continuations of the matched string to a draft tree, by falling confidence; returns its new node count.
 
         token_ids int32 [room], parents int32 [room] (-1: root) and confidence float32 [room] hold a tree of `count`
-        nodes and are filled in place. Nodes that are there stay as they are; new branches from the root share what
-        confidence is left beside those.
+        nodes and are extended in place. New branches share the confidence left by the root's existing children.
         """
         return int(
             _grow_tree(
@@ -161,7 +169,7 @@ class StaticAutomaton:
         )  # fmt: skip
 
     def check_integrity(self) -> str | None:
-        """What would lead a walk astray, in words, or None. O(n); true for any int32 arrays of the right shapes."""
+        """What would make a walk fail, in words, or None. O(n); works for any int32 arrays of the right shapes."""
         code, where = _check(self._text, self._links, self._clones, self._edges, self._root)
         return None if code == 0 else f"{_FAULTS[code]} (at {where})"
 
@@ -173,14 +181,18 @@ def warm_up() -> None:
     frozen = StaticAutomaton.freeze(automaton)
     cursor = frozen.advance(Cursor(), np.array([1, 2], np.int32))
     frozen.grow_tree(
-        cursor, TreeOptions(np.ones(2, np.float32)), np.empty(2, np.int32), np.empty(2, np.int32),
-        np.empty(2, np.float32), 0,
-    )  # fmt: skip
+        cursor,
+        TreeOptions(np.ones(2, np.float32)),
+        token_ids=np.empty(2, np.int32),
+        parents=np.empty(2, np.int32),
+        confidence=np.empty(2, np.float32),
+        count=0,
+    )
     frozen.check_integrity()
 
 
 def _frozen(array: npt.NDArray[np.int32]) -> Int32Array:
-    """A plain read-only view: numba compiles one version for memory and mapped files."""
+    """A plain read-only view, so that numba compiles one version for memory and mapped files."""
     view = np.asarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view
@@ -188,7 +200,7 @@ def _frozen(array: npt.NDArray[np.int32]) -> Int32Array:
 
 @njit(cache=True, nogil=True)
 def _count(clones, source, links):  # type: ignore[no-untyped-def]
-    """Where the edges of each clone begin, and how many prefixes each is the link of."""
+    """Fill in where each clone's edges begin, and of how many prefixes it is the suffix link."""
     for row in source:
         clones[row + 1, _FIRST_EDGE] += 1
     for row in range(clones.shape[0] - 1):
@@ -213,7 +225,7 @@ def _occurrences(clones, state):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _place_edges(clones, edges, source, token, target):  # type: ignore[no-untyped-def]
-    """Sort edges into the blocks of their clones; the most frequent come first, the others by token."""
+    """Sort edges by clone; the most frequent come first, the others by token."""
     rows = clones.shape[0] - 1
     free = clones[:, _FIRST_EDGE].copy()
     for index in range(len(source)):
@@ -235,16 +247,6 @@ def _place_edges(clones, edges, source, token, target):  # type: ignore[no-untyp
         if end - top > 1:
             rest = edges[top:end].copy()
             edges[top:end] = rest[np.argsort(rest[:, _TOKEN])]
-
-
-@njit(cache=True, nogil=True)
-def _length(clones, state):  # type: ignore[no-untyped-def]
-    return state if state >= 0 else clones[~state, _LENGTH]
-
-
-@njit(cache=True, nogil=True)
-def _link(links, clones, state):  # type: ignore[no-untyped-def]
-    return links[state] if state >= 0 else clones[~state, _LINK]
 
 
 @njit(cache=True, nogil=True)
@@ -286,8 +288,8 @@ def _advance(text, links, clones, edges, root, state, length, tokens):  # type: 
             if state == 0:
                 length = 0
                 break
-            state = _link(links, clones, state)
-            length = _length(clones, state)
+            state = link_of(links, clones, state)
+            length = length_of(clones, state)
     return np.int64(state), np.int64(length)
 
 
@@ -314,11 +316,7 @@ def _grow_tree(  # type: ignore[no-untyped-def]
     state = np.int32(state)
     most = len(acceptance) - 1
     width = min(width, TOP_CONTINUATIONS)
-    depths = np.zeros(room + 1, np.int32)  # depth of node i is at i + 1; the root comes first
-    at_depth = np.zeros(room + 2, np.int32)
-    for node in range(count):
-        depths[node + 1] = depths[parents[node] + 1] + 1
-        at_depth[depths[node + 1]] += 1
+    depths, at_depth = depths_of(parents, count, room)
 
     # Nodes that may get a child: their state, which continuation is next, and how sure that one is.
     nodes = np.empty(room + 1, np.int32)
@@ -331,11 +329,8 @@ def _grow_tree(  # type: ignore[no-untyped-def]
         if state == 0 or length < min_match or count >= room or (fallback > 0 and count >= min_continuation):
             break
         known = count
-        left = np.float32(1)
-        for node in range(count):
-            if parents[node] < 0:
-                left -= confidence[node]
-        nodes[0], states[0], ranks[0], sure[0] = -1, state, 0, max(left, np.float32(0))
+        left = confidence_left(parents, confidence, count)
+        nodes[0], states[0], ranks[0], sure[0] = -1, state, 0, left
         _, _, times = _continuation(text, clones, edges, state, 0)
         step = acceptance[min(length, most)] / (_occurrences(clones, state) + prior / length)
         scores[0] = sure[0] * step * times
@@ -359,30 +354,21 @@ def _grow_tree(  # type: ignore[no-untyped-def]
                 step = acceptance[min(longer, most)] / (_occurrences(clones, states[best]) + prior / longer)
                 scores[best] = sure[best] * step * times
 
-            child = np.int32(-1)
-            for node in range(known):
-                if parents[node] == parent and token_ids[node] == token:
-                    child = np.int32(node)
-                    break
+            child = place_node(
+                parent, token, score, known, width, token_ids, parents, confidence, depths, at_depth, count
+            )  # fmt: skip
             if child < 0:
-                if at_depth[depth] >= width:
-                    scores[best] = 0
-                    continue
-                child = np.int32(count)
-                token_ids[child] = token
-                parents[child] = parent
-                confidence[child] = score if parent < 0 else min(score, confidence[parent])
-                depths[child + 1] = depth
-                at_depth[depth] += 1
-                count += 1
+                scores[best] = 0
+                continue
+            count = max(count, child + 1)
             nodes[used], states[used], ranks[used], sure[used] = child, target, 0, score
             _, _, times = _continuation(text, clones, edges, target, 0)
             longer = length + depth
             step = acceptance[min(longer, most)] / (_occurrences(clones, target) + prior / longer)
             scores[used] = score * step * times
             used += 1
-        state = _link(links, clones, state)
-        length = _length(clones, state)
+        state = link_of(links, clones, state)
+        length = length_of(clones, state)
     return count
 
 
@@ -406,10 +392,10 @@ def _check(text, links, clones, edges, root):  # type: ignore[no-untyped-def]
             return 1, index
     for index in range(1, size + 1 + rows):
         state = index if index <= size else ~(index - size - 1)
-        link = _link(links, clones, state)
+        link = link_of(links, clones, state)
         if link > 0 or ~link >= rows:
             return 2, state
-        if _length(clones, link) >= _length(clones, state):
+        if length_of(clones, link) >= length_of(clones, state):
             return 3, state
     if clones[0, _FIRST_EDGE] != 0 or clones[rows, _FIRST_EDGE] > len(edges):
         return 5, 0

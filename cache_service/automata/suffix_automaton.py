@@ -11,9 +11,9 @@ storage. So such a state costs a token and a link, 8 bytes. All other states are
 with one transition inline. About one state of ten has more; those live in one open-addressing table of 16-byte slots,
 chained by clone, because a split copies them. On token streams that makes 34-40 bytes a token, spare room included.
 
-Documents that grow by turns. `append` lets any document of the text go on. Behind each of its pieces stands a slot with
-SEPARATOR in it; when the document goes on, elsewhere in the text, the slot says where, as _JUMP - place. So the text
-is a set of strings that grow at their ends, each behind a separator of its own, and the automaton that of their prefix
+Documents that grow in pieces. `append` can continue any document of the text. After each of its pieces comes a slot
+with SEPARATOR; when the document continues elsewhere in the text, the slot says where, as _JUMP - place. So the text is
+a set of strings that grow at their ends, each after a separator of its own, and the automaton is that of their prefix
 tree (Mohri, Moreno and Weinstein, "General suffix automaton construction algorithm and space bounds", Theoretical
 Computer Science 410, 2009). A prefix state's number is then no longer its length, but still more than any match has.
 
@@ -28,7 +28,16 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from cache_service.automata.tree_options import FALLBACKS, TOP_CONTINUATIONS, TreeOptions
+from cache_service.automata.tree_kernels import (
+    LENGTH,
+    LINK,
+    confidence_left,
+    depths_of,
+    length_of,
+    link_of,
+    place_node,
+)
+from cache_service.automata.tree_options import FALLBACKS, TOP_CONTINUATIONS, BranchOptions, TreeOptions
 from cache_service.splitmix64 import hash_pair
 
 SEPARATOR = -1
@@ -46,7 +55,7 @@ _NO_TOKEN = np.int32(-1)
 _JUMP = -2
 
 # Columns of a clone's row.
-_LINK, _LENGTH, _TOKEN, _NEXT, _END, _HEAD, _COUNT = 0, 1, 2, 3, 4, 5, 6
+_LINK, _LENGTH, _TOKEN, _NEXT, _END, _HEAD, _COUNT = LINK, LENGTH, 2, 3, 4, 5, 6
 _CLONE_COLUMNS = 7
 # _TOKEN, _NEXT: the inline transition. _END: how many tokens the text had when the state's strings were last seen.
 # _HEAD: token of the first transition kept in the table, or _NO_TOKEN. _COUNT: how often they were seen by then.
@@ -124,7 +133,7 @@ class SuffixAutomaton:
 
     @property
     def tokens(self) -> Int32Array:
-        """The text as it is laid out, jumps included: a read-only view, int32 [n]. Valid until the next extend."""
+        """The text in memory order, jumps included: a read-only view, int32 [n], valid until the next extend."""
         view = self._text[1 : len(self) + 1]
         view.flags.writeable = False
         return view
@@ -139,11 +148,11 @@ class SuffixAutomaton:
     def append(
         self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer], after: npt.NDArray[np.integer]
     ) -> Int64Array:
-        """Append pieces of documents, which may grow by turns, and return where each ends, int64 [pieces].
+        """Append pieces of documents, in any interleaving, and return where each ends, int64 [pieces].
 
-        tokens [n] >= 0 of all pieces; lengths [pieces], each >= 1, n together; after [pieces]: the end of the piece
-        that this one goes on from, ~i for the end of piece i of the same call, 0 for a new document. An end that has
-        been gone on from already begins a new document. Raises ValueError for anything else, and then appends nothing.
+        tokens [n] >= 0: all pieces; lengths [pieces], each >= 1, sum n; after [pieces]: the end of the piece that this
+        one continues, ~i for the end of piece i of the same call, 0 for a new document. A piece whose predecessor is
+        already continued begins a new document. Raises ValueError for other arguments, and then appends nothing.
         """
         size, count = len(self) + 1, len(tokens)
         if len(lengths) != len(after) or (len(lengths) and lengths.min() < 1) or lengths.sum() != count:
@@ -174,26 +183,14 @@ class SuffixAutomaton:
         self,
         tokens: npt.NDArray[np.integer],
         max_nodes: int,
-        acceptance: Float32Array,
-        floor: float,
-        *,
-        len_threshold: int = 1,
-        len_bias: int = 0,
-        alpha: float | None = None,
-        branches: int = 3,
-        by_frequency: bool = False,
+        options: BranchOptions,
     ) -> tuple[Int32Array, Int32Array, Float32Array]:
-        """Append tokens and guess what comes next, in one kernel call.
+        """Append tokens and draft a continuation, in one kernel call.
 
-        The guess is what followed the most recent earlier occurrence of the longest matching suffix; as further
-        branches from the root, what else followed that suffix and what followed a shorter one, where those begin with
-        other tokens. A continuation that reaches the end of the text goes on with its own start, as a period would.
+        The first branch is what followed the most recent earlier occurrence of the longest matching suffix. Further
+        branches from the root, with other first tokens, are what else followed that suffix, and what followed a shorter
+        one. A continuation that reaches the end of the text repeats from its own start, as in periodic text.
 
-        acceptance: float32 [m], m >= 1, in [0, 1]; acceptance[min(length, m - 1)] is the probability that the token
-        after a match of that length is right. floor: nodes with less confidence are left out.
-        len_bias is taken off the length of every match; one shorter than len_threshold >= 1 drafts nothing, another
-        at most 1 + floor(alpha * length) nodes. branches: from the root, in 1 to MAX_BRANCHES. by_frequency: the
-        continuations of the match in order of how often each was seen, and as sure as its share.
         Returns token ids int32 [k], parents int32 [k] (-1: root) and confidence float32 [k], k <= max_nodes.
         """
         self._take(tokens)
@@ -208,13 +205,13 @@ class SuffixAutomaton:
             self._table,
             self._counts,
             len(tokens),
-            acceptance,
-            floor,
-            len_threshold,
-            len_bias,
-            -1.0 if alpha is None else float(alpha),
-            min(branches, MAX_BRANCHES),
-            by_frequency,
+            options.acceptance,
+            options.floor,
+            options.len_threshold,
+            options.len_bias,
+            -1.0 if options.alpha is None else float(options.alpha),
+            min(options.branches, MAX_BRANCHES),
+            options.by_frequency,
             token_ids,
             parents,
             confidence,
@@ -230,9 +227,9 @@ class SuffixAutomaton:
         confidence: Float32Array,
         count: int,
     ) -> int:
-        """What `StaticAutomaton.grow_tree` does. Of continuations that are equally frequent, the newest come first.
+        """Like `StaticAutomaton.grow_tree`; of equally frequent continuations, the newest comes first.
 
-        The cursor must have been advanced since the text grew, if by no tokens.
+        The cursor must have been advanced, even if by no tokens, since the text last grew.
         """
         return int(
             _grow_tree(
@@ -255,7 +252,7 @@ class SuffixAutomaton:
         return Cursor(int(state), int(length))
 
     def continuation(self, state: int, count: int) -> Int32Array:
-        """Up to count tokens that followed the last seen occurrence of a state, int32; stops at separator and end."""
+        """Up to `count` tokens that followed the last seen occurrence of a state, int32; ends at a separator."""
         size = len(self) + 1
         place = state if state >= 0 else int(self._clones[~state, _END])
         found: list[int] = []
@@ -313,19 +310,23 @@ def warm_up() -> None:
     automaton = SuffixAutomaton()
     tokens = np.array([1, 2, 1, 2, 3], dtype=np.int32)
     automaton.extend(tokens)
-    automaton.extend_and_draft(tokens, 4, np.full(4, 0.5, np.float32), 0.1)
+    automaton.extend_and_draft(tokens, 4, BranchOptions(np.full(4, 0.5, np.float32), 0.1))
     automaton.advance(Cursor(), tokens)
 
 
 def warm_up_documents() -> None:
-    """The same for the kernels of documents that grow by turns."""
+    """Compile the kernels for documents that grow in pieces, or load them from numba's cache."""
     automaton = SuffixAutomaton()
     automaton.append(np.array([1, 2, 3], np.int32), np.array([3]), np.array([0]))
     cursor = automaton.advance(Cursor(), np.array([1], np.int32))
     automaton.grow_tree(
-        cursor, TreeOptions(np.full(4, 0.5, np.float32)), np.empty(2, np.int32), np.empty(2, np.int32),
-        np.empty(2, np.float32), 0,
-    )  # fmt: skip
+        cursor,
+        TreeOptions(np.full(4, 0.5, np.float32)),
+        token_ids=np.empty(2, np.int32),
+        parents=np.empty(2, np.int32),
+        confidence=np.empty(2, np.float32),
+        count=0,
+    )
 
 
 def _check_ids(tokens: npt.NDArray[np.integer], lowest: int) -> None:
@@ -364,16 +365,6 @@ def _with_room(table, used):  # type: ignore[no-untyped-def]
         if table[slot, _SLOT_TARGET] != 0:
             larger[~_locate(larger, table[slot, _SLOT_SOURCE], table[slot, _SLOT_TOKEN])] = table[slot]
     return larger
-
-
-@njit(cache=True, nogil=True)
-def _length(clones, state):  # type: ignore[no-untyped-def]
-    return state if state >= 0 else clones[~state, _LENGTH]
-
-
-@njit(cache=True, nogil=True)
-def _link(links, clones, state):  # type: ignore[no-untyped-def]
-    return links[state] if state >= 0 else clones[~state, _LINK]
 
 
 @njit(cache=True, nogil=True)
@@ -472,12 +463,12 @@ def _extend(text, links, clones, table, counts, count, before):  # type: ignore[
                 break
             table = _with_room(table, counts[_SLOTS])
             _add(clones, table, counts, state, token, current)
-            state = _link(links, clones, state)
+            state = link_of(links, clones, state)
         if state == _NO_STATE:
             links[current] = 0
             continue
-        length = _length(clones, state) + 1
-        if length == _length(clones, target):
+        length = length_of(clones, state) + 1
+        if length == length_of(clones, target):
             links[current] = target
             continue
 
@@ -513,7 +504,7 @@ def _extend(text, links, clones, table, counts, count, before):  # type: ignore[
                 by = table[slot, _SLOT_CHAIN]
         while state != _NO_STATE and _target(text, clones, table, size, state, token) == target:
             _redirect(clones, table, state, token, clone)
-            state = _link(links, clones, state)
+            state = link_of(links, clones, state)
     return clones, table
 
 
@@ -547,8 +538,8 @@ def _advance(text, links, clones, table, counts, state, length, tokens):  # type
     size = counts[_TOKENS]
     state = np.int32(state)
     # The state may have been split since: the matched string then belongs to a suffix link.
-    while state != 0 and _length(clones, _link(links, clones, state)) >= length:
-        state = _link(links, clones, state)
+    while state != 0 and length_of(clones, link_of(links, clones, state)) >= length:
+        state = link_of(links, clones, state)
     for token in tokens:
         if token < 0:
             state = np.int32(0)
@@ -563,8 +554,8 @@ def _advance(text, links, clones, table, counts, state, length, tokens):  # type
             if state == 0:
                 length = 0
                 break
-            state = _link(links, clones, state)
-            length = _length(clones, state)
+            state = link_of(links, clones, state)
+            length = length_of(clones, state)
     return np.int64(state), np.int64(length)
 
 
@@ -731,15 +722,11 @@ def _grow_tree(  # type: ignore[no-untyped-def]
     text, links, clones, table, state, length, acceptance, floor, prior, width, min_match, len_bias,
     min_continuation, token_ids, parents, confidence, count,
 ):  # fmt: skip
-    """As that of the static automaton; but what is likely next is found on the way."""
+    """Like the static automaton's, but the most frequent continuations are searched during the walk."""
     room = len(token_ids)
     state = np.int32(state)
     width = min(width, TOP_CONTINUATIONS)
-    depths = np.zeros(room + 1, np.int32)  # depth of node i is at i + 1; the root comes first
-    at_depth = np.zeros(room + 2, np.int32)
-    for node in range(count):
-        depths[node + 1] = depths[parents[node] + 1] + 1
-        at_depth[depths[node + 1]] += 1
+    depths, at_depth = depths_of(parents, count, room)
     ids = np.empty(((room + 1) * width, 3), np.int32)
     scores = np.empty((room + 1) * width, np.float32)
     for fallback in range(1 + FALLBACKS):
@@ -747,11 +734,7 @@ def _grow_tree(  # type: ignore[no-untyped-def]
         if state == 0 or length < min_match or count >= room or (fallback > 0 and count >= min_continuation):
             break
         known = count
-        left = np.float32(1)
-        for node in range(count):
-            if parents[node] < 0:
-                left -= confidence[node]
-        left = max(left, np.float32(0))
+        left = confidence_left(parents, confidence, count)
         used = _add_candidates(text, clones, table, state, length, -1, left, acceptance, prior, width, ids, scores, 0)
         while count < room and used > 0:
             best = np.argmax(scores[:used])
@@ -763,28 +746,19 @@ def _grow_tree(  # type: ignore[no-untyped-def]
             ids[best] = ids[used]
             scores[best] = scores[used]
             depth = depths[parent + 1] + 1
-            child = -1
-            for node in range(known):
-                if parents[node] == parent and token_ids[node] == token:
-                    child = node
-                    break
+            child = place_node(
+                parent, token, score, known, width, token_ids, parents, confidence, depths, at_depth, count
+            )  # fmt: skip
             if child < 0:
-                if at_depth[depth] >= width:
-                    continue
-                child = count
-                token_ids[child] = token
-                parents[child] = parent
-                confidence[child] = score if parent < 0 else min(score, confidence[parent])
-                depths[child + 1] = depth
-                at_depth[depth] += 1
-                count += 1
+                continue
+            count = max(count, child + 1)
             if used + width <= len(scores):
                 used = _add_candidates(
                     text, clones, table, target, length + depth, child, score, acceptance, prior, width, ids, scores,
                     used,
                 )  # fmt: skip
-        state = _link(links, clones, state)
-        length = np.int64(_length(clones, state))
+        state = link_of(links, clones, state)
+        length = np.int64(length_of(clones, state))
     return count
 
 
@@ -823,11 +797,11 @@ def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
             return 12, ~row
     for index in range(1, size + 1 + rows):
         state = index if index <= size else ~(index - size - 1)
-        link = _link(links, clones, state)
+        link = link_of(links, clones, state)
         if link > 0 or not _is_state(counts, link):
             return 2, state
-        shorter = _length(clones, link)
-        if shorter >= _length(clones, state):
+        shorter = length_of(clones, link)
+        if shorter >= length_of(clones, state):
             return 3, state
         for back in range(1, min(shorter, _COMPARED_TOKENS) + 1):
             suffix, whole = text[_end(clones, link) - back], text[_end(clones, state) - back]
@@ -848,7 +822,7 @@ def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
                 return 9, slot
             if not _is_state(counts, target):
                 return 6, source
-            if _length(clones, target) <= _length(clones, source):
+            if length_of(clones, target) <= length_of(clones, source):
                 return 7, source
             if token < 0 or text[_end(clones, target) - 1] != token:
                 return 8, source
@@ -860,7 +834,7 @@ def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
         target = clones[row, _NEXT]
         if target == 0 or not _is_state(counts, target):
             return 6, ~row
-        if _length(clones, target) <= clones[row, _LENGTH]:
+        if length_of(clones, target) <= clones[row, _LENGTH]:
             return 7, ~row
         # A separator is a fact of the day it was copied: since then the document may have gone on.
         if clones[row, _TOKEN] >= 0 and text[_end(clones, target) - 1] != clones[row, _TOKEN]:
