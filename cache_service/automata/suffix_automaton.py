@@ -11,6 +11,8 @@ storage. So such a state costs a token and a link, 8 bytes. All other states are
 with one transition inline. About one state of ten has more; those live in one open-addressing table of 16-byte slots,
 chained by clone, because a split copies them. On token streams that makes 34-40 bytes a token, spare room included.
 
+A SEPARATOR always stands behind the last token, so that drafts end there.
+
 Documents that grow in pieces. `append` can continue any document of the text. After each of its pieces comes a slot
 with SEPARATOR; when the document continues elsewhere in the text, the slot says where, as _JUMP - place. So the text is
 a set of strings that grow at their ends, each after a separator of its own, and the automaton is that of their prefix
@@ -102,10 +104,10 @@ class SuffixAutomaton:
 
     def __init__(self, reserve: int = 0) -> None:
         """reserve: tokens to make room for at once; any number may follow."""
-        size = max(reserve, 15) + 1
+        size = max(reserve, 15) + 2
         self._text: Int32Array = np.empty(size, np.int32)
         self._links: Int32Array = np.empty(size + 1, np.int32)
-        self._text[0] = SEPARATOR
+        self._text[:2] = SEPARATOR
         self._links[:2] = _NO_STATE, 0
         self._clones: Int32Array = np.empty((size // 4 + 4, _CLONE_COLUMNS), np.int32)
         self._table: Int32Array = np.zeros((size // 2 + 8, _SLOT_COLUMNS), np.int32)
@@ -152,9 +154,12 @@ class SuffixAutomaton:
 
         tokens [n] >= 0: all pieces; lengths [pieces], each >= 1, sum n; after [pieces]: the end of the piece that this
         one continues, ~i for the end of piece i of the same call, 0 for a new document. A piece whose predecessor is
-        already continued begins a new document. Raises ValueError for other arguments, and then appends nothing.
+        already continued begins a new document. Raises ValueError for other arguments, and if `extend` has left a
+        document without a separator behind it; then appends nothing.
         """
         size, count = len(self) + 1, len(tokens)
+        if self._text[size - 1] != SEPARATOR:
+            raise ValueError(f"the text ends with token {self._text[size - 1]}; pieces can only follow a separator")
         if len(lengths) != len(after) or (len(lengths) and lengths.min() < 1) or lengths.sum() != count:
             raise ValueError(f"lengths are {lengths[:10]} for {count} tokens; they must be >= 1 and add up")
         if len(after) and (after.max() >= size or (after < ~np.arange(len(after)) + 1).any()):
@@ -291,11 +296,11 @@ class SuffixAutomaton:
         """Copy tokens behind the text, where the kernels find them."""
         _check_ids(tokens, SEPARATOR)
         size = len(self) + 1
-        self._reserve(size + len(tokens))
+        self._reserve(size + len(tokens) + 1)
         self._text[size : size + len(tokens)] = tokens
 
     def _reserve(self, count: int) -> None:
-        """Room for a text of `count` tokens, the separator before it included."""
+        """Room for a text of `count` tokens, the separators before and behind it included."""
         size = len(self) + 1
         if count > MAX_TOKENS:
             raise ValueError(f"tokens would be {count}; one automaton holds {MAX_TOKENS}")
@@ -505,6 +510,7 @@ def _extend(text, links, clones, table, counts, count, before):  # type: ignore[
         while state != _NO_STATE and _target(text, clones, table, size, state, token) == target:
             _redirect(clones, table, state, token, clone)
             state = link_of(links, clones, state)
+    text[counts[_TOKENS]] = SEPARATOR
     return clones, table
 
 
@@ -527,7 +533,6 @@ def _append(text, links, clones, table, counts, tokens, lengths, after, ends):  
         clones, table = _extend(text, links, clones, table, counts, lengths[piece], before)
         begin += lengths[piece]
         ends[piece] = end
-        text[end] = SEPARATOR
         links[end + 1] = 0
         counts[_TOKENS] = end + 1
     return clones, table

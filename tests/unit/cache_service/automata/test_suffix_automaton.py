@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
+from cache_service.automata.tree_options import TreeOptions
 
 HUGE = 2**31 - 1
 
@@ -200,6 +201,22 @@ def test_documents_are_matched_each_by_itself(documents: list[list[int]], foreig
         accepted = automaton.advance(Cursor(), np.array(word, dtype=np.int32)).length == len(word)
         assert accepted == (word in known)
     assert automaton.check_integrity() is None
+
+
+@pytest.mark.parametrize("count", [14, 15, 40])
+def test_a_draft_ends_with_the_text_also_where_no_separator_stands(count: int) -> None:
+    automaton = SuffixAutomaton()
+    automaton._text[2:] = 7  # numpy's fresh memory may hold anything
+    automaton.extend(np.arange(count, dtype=np.int32))
+    cursor = automaton.advance(Cursor(), np.arange(count - 3, count - 1, dtype=np.int32))
+    ids, parents, confidence = np.empty(8, np.int32), np.empty(8, np.int32), np.empty(8, np.float32)
+    tree = {"token_ids": ids, "parents": parents, "confidence": confidence, "count": 0}
+    assert automaton.grow_tree(cursor, TreeOptions(np.full(4, 0.9, np.float32)), **tree) == 1
+    assert ids[0] == count - 1
+    with pytest.raises(ValueError, match=f"ends with token {count - 1}"):
+        automaton.append(np.array([5]), np.array([1]), np.array([0]))
+    automaton.extend(np.array([SEPARATOR]))
+    automaton.append(np.array([5]), np.array([1]), np.array([0]))
 
 
 def test_an_empty_automaton_matches_nothing() -> None:
