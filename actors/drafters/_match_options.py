@@ -1,4 +1,4 @@
-"""Options of drafters that continue a match: how long a match must be, and how much it may draft."""
+"""Options of drafters that continue a match: its shortest length, and the size of its draft."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MOST = 1_000_000  # limit of each option: greater values mean the same
 
 @dataclass(frozen=True, slots=True)
 class MatchOptions:
-    """The knobs of SAM-Decoding (Hu et al. 2024), with its names. Raises ValueError for values out of range."""
+    """Options of SAM-Decoding (Hu et al. 2024), under its names. Raises ValueError for values out of range."""
 
     len_threshold: int = 1  # a match shorter than this drafts nothing
-    len_bias: int = 0  # taken off the length of every match
-    n_predicts: int | None = None  # nodes of a draft at most; None: as many as are asked for
-    alpha: float | None = None  # 1 + floor(alpha * match length) nodes at most; None: no such limit
+    len_bias: int = 0  # subtracted from the length of every match
+    n_predicts: int | None = None  # limit of a draft's nodes; None: as many as are asked for
+    alpha: float | None = None  # limit of 1 + floor(alpha * match length) nodes; None: no such limit
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -28,12 +28,12 @@ class MatchOptions:
                 raise ValueError(f"{name} is {value}; it must be from {least} to {_MOST}")
 
     def room(self, max_nodes: int) -> int:
-        """Most nodes of a draft."""
+        """Limit of a draft's nodes."""
         room = max(max_nodes, 0)
         return room if self.n_predicts is None else min(room, self.n_predicts)
 
     def room_for(self, length: int, max_nodes: int) -> int:
-        """Most nodes of the draft of a match of that length."""
+        """Limit of the nodes drafted from a match of that length."""
         trusted = length - self.len_bias
         if trusted < self.len_threshold:
             return 0

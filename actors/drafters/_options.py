@@ -1,4 +1,4 @@
-"""Options of drafters as people write them, checked against what each drafter's `create_drafter` takes."""
+"""Checks the options of drafters against the keyword-only parameters of their constructors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from actors.errors import InvalidRequest
 
 FIELD = "drafter_options"
 
-# Set by other means, or arrays.
-_NOT_FOR_PEOPLE = frozenset({"automata", "index", "acceptance"})
+_GIVEN_BY_ENGINE = frozenset({"automata", "index"})
 
 
 def _is_share(value: float) -> float:
@@ -23,19 +22,21 @@ def _is_share(value: float) -> float:
     return value
 
 
-# Least confidence of a node. NaN or more than 1 would silently disable the limit, or the drafter.
+# Lowest confidence of a node. NaN would silently disable the limit, a value above 1 the drafter.
 Floor = Annotated[float, AfterValidator(_is_share)]
 
 
 def option_names(create: Callable[..., object]) -> list[str]:
-    """Options of a drafter by the function or class that makes it."""
+    """Names of a drafter's options."""
     parameters = signature(create).parameters.values()
-    return [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY and p.name not in _NOT_FOR_PEOPLE]
+    return [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY and p.name not in _GIVEN_BY_ENGINE]
 
 
 def checked_options(field: str, create: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
-    """The options of one drafter as its own types: text, as from a command line, becomes numbers where they are
-    wanted. Raises InvalidRequest naming the option below `field`, its value and what is possible."""
+    """The options of one drafter, converted to their types: text from a command line may become numbers.
+
+    Raises InvalidRequest with the option's name below `field`, its value and the possible ones.
+    """
     create = create.__init__ if isinstance(create, type) else create  # type: ignore[misc]
     hints = get_type_hints(create, include_extras=True)
     known = option_names(create)

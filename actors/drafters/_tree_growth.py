@@ -12,34 +12,32 @@ from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton
 from cache_service.automata.tree_options import TOP_CONTINUATIONS, TreeOptions
 
-# Chance that a text goes on as the target does after a match of the given length that occurred often, by length (index
-# 0 is not used). Measured on 60 files of Python's library held out of a corpus of the other 680, with the prior of
-# TreeOptions for matches that occurred seldom; the planner calibrates it further online.
+# Probability that the target continues as the matched text does, by match length (index 0 is unused), for matches that
+# occurred often. Measured on 60 held-out files of Python's library with a corpus of the other 680, and the prior of
+# TreeOptions for rare matches. The planner calibrates it online.
 _ACCEPTANCE = np.array(
     [0.0, 0.60, 0.66, 0.70, 0.77, 0.80, 0.85, 0.88, 0.92, 0.94, 0.95, 0.96, 0.97, 0.97, 0.97, 0.97, 0.98],
     dtype=np.float32,
 )
 
-# A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
+# Nodes below this confidence do not pay even where rows are nearly free. The planner handles expensive rows.
 FLOOR = 0.03
 LEN_THRESHOLD = 2
-# Trees with fewer nodes also take what followed shorter suffixes of the match. In a replay of the held-out files with
-# 16 nodes, tokens a round are 1.85 for 0, 1.89 for 8 and 1.90 for all that have room.
+# In a replay of the held-out files with 16 nodes, tokens a round are 1.85 for 0, 1.89 for 8 and 1.90 for no limit.
 MIN_CONTINUATION = 64
 
 Match = tuple[Cursor, StaticAutomaton | SuffixAutomaton]
 
 
 class TreeGrowth:
-    """Grows the draft of one sequence."""
+    """Makes a draft tree from matches."""
 
-    def __init__(self, match: MatchOptions | None, top_k: int, min_continuation: int, floor: float) -> None:
-        """match: None: from LEN_THRESHOLD on; top_k: nodes at most at one depth, in 1 to TOP_CONTINUATIONS;
-        min_continuation: trees with fewer nodes also take what followed shorter suffixes and in other automata; floor:
-        least confidence. Raises ValueError."""
+    def __init__(self, match: MatchOptions, *, top_k: int, min_continuation: int, floor: float) -> None:
+        """top_k: nodes at one depth, 1 to TOP_CONTINUATIONS; min_continuation: trees with fewer nodes are filled from
+        shorter suffixes and other automata; floor: lowest confidence of a node. Raises ValueError."""
         if not 1 <= top_k <= TOP_CONTINUATIONS:
             raise ValueError(f"top_k is {top_k}; it must be in 1 to {TOP_CONTINUATIONS}")
-        self.match = match or MatchOptions(len_threshold=LEN_THRESHOLD)
+        self.match = match
         self._tree = TreeOptions(
             acceptance=_ACCEPTANCE,
             floor=floor,
@@ -50,7 +48,7 @@ class TreeGrowth:
         )
 
     def grow(self, longest_first: Sequence[Match], max_nodes: int) -> DraftTree:
-        """The draft out of one match or more."""
+        """The draft tree of one or more matches."""
         room = self.match.room_for(longest_first[0][0].length, max_nodes)
         if room == 0:
             return DraftTree.empty()

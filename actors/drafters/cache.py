@@ -1,8 +1,8 @@
-"""Drafts from the shared cache: what followed the longest suffix of the sequence in what the cluster has generated.
+"""Drafts from the shared cache: what followed the longest suffix of the sequence in the cluster's generated text.
 
-Each namespace that the sequence may read has a base, an automaton as that of the drafter retrieval (He et al., "REST",
-2023; Hu et al., "SAM Decoding", 2024), and a tail that grows while it is drafted from. Both are made and replaced in
-the background; a draft takes them as they are and waits for nothing. Without an index nothing is drafted.
+Each namespace that the sequence may read has a base, a static automaton as in the drafter retrieval (He et al., "REST",
+2023; Hu et al., "SAM Decoding", 2024), and a tail that grows while it is read. Both are built and replaced in the
+background; drafting never waits for them.
 """
 
 from __future__ import annotations
@@ -25,50 +25,56 @@ from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton
 from cache_service.automata.tree_options import TOP_CONTINUATIONS
 
-# Tokens of a sequence that are walked through an automaton that is new to it: longer matches say no more.
-_MOST_MATCHED = 64
-# A tail that has grown may know a longer suffix than the cursor's: matches shorter than this are made anew.
-_RENEWED = 16
+_MOST_MATCHED = 64  # last tokens of a sequence that are matched in an automaton new to it
+_RENEWED = 16  # shorter matches are repeated when the tail has grown: it may hold a longer suffix now
 _NOWHERE = Cursor()
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a sequence stands in one automaton."""
+    """Position of a sequence in one automaton."""
 
-    num_tokens: int = -1  # that have been walked; -1: none, and the first ones need not be
+    num_tokens: int = -1  # tokens matched so far; -1: new, only the last _MOST_MATCHED will be
     version: int = 0  # the tail's version
     cursor: Cursor = _NOWHERE
 
 
 @dataclass(slots=True)
 class _Walk:
-    """Where a sequence stands in all of them, by their serial numbers."""
+    """Positions of a sequence in all automata, by their serial numbers."""
 
     num_tokens: int = 0
     places: dict[int, _Place] = field(default_factory=dict)
 
 
-_Opened = tuple[Automata, Side]  # what a namespace has to offer this round, and the side of its tail to read
+_Opened = tuple[Automata, Side]  # a namespace's automata in this round, and the side of its tail to read
 
 
 class CacheDrafter(CpuDrafter):
-    """Drafts a tree of what followed, from the automaton with the longest match first."""
+    """Drafts a tree of continuations, from the automaton with the longest match first."""
 
     name = "cache"
 
     def __init__(
         self,
-        index: AutomataIndex | None,
+        index: AutomataIndex | None = None,
         *,
-        match: MatchOptions | None = None,
+        len_threshold: int = LEN_THRESHOLD,
+        len_bias: int = 0,
+        n_predicts: int | None = None,
+        alpha: float | None = None,
         top_k: int = TOP_CONTINUATIONS,
         min_continuation: int = MIN_CONTINUATION,
         floor: Floor = FLOOR,
     ) -> None:
-        """The options are those of TreeGrowth."""
+        """index: without one nothing is drafted. Other options: see MatchOptions and TreeGrowth."""
         self._index = index
-        self._growth = TreeGrowth(match, top_k, min_continuation, floor)
+        self._growth = TreeGrowth(
+            MatchOptions(len_threshold, len_bias, n_predicts, alpha),
+            top_k=top_k,
+            min_continuation=min_continuation,
+            floor=floor,
+        )
         self._walks: dict[int, _Walk] = {}
         if index is not None:
             static_automaton.warm_up()
@@ -89,7 +95,7 @@ class CacheDrafter(CpuDrafter):
         self._walks.pop(seq_id, None)
 
     def memory_bytes(self) -> int:
-        """Bytes held for sequences; the automata belong to the index."""
+        """Bytes held for sequences. The automata belong to the index."""
         return sum(128 + 256 * len(walk.places) for walk in self._walks.values())
 
     def _propose_one(self, index: AutomataIndex, context: DraftContext, opened: dict[str, _Opened | None]) -> DraftTree:
@@ -124,11 +130,14 @@ class CacheDrafter(CpuDrafter):
                 _catch_up(place, automaton, version, context.tokens)
                 if self._growth.match.room_for(place.cursor.length, context.max_nodes):
                     found.append((place.cursor, automaton))
-        walk.places = places  # those of automata that have been replaced go
+        walk.places = places  # drops the positions in replaced automata
         if not found:
             return DraftTree.empty()
         found.sort(key=lambda match: match[0].length, reverse=True)  # the nearest namespace first among equals
         return self._growth.grow(found, context.max_nodes)
+
+
+create_drafter = CacheDrafter
 
 
 def _open(index: AutomataIndex, namespace: str) -> _Opened | None:
@@ -147,19 +156,3 @@ def _catch_up(
     if place.num_tokens != count or place.version != version:
         place.cursor = automaton.advance(place.cursor, tokens[place.num_tokens :])
         place.num_tokens, place.version = count, version
-
-
-def create_drafter(
-    *,
-    index: AutomataIndex | None = None,
-    len_threshold: int = LEN_THRESHOLD,
-    len_bias: int = 0,
-    n_predicts: int | None = None,
-    alpha: float | None = None,
-    top_k: int = TOP_CONTINUATIONS,
-    min_continuation: int = MIN_CONTINUATION,
-    floor: Floor = FLOOR,
-) -> CacheDrafter:
-    """index: what the process knows of the shared cache; None: nothing, and nothing is drafted."""
-    match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
-    return CacheDrafter(index, match=match, top_k=top_k, min_continuation=min_continuation, floor=floor)

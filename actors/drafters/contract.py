@@ -31,14 +31,14 @@ class DraftContext:
     sampling: SamplingParams
     namespace: str = ""
     prediction: np.ndarray = field(default_factory=no_tokens)  # int32: the output that the caller expects
-    max_required: int = 0  # required nodes the tree may have, beside max_nodes others
-    max_depth: int = 0  # greatest depth of a required node: there are no positions behind it
-    readable: tuple[str, ...] = ()  # further namespaces of the shared cache to draft from, the nearest first
+    max_required: int = 0  # limit of required nodes, which do not count in max_nodes
+    max_depth: int = 0  # greatest depth of a required node: the model has no positions beyond
+    readable: tuple[str, ...] = ()  # further namespaces of the shared cache to read, the nearest first
     reads_cache: bool = True  # whether to draft from the shared cache at all
 
     @property
     def shared_namespaces(self) -> tuple[str, ...]:
-        """Those of the shared cache to draft from, the nearest first."""
+        """Namespaces of the shared cache to read, the nearest first."""
         return tuple(dict.fromkeys((self.namespace, *self.readable))) if self.reads_cache else ()
 
 
@@ -47,66 +47,64 @@ class Outcome:
     """The result of one drafter's proposal."""
 
     seq_id: int
-    num_proposed: int  # nodes of this drafter that were verified, required nodes with confidence 0 not counted
-    num_accepted: int  # of these, nodes on the accepted path
-    emitted: np.ndarray  # int32: all tokens of the round: the accepted ones and the target's next token
+    num_proposed: int  # verified nodes of this drafter, without required nodes of confidence 0
+    num_accepted: int  # nodes among num_proposed that are on the accepted path
+    emitted: np.ndarray  # int32: all tokens of the round, the accepted ones and the target's next token
 
 
 def no_sequences() -> np.ndarray:
     return np.empty(0, np.int64)
 
 
-# Tokens of context that come with each verified row; no drafter learns contexts longer than that.
-MAX_CONTEXT = 4
+MAX_CONTEXT = 4  # tokens of context that come with each verified row
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRows:
-    """Target predictions at rows it computed, accepted or not: soft labels for drafters that learn.
+    """The target's predictions at all rows it computed, accepted or not: soft labels for drafters that learn.
 
-    Rows of one namespace and any number of sequences. Rows of a prompt carry the prompt's next token instead: the first
-    successor has probability 1, the others are token 0 with probability 0; they have no parents.
+    Rows of one namespace and any number of sequences. Rows of a prompt have the prompt's next token instead, with
+    probability 1 (the other successors are token 0 with probability 0), and no parents.
     """
 
     namespace: str
-    contexts: np.ndarray  # int32 [rows, MAX_CONTEXT]: the last tokens up to the row's own, oldest first; -1: before 0
+    contexts: np.ndarray  # int32 [rows, MAX_CONTEXT]: the last tokens, the row's own at the end; -1 before the text
     token_ids: np.ndarray  # int32 [rows, k]: the most probable next tokens by the raw logits, most probable first
     probs: np.ndarray  # float32 [rows, k]: their probabilities at temperature 1, over the whole vocabulary
     sequences: np.ndarray = field(default_factory=no_sequences)  # int64 [rows]: sequence ids
-    # int32 [rows]: the row of the node's parent; -1: this is the row of the last committed token.
+    # int32 [rows]: row of the node's parent; -1 for the row of the last committed token.
     parents: np.ndarray = field(default_factory=no_tokens)
-    may_share: bool = False  # counts learnt from these rows may be sent to other routers, within the namespace
+    may_share: bool = False  # whether counts of these rows may be sent to other routers, within the namespace
 
 
 class Drafter(ABC, Generic[Asked]):
-    """One drafting method. CPU drafters are asked with `DraftContext`; drafters beside a model with what they compute.
+    """One drafting method. CPU drafters get a `DraftContext`, drafters beside a model an item of their own.
 
-    Only `propose` is required. An error of a drafter never reaches a user: the round goes on without its drafts.
+    Only `propose` is required. A drafter's error never reaches a user: the round goes on without its drafts.
     """
 
     name: str
-    num_successors: int = 0  # target predictions a row that `remember` wants to see; 0: `remember` is not called
-    # Most nodes of a tree that it may require: these are computed whether they pay or not. They are granted whole or,
-    # in a round without room, not at all (`DraftContext.max_required` is 0). `VerifiedRows.parents` tells which were
-    # computed.
+    num_successors: int = 0  # predictions of each row that `remember` wants; 0: `remember` is not called
+    # Limit of required nodes, which are computed whether they pay or not. All are granted or, in a round without room,
+    # none (`DraftContext.max_required` is 0). `VerifiedRows.parents` says which were computed.
     most_required: int = 0
 
     @abstractmethod
     def propose(self, asked: Sequence[Asked]) -> list[DraftTree]:
-        """One tree for each item, in order, within its limits; empty where there is nothing to propose."""
+        """One tree for each item, in order and within its limits; empty if there is nothing to propose."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from what became of its proposals and from the tokens emitted."""
+        """Learn from the results of its proposals and from the emitted tokens."""
 
     def remember(self, rows: VerifiedRows) -> None:
-        """Learn from every row that the target computed, whoever drafted it. Rows of a prompt come here too."""
+        """Learn from all rows that the target computed, whichever drafter proposed them, and from rows of prompts."""
 
     def forget(self, seq_id: int) -> None:
-        """Free what is kept for a sequence; unknown ids are accepted."""
+        """Free the state of a sequence. Unknown ids are ignored."""
 
     def drop_namespace(self, namespace: str) -> None:
-        """Drop what was learnt in a namespace from all its sequences; unknown names are accepted. State of running
-        sequences may stay until `forget`."""
+        """Drop what was learnt in a namespace. State of running sequences may stay until `forget`. Unknown names are
+        ignored."""
 
     def memory_bytes(self) -> int:
         """Bytes held for all sequences and namespaces, for metrics and tests."""

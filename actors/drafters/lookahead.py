@@ -1,14 +1,14 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv:2402.02057): the target itself finds phrases beside the text it writes.
+"""Lookahead decoding (Fu et al. 2024, arXiv:2402.02057): the target finds phrases while it verifies drafts.
 
-In every round the target computes, behind the last token, a window of guesses far ahead, which its own answers make
-better, and phrases that the window has found earlier, which may come true. So no draft model is needed; the price are
-the window's rows, which hardly ever come true themselves and are therefore required, not proposed.
+In every round the target computes, after the last token, a window of guesses far ahead, which improve from round to
+round, and phrases that the window has found earlier, as drafts. No draft model is needed. The window's own rows are
+hardly ever accepted, so they are required nodes instead of proposals.
 
-Window and pool are those that `ouroboros` runs on a draft model. The window takes the target's likeliest token at each
-row, at any temperature; what is emitted is for the verification to say.
+`ouroboros` uses the same window and pool on a draft model. The window takes the target's likeliest token at each row
+at any temperature; verification decides what is emitted.
 
-Where the pool has too few phrases for a token, a shared cache fills the others' places with what followed the token in
-the namespaces that the sequence may read. Those are tried, not kept: what comes true is learnt from the text.
+If the pool has too few phrases for a token, the rest come from the shared cache: what followed the token in the
+namespaces that the sequence may read. Those are not inserted into the pool.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from actors.lookahead.window import LookaheadWindow
 from cache_service.automata.automata_index import AutomataIndex
 from cache_service.automata.shared_phrases import SharedPhrases
 
-_PHRASE_BYTES, _TOKEN_BYTES = 360, 40  # measured: of a phrase, and of each of its tokens
+_PHRASE_BYTES, _TOKEN_BYTES = 360, 40  # measured bytes of a phrase, without and for each of its tokens
 
 
 @dataclass(slots=True)
 class _Asked:
-    """Window rows that the target was asked to compute, as a tree behind the last token."""
+    """The window's rows that the target was asked to compute, as a tree after the last token."""
 
     last_token: int
     trie: TokenTrie
@@ -45,15 +45,15 @@ class _State:
     """State of one sequence."""
 
     pool: PhrasePool
-    scope: str  # its part of the pool
+    scope: str  # its key in the pool
     window: LookaheadWindow
     shares: np.ndarray  # acceptance shares of its namespace
-    tried: list[Phrase] = field(default_factory=list)  # proposed behind the last token, the newest first
+    tried: list[Phrase] = field(default_factory=list)  # proposed after the last token, the newest first
     asked: _Asked | None = None
 
 
 class LookaheadDrafter(CpuDrafter):
-    """Phrases of a pool as drafts, and the rows of the window that finds them as required nodes."""
+    """Proposes phrases of a pool, and requires the rows of the window that finds them."""
 
     name = "lookahead"
     num_successors = 1  # the window follows the likeliest token
@@ -68,10 +68,10 @@ class LookaheadDrafter(CpuDrafter):
         pool_phrases: int = 1 << 16,
         index: AutomataIndex | None = None,
     ) -> None:
-        """window_size: columns of the window, W; lookahead_level: N, phrases have N - 1 tokens; guess_set_size: phrases
-        kept for a token, and tried in a round, G, or -1: as many as the pool holds, of which W are tried; keep_phrases:
-        from one request of a namespace to the next, else each begins with a pool of its own; pool_phrases: in a pool,
-        of half a kilobyte each; index: what the process knows of the shared cache, None: nothing.
+        """window_size: columns of the window, W. lookahead_level: N; phrases have N - 1 tokens. guess_set_size: G,
+        phrases kept for a token and tried in a round; -1: the pool keeps all, and W are tried. keep_phrases: share the
+        pool between the requests of a namespace. pool_phrases: limit of a pool, half a kilobyte each. index: the shared
+        cache, if there is one.
 
         Raises ValueError for values out of range.
         """
@@ -95,7 +95,7 @@ class LookaheadDrafter(CpuDrafter):
         return [self._propose_one(context) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """See which phrases came true: whether they were verified or not, the text has been written."""
+        """Update the acceptance shares by the emitted text, whether the phrases were verified or not."""
         for outcome in outcomes:
             state = self._states.get(outcome.seq_id)
             if state is None or not state.tried:
@@ -109,7 +109,7 @@ class LookaheadDrafter(CpuDrafter):
             state.tried = []
 
     def remember(self, rows: VerifiedRows) -> None:
-        """Move the windows on whose rows have been computed; the others stay as they are."""
+        """Advance the windows whose rows have been computed."""
         if not len(rows.parents):  # rows of a prompt
             return
         for seq_id in dict.fromkeys(rows.sequences.tolist()):
@@ -128,7 +128,7 @@ class LookaheadDrafter(CpuDrafter):
         self._shares.drop_namespace(namespace)
 
     def memory_bytes(self) -> int:
-        """Estimated bytes of the phrases, which take nearly all of it."""
+        """Estimated bytes of the phrases, which take nearly all of the memory."""
         pools = [self._kept] if self._kept is not None else [state.pool for state in self._states.values()]
         return sum(map(len, pools)) * (_PHRASE_BYTES + _TOKEN_BYTES * self._phrase_length)
 
@@ -193,9 +193,9 @@ create_drafter = LookaheadDrafter
 
 
 def _likeliest(phrases: list[Phrase], chances: list[list[float]], count: int) -> tuple[TokenTrie, list[float]]:
-    """The likeliest `count` nodes of the phrases, equal beginnings once, and how likely they are.
+    """The likeliest `count` nodes of the phrases, with equal beginnings merged, and their probabilities.
 
-    chances: of each phrase, that it comes true as far as each of its tokens.
+    chances: for each phrase and depth, the probability that the phrase is right up to there.
     """
     trie = TokenTrie()
     likely: list[float] = []
@@ -207,7 +207,7 @@ def _likeliest(phrases: list[Phrase], chances: list[list[float]], count: int) ->
                 likely[node] = max(likely[node], share)
     if len(trie) <= count:
         return trie, likely
-    # Stable, and no child is likelier than its parent: so parents stay.
+    # The sort is stable and no child is likelier than its parent, so parents of kept nodes are kept.
     kept = sorted(sorted(range(len(trie)), key=lambda node: -likely[node])[:count])
     fewer, place = TokenTrie(), {ROOT: ROOT}
     for node in kept:
@@ -216,7 +216,7 @@ def _likeliest(phrases: list[Phrase], chances: list[list[float]], count: int) ->
 
 
 def _with_ancestors(trie: TokenTrie, nodes: list[int]) -> np.ndarray:
-    """bool [nodes of the trie]: those, and all above them."""
+    """bool [nodes of the trie]: the given nodes and all their ancestors."""
     wanted = [False] * len(trie)
     for node in nodes:
         while node != ROOT and not wanted[node]:

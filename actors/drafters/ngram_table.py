@@ -1,8 +1,8 @@
-"""N-gram counts: after the last tokens, the token that followed them most often is drafted, and so on.
+"""N-gram counts: drafts the token that most often followed the last tokens, then the next one, and so on.
 
 Compare Ou et al., "Lossless Acceleration of Large Language Model via Adaptive N-gram Parallel Decoding" (2024). Counts
-come from the prompt, from what was emitted, and from what the target thought likely at every row it computed, taken or
-not. One level looks at contexts of one length only; several levels try the longest first.
+come from the prompt, the output, and the target's likely tokens at every row it computed, accepted or not. One level
+has contexts of one length only; several levels try the longest first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from cache_service.splitmix64 import STEP
 from cache_service.store.fair_share import first_to_give_way
 
 _FLOOR = 0.03
-_MAX_NGRAMS = 1 << 18  # a table; 64 to 128 bytes each
-_BUDGET_BYTES = 256 << 20  # all tables
+_MAX_NGRAMS = 1 << 18  # limit of a table; 64 to 128 bytes each
+_BUDGET_BYTES = 256 << 20  # limit of all tables together
 _FIRST_SLOTS = 1 << 10
 _SLOT_BYTES = 32  # a slot of all columns
-_LARGEST_SHARE = 4  # what comes at once fills at most this part of a table: one long prompt does not push out all else
+_LARGEST_SHARE = 4  # one call fills at most a quarter of a table, so that a long prompt does not displace all else
 
 
 class _Table:
-    """Counts by context and by context and token, both open addressing; a context's best token beside its count.
+    """Two hash tables with open addressing: contexts with their best token, and n-grams with their counts.
 
-    At most half of the slots are ever filled, so a probe always comes to its key or to a free slot.
+    At most half of the slots are filled, so a probe always ends.
     """
 
     __slots__ = ("best", "best_count", "contexts", "ngrams", "num_contexts", "num_ngrams", "occurrences", "totals")
@@ -49,15 +49,15 @@ class _Table:
         self.ngrams = np.zeros(slots, np.uint64)
         self.occurrences = np.zeros(slots, np.int32)
         self.num_ngrams = 0
-        self.num_contexts = 0  # no more than there are n-grams, but for collisions of hashes
+        self.num_contexts = 0
 
     @property
     def memory_bytes(self) -> int:
         return _SLOT_BYTES * len(self.ngrams)
 
     def count(self, contexts: np.ndarray, token_ids: np.ndarray, *, shortest: int, longest: int, most: int) -> None:
-        """Count token_ids (int32 [n]) after contexts (int32 [n, MAX_CONTEXT]), of many only the last. A table of `most`
-        n-grams starts over: what is said now matters more than what was said long ago."""
+        """Count token_ids (int32 [n]) after contexts (int32 [n, MAX_CONTEXT]); if they are many, only the last. A table
+        that would exceed `most` n-grams is cleared first: recent text matters more than old text."""
         levels = longest - shortest + 1
         rows = max(1, most // (_LARGEST_SHARE * levels))
         # Fresh copies: numba would compile another version for read-only arrays and other layouts.
@@ -103,9 +103,9 @@ class NgramTableDrafter(CpuDrafter):
         floor: Floor = _FLOOR,
     ) -> None:
         """n: tokens of an n-gram, 2 to MAX_CONTEXT + 1. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
-        filler_top_k: likeliest tokens of every row that are counted too; 1: only what was emitted. keep: counts of one
-        request or of all in its namespace. unknown: what comes after a context never seen. max_ngrams: of a table.
-        budget_bytes: of all tables together; of whoever has most, those longest unused make room.
+        filler_top_k: likeliest tokens of every row that are counted, too; 1: only emitted tokens. keep: scope of a
+        table. unknown: after an unknown context, stop or draft a random token. max_ngrams: limit of a table.
+        budget_bytes: limit of all tables; beyond it, the least recently used tables of the largest owner are dropped.
 
         Raises InvalidRequest.
         """
@@ -137,7 +137,7 @@ class NgramTableDrafter(CpuDrafter):
         self._budget_bytes = budget_bytes
         self._floor = float(floor)
         self._tables: OrderedDict[int | str, _Table] = OrderedDict()  # least recently used first
-        self._num_bytes = 0  # of all tables
+        self._num_bytes = 0  # sum over all tables
         self._num_seen: dict[int, int] = {}
         self._warm_up()
 
@@ -150,7 +150,7 @@ class NgramTableDrafter(CpuDrafter):
             self._num_bytes -= self._tables.pop(seq_id).memory_bytes
 
     def drop_namespace(self, namespace: str) -> None:
-        """Empty a namespace's table. It stays: of sequences that run, only what comes from now on is counted in it."""
+        """Clear a namespace's table. It is kept, so that running sequences count only their new tokens in it."""
         table = self._tables.get(namespace)
         if table is not None:
             self._num_bytes -= table.memory_bytes
@@ -161,14 +161,14 @@ class NgramTableDrafter(CpuDrafter):
         return self._num_bytes
 
     def remember(self, rows: VerifiedRows) -> None:
-        """Count the likeliest tokens of rows with soft labels; observed tokens come with the proposals."""
+        """Count the likeliest tokens of rows with soft labels. Committed tokens are counted in `propose`."""
         top = min(self.num_successors, rows.token_ids.shape[1])
         if top < 2:
             return
         is_soft = rows.probs[:, 1] > 0.0
         if self._by_request:
             for seq_id in np.unique(rows.sequences[is_soft]).tolist():
-                if seq_id in self._tables:  # else it does not use this drafter
+                if seq_id in self._tables:  # otherwise the sequence does not use this drafter
                     self._count_fillers(seq_id, rows, is_soft & (rows.sequences == seq_id), top)
         elif is_soft.any():
             self._count_fillers(rows.namespace, rows, is_soft, top)
@@ -178,7 +178,7 @@ class NgramTableDrafter(CpuDrafter):
         self._count_in(key, contexts, rows.token_ids[chosen, :top].reshape(-1))
 
     def _count_in(self, key: int | str, contexts: np.ndarray, token_ids: np.ndarray) -> _Table:
-        """Count in a table, new or not, that is from now on the one used last."""
+        """Count in the table of `key`, which becomes the most recently used."""
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = _Table()
@@ -195,7 +195,7 @@ class NgramTableDrafter(CpuDrafter):
         table.count(contexts, token_ids, shortest=self._shortest, longest=self._longest, most=self._max_ngrams)
 
     def _first_to_give_way(self) -> int | str:
-        """Never the table used last: one alone is within the budget."""
+        """Key of the table to drop. Never the most recently used: one table alone is within the budget."""
         if self._by_request:
             return next(iter(self._tables))
         names = cast(list[str], list(self._tables))
@@ -206,10 +206,10 @@ class NgramTableDrafter(CpuDrafter):
         tokens = context.tokens
         if self._by_request and not context.start:
             self.forget(context.seq_id)
-        # What a table that had to make room knew is told to the next one.
+        # A table that was dropped is filled again from the whole sequence.
         seen = self._num_seen.get(context.seq_id, 0) if context.start and key in self._tables else 0
         first = min(max(seen, 1), len(tokens))
-        # The context of the first new token and all that follow, -1 where nothing was.
+        # Contexts of all new tokens, with -1 before the text.
         before = np.full(max(0, MAX_CONTEXT - first), -1, np.int32)
         padded = np.concatenate([before, tokens[max(0, first - MAX_CONTEXT) :]])
         windows = np.lib.stride_tricks.sliding_window_view(padded, MAX_CONTEXT)
@@ -236,7 +236,7 @@ create_drafter = NgramTableDrafter
 
 
 def _slots_for(filled: int) -> int:
-    """The least power of two that is at least twice as many."""
+    """The smallest power of two that is at least 2 * filled."""
     return 1 << (2 * filled - 1).bit_length()
 
 
@@ -264,7 +264,7 @@ def _slot(table, key):  # type: ignore[no-untyped-def]
 def _count(  # type: ignore[no-untyped-def]
     contexts, token_ids, shortest, longest, known, best, best_count, totals, ngrams, occurrences
 ):
-    """Returns how many n-grams and how many contexts are new."""
+    """Returns the numbers of new n-grams and new contexts."""
     new_ngrams, new_contexts = 0, 0
     width = contexts.shape[1]
     for row in range(len(token_ids)):
@@ -284,7 +284,7 @@ def _count(  # type: ignore[no-untyped-def]
                 known[at] = key
                 new_contexts += 1
             totals[at] += 1
-            if occurrences[slot] >= best_count[at]:  # of equal ones the latest
+            if occurrences[slot] >= best_count[at]:  # the latest among equal counts
                 best[at] = token
                 best_count[at] = occurrences[slot]
     return new_ngrams, new_contexts
@@ -316,13 +316,13 @@ def _draft(  # type: ignore[no-untyped-def]
             at = _slot(known, _hash(last, length))
             if known[at] != 0:
                 token = best[at]
-                # A context seen once or twice is not to be trusted.
+                # + 1: a context seen once or twice has little confidence.
                 sure *= np.float32(best_count[at]) / np.float32(totals[at] + 1)
                 break
         if token < 0:
             if not is_random:
                 break
-            # Any token of the table will do: as good a guess as another, and one the model can say.
+            # Any token of the table: it is in the model's vocabulary.
             at = (_hash(last, 1) >> np.uint64(7)) % np.uint64(len(known))
             tried = 0
             while known[at] == 0 and tried < len(known):

@@ -1,6 +1,6 @@
-"""Predicted output: the caller's guess of the answer is drafted, and found again after every place where it is wrong.
+"""Predicted output: drafts the caller's guess of the answer, and finds the place again wherever the guess is wrong.
 
-For edits of known text: code with a name changed, a document with a sentence added.
+For edits of known text: code with a changed name, a document with an added sentence.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from actors.drafters._options import Floor
 from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.splitmix64 import hash_pair
 
-# Chance that the prediction goes on to be right after so many tokens in a row that were (index 0: the answer has just
-# left it, or not begun); the planner calibrates it online.
+# Probability that the next predicted token is right, by the number of right tokens before it (index 0: after a mismatch
+# or at the start). The planner calibrates it online.
 _ACCEPTANCE = np.array([0.45, 0.60, 0.75, 0.82, 0.87, 0.90, 0.92, 0.94, 0.95, 0.96, 0.97], np.float32)
-_LONGEST_MATCH = 16  # tokens that are compared to find the place again
-_NEARBY = 16  # tokens around the place where one token alone is enough to take it up again
-_MOST_PLACES = 64  # with the same last two tokens, that are compared for one token not as predicted
-_MOST_FOLLOWED = 1024  # tokens at once; of more, what came before is taken to be as long as predicted
+_LONGEST_MATCH = 16  # limit of tokens that are compared to find the place again
+_NEARBY = 16  # distance from the place within which one equal token is enough
+_MOST_PLACES = 64  # limit of compared places with the same last two tokens
+_MOST_FOLLOWED = 1024  # limit of tokens followed at once; earlier ones are assumed to be as predicted
 _FLOOR = 0.02
 
 
@@ -31,10 +31,10 @@ class _Place:
     """Position of an answer in its prediction."""
 
     predicted: np.ndarray  # int32 [n], a copy of its own
-    bigrams: np.ndarray  # uint64 [n - 1], of `_bigrams_of`
+    bigrams: np.ndarray  # uint64 [n - 1], from `_bigrams_of`
     num_seen: int  # tokens of the sequence that have been followed
-    next: int = 0  # the predicted token that comes next if nothing changes
-    length: int = 0  # tokens in a row that were as predicted
+    next: int = 0  # index of the next predicted token
+    length: int = 0  # right predictions in a row
 
     @property
     def memory_bytes(self) -> int:
@@ -42,7 +42,7 @@ class _Place:
 
 
 class PredictionDrafter(CpuDrafter):
-    """Drafts what follows in the request's own prediction; nothing for requests without one."""
+    """Drafts the next tokens of the request's prediction."""
 
     name = "prediction"
 
@@ -67,7 +67,7 @@ class PredictionDrafter(CpuDrafter):
             return DraftTree.empty()
         place = self._places.get(context.seq_id)
         if place is None or place.num_seen > len(context.tokens) or context.start == 0:
-            # Copies here and below: numba would compile another version for read-only arrays.
+            # Copied, here and below: numba would compile another version for read-only arrays.
             predicted = np.array(context.prediction, np.int32)
             place = _Place(predicted, _bigrams_of(predicted), context.num_prompt_tokens)
             self._places[context.seq_id] = place
@@ -93,13 +93,13 @@ create_drafter = PredictionDrafter
 
 
 def _bigrams_of(predicted: np.ndarray) -> np.ndarray:
-    """Positions of all bigrams, uint64 [n - 1], ascending: hash and index of the second token in one number."""
+    """All bigrams, uint64 [n - 1], ascending: hash in the upper, index of the second token in the lower 32 bits."""
     return np.sort(_keys_of(predicted))
 
 
 @njit(cache=True, nogil=True)
 def _hash(before, token):  # type: ignore[no-untyped-def]
-    """32 bits in the upper half of a number; pairs that share them are told apart when they are compared."""
+    """32-bit hash in the upper half of a uint64. Collisions are found when tokens are compared."""
     return (hash_pair(before, token) >> np.uint64(32)) << np.uint64(32)
 
 
@@ -134,10 +134,10 @@ def _end(bigrams, at):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _find(output, position, predicted, bigrams, place):  # type: ignore[no-untyped-def]
-    """Where the longest run of tokens up to output[position] occurs: (index of its last one, its length or 0).
+    """The longest run of predicted tokens that ends as output[: position + 1]: (index of its last token, length or 0).
 
-    Of equal ones the nearest to `place`, rather ahead than behind. A single token is looked for only nearby, longer
-    runs at the _MOST_PLACES nearest occurrences of their last two tokens.
+    Among equal lengths the nearest to `place`, where distances backwards count twice. Single tokens are searched only
+    nearby, longer runs at the _MOST_PLACES nearest occurrences of their last two tokens.
     """
     best_end, best = place, 0
     for end in range(max(0, place - _NEARBY // 2), min(place + _NEARBY + 1, len(predicted))):
@@ -169,7 +169,7 @@ def _find(output, position, predicted, bigrams, place):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _follow(output, seen, predicted, bigrams, place, length):  # type: ignore[no-untyped-def]
-    """Go through output[seen:]: (next predicted token, tokens in a row that were as predicted)."""
+    """Follow output[seen:]. Returns the index of the next predicted token and the right predictions in a row."""
     for position in range(seen, len(output)):
         if place < len(predicted) and predicted[place] == output[position]:
             place += 1
@@ -183,7 +183,7 @@ def _follow(output, seen, predicted, bigrams, place, length):  # type: ignore[no
 
 @njit(cache=True, nogil=True)
 def _draft(predicted, place, length, max_nodes, acceptance, floor):  # type: ignore[no-untyped-def]
-    """The chain that follows the place; after a mismatch also the chain one token later, as if one was replaced."""
+    """The chain from `place`; after a mismatch also the chain one token later, as if one token was replaced."""
     token_ids = np.empty(max_nodes, np.int32)
     parents = np.empty(max_nodes, np.int32)
     confidence = np.empty(max_nodes, np.float32)
@@ -192,7 +192,7 @@ def _draft(predicted, place, length, max_nodes, acceptance, floor):  # type: ign
     for skipped in range(num_chains):
         sure = 1.0 / num_chains
         parent = -1
-        # One place is left for the second chain's first token.
+        # Leaves room for the second chain.
         room = max_nodes if skipped + 1 == num_chains else max(1, (max_nodes + 1) // 2)
         first = place + skipped
         if skipped and first < len(predicted) and count and predicted[first] == token_ids[0]:

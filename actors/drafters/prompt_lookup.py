@@ -1,7 +1,7 @@
-"""Prompt lookup: the last few tokens, found earlier in the sequence, predict that the same tokens follow again.
+"""Prompt lookup: drafts what followed the most recent occurrence of the sequence's last few tokens.
 
-After Saxena, "Prompt Lookup Decoding" (2023), which scans the sequence for the first occurrence. Here an index from
-every n-gram to its most recent end is kept up to date, so that a round costs the same at any length.
+After Saxena, "Prompt Lookup Decoding" (2023), which scans the sequence for the first occurrence. Here an index of all
+n-grams is kept up to date, so that a round costs the same at any length.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.splitmix64 import STEP
 
 Int32Array = npt.NDArray[np.int32]
-Float32Array = npt.NDArray[np.float32]
 
-# Longest n-gram looked up: in a replay of 96 greedy answers of SmolLM2-135M-Instruct to Spec-Bench prompts the tokens a
-# round were 1.81, 2.05, 2.05, 2.06 for at most 1, 2, 3, 4 tokens, and with single tokens left out 1.89.
+# Longest n-gram looked up. In a replay of 96 greedy answers of SmolLM2-135M-Instruct to Spec-Bench prompts, tokens a
+# round were 1.81, 2.05, 2.05, 2.06 for lengths up to 1, 2, 3, 4, and 1.89 without single tokens.
 _MAX_NGRAM = 3
+MAX_NGRAM = 64  # limit of the option: every token is hashed once for each length
 
-# Chance that the token after a match of known length is the target's (index 0 is not used); every accepted token makes
-# the known match longer. From the same replay; the planner calibrates it further online.
+# Probability that the token after a match is the target's, by match length (index 0 is unused). From the same replay.
+# The planner calibrates it online.
 _ACCEPTANCE = np.array([0.0, 0.25, 0.55, 0.68, 0.74, 0.79, 0.85, 0.88, 0.90], dtype=np.float32)
 
-# A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
-_FLOOR = 0.03
+_FLOOR = 0.03  # below, a node does not pay even where rows are nearly free
 
 
 class _NgramIndex:
-    """The tokens of one sequence, and where each of their n-grams was last seen."""
+    """The tokens of one sequence, and the last end of each of their n-grams."""
 
     __slots__ = ("indexed", "size", "table", "text")
 
     def __init__(self) -> None:
         self.text: Int32Array = np.empty(0, np.int32)
-        # [max_ngram, slots], a power of two: per n-gram length, tokens up to and including the n-gram's last; 0: free.
+        # [max_ngram, slots], slots a power of two: for each n-gram length, the number of tokens up to its end; 0: free.
         self.table: Int32Array = np.empty((0, 0), np.int32)
         self.size = 0
-        self.indexed = 0  # n-grams that end within so many tokens are in the table
+        self.indexed = 0  # n-grams that end within the first `indexed` tokens are in the table
 
     @property
     def memory_bytes(self) -> int:
@@ -55,14 +54,11 @@ class _NgramIndex:
             text = np.empty(room, np.int32)
             text[: self.size] = self.text[: self.size]
             self.text = text
-            # Twice as many slots as there can be n-grams keeps probing short. The next look-up fills them anew.
+            # Twice as many slots as there can be n-grams keep probing short. The next look-up fills them again.
             self.table = np.zeros((max_ngram, 2 * room), np.int32)
             self.indexed = 0
         self.text[self.size : size] = tokens
         self.size = size
-
-
-MAX_NGRAM = 64  # every token is hashed with so many before it
 
 
 class PromptLookupDrafter(CpuDrafter):
@@ -70,14 +66,11 @@ class PromptLookupDrafter(CpuDrafter):
 
     name = "prompt_lookup"
 
-    def __init__(
-        self, *, max_ngram: int = _MAX_NGRAM, acceptance: Float32Array = _ACCEPTANCE, floor: Floor = _FLOOR
-    ) -> None:
-        """max_ngram: 1 to MAX_NGRAM; acceptance: float32 [m], by known match length; floor: of confidence."""
+    def __init__(self, *, max_ngram: int = _MAX_NGRAM, floor: Floor = _FLOOR) -> None:
+        """max_ngram: longest n-gram looked up, 1 to MAX_NGRAM; floor: lowest confidence of a node."""
         if not 1 <= max_ngram <= MAX_NGRAM:
             raise ValueError(f"max_ngram is {max_ngram}; it must be in 1 to {MAX_NGRAM}")
         self._max_ngram = max_ngram
-        self._acceptance = acceptance
         self._floor = floor
         self._indexes: dict[int, _NgramIndex] = {}
         self._warm_up()
@@ -105,7 +98,7 @@ class PromptLookupDrafter(CpuDrafter):
             index.indexed,
             index.size,
             self._max_ngram,
-            self._acceptance,
+            _ACCEPTANCE,
             self._floor,
             token_ids,
             confidence,
@@ -117,13 +110,12 @@ class PromptLookupDrafter(CpuDrafter):
         index = _NgramIndex()
         index.append(np.array([1, 2, 1], np.int32), self._max_ngram)
         _index_and_draft(
-            index.text, index.table, 0, 3, self._max_ngram, self._acceptance, self._floor,
+            index.text, index.table, 0, 3, self._max_ngram, _ACCEPTANCE, self._floor,
             np.empty(2, np.int32), np.empty(2, np.float32),
         )  # fmt: skip
 
 
-def create_drafter(*, max_ngram: int = _MAX_NGRAM, floor: Floor = _FLOOR) -> PromptLookupDrafter:
-    return PromptLookupDrafter(max_ngram=max_ngram, floor=floor)
+create_drafter = PromptLookupDrafter
 
 
 @njit(cache=True, nogil=True)
@@ -167,7 +159,7 @@ def _index_and_draft(  # type: ignore[no-untyped-def]
             sure *= acceptance[min(ngram + count, len(acceptance) - 1)]
             if sure < floor:
                 break
-            # At the end of the text the draft goes on with its own start, as a period would.
+            # At the end of the text, the draft repeats itself from its start, as a period.
             token_ids[count] = text[begin + count % (size - begin)]
             confidence[count] = sure
             count += 1

@@ -1,6 +1,6 @@
-"""Drafters by name. Every module beside this one is a CPU drafter named after its file, save those listed below.
+"""Drafters by name. Every module of this package is a CPU drafter named after its file, except those listed below.
 
-Such a module offers `create_drafter(**options) -> CpuDrafter`; nothing is imported before it is asked for.
+Such a module has `create_drafter(**options) -> CpuDrafter`. It is imported when its drafter is created.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ EAGLE = "eagle"  # the head beside the target
 LOOKAHEAD = "lookahead"  # lookahead decoding on the target
 OUROBOROS = "ouroboros"  # the same on the draft model
 RETRIEVAL = "retrieval"
-CACHE = "cache"  # what the cluster shares
+CACHE = "cache"  # the shared cache
 SOFT_NGRAM = "soft_ngram"
 TOKEN_RECYCLING = "token_recycling"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A drafting method as configuration and router know it. The drafter itself is made where the source runs."""
+    """A drafting method as configuration and router know it. The drafter is created where the source runs."""
 
     name: str
     place: Literal["router", "draft_worker", "target"]
-    in_auto: bool = False  # part of "auto", where there is a draft model or a head to run it on
+    in_auto: bool = False  # part of "auto", if there is a draft model or head that it needs
     drafts_under_rejection: bool = False  # sends the draft distributions that `acceptance: rejection` needs
-    method: DraftMethod = "tree"  # asked of a draft worker
+    method: DraftMethod = "tree"  # for a source on a draft worker
 
 
 _MODEL_SOURCES = (
@@ -49,10 +49,9 @@ _MODEL_SOURCES = (
     DraftSource(DRAFT_MODEL, "draft_worker", in_auto=True, drafts_under_rejection=True),
 )
 
-# The other CPU drafters find what one of these finds: prompt lookup what the suffix automaton does, the n-gram table
-# and token recycling what the soft n-gram memory does. Two sources with the same knowledge make the planner
-# overconfident. Lookahead must be named: its window takes rows in every round whether they pay or not, and where each
-# further row costs as much as the first, they rarely do.
+# Prompt lookup has the same knowledge as the suffix automaton, the n-gram table and token recycling the same as
+# soft_ngram; two sources with the same knowledge make the planner overconfident. Lookahead takes rows in every round
+# whether they pay or not, and where each further row costs as much as the first, they rarely do.
 _IN_AUTO = frozenset({CACHE, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix"})
 _NOT_DRAFTERS = frozenset({"contract", "registry"})
 
@@ -63,7 +62,7 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
         if module.name not in _NOT_DRAFTERS and not module.name.startswith("_")
     )
 )
-# All sources by name. Where several may draft for a sequence on its draft worker, the first one does.
+# All sources by name. If several of a sequence's sources are on draft workers, the first one drafts.
 SOURCES: Mapping[str, DraftSource] = MappingProxyType(
     {name: DraftSource(name, "router", in_auto=name in _IN_AUTO) for name in CPU_DRAFTER_NAMES}
     | {source.name: source for source in _MODEL_SOURCES}
@@ -72,7 +71,7 @@ DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *sorted(source.name for source in 
 
 
 def create_drafter(name: str, **options: object) -> CpuDrafter:
-    """A CPU drafter, its kernels compiled. Options are the drafter's own. Raises InvalidRequest for other names."""
+    """A CPU drafter with compiled kernels. Raises InvalidRequest for names of no CPU drafter."""
     if name not in CPU_DRAFTER_NAMES:
         raise InvalidRequest("drafter", name, f"drafters of the router are {', '.join(CPU_DRAFTER_NAMES)}")
     drafter: CpuDrafter = _module_of(name).create_drafter(**options)
@@ -94,11 +93,10 @@ def create_drafters(
 ) -> dict[str, CpuDrafter]:
     """The CPU drafters among expanded names, by name.
 
-    corpora: directories of `paceline corpus build`, for the drafter retrieval; tokenizer_fingerprint: the target's,
-    None: unknown; index: of the shared cache, for the drafters that read it, None: there is none; delta_bytes: of
-    soft_ngram, for what is to be shared, where its options do not say; options: of each drafter by its name, numbers
-    may be text. Raises ModelError for a corpus that cannot be used, InvalidRequest for an option that a drafter does
-    not have or whose value it refuses.
+    corpora: directories made by `paceline corpus build`, for retrieval. tokenizer_fingerprint: the target's; None:
+    unknown. index: the shared cache, if there is one. delta_bytes: default of soft_ngram's option. options: by drafter;
+    numbers may be text. Raises ModelError for a corpus that cannot be used, and InvalidRequest for an unknown option or
+    a wrong value.
     """
     checked = check_options(names, options)
     if corpora and RETRIEVAL not in names:
@@ -120,8 +118,10 @@ def create_drafters(
 def check_options(
     names: Sequence[str], options: Mapping[str, Mapping[str, object]], field: str = FIELD
 ) -> dict[str, dict[str, object]]:
-    """Options of drafters among expanded names, of their own types; ranges are for the drafters to check. Raises
-    InvalidRequest naming what is below `field`."""
+    """Options of drafters among expanded names, converted to their types. Drafters check the ranges themselves.
+
+    Raises InvalidRequest with the option's name below `field`.
+    """
     checked = {}
     for name, given in options.items():
         if name not in CPU_DRAFTER_NAMES:
@@ -152,11 +152,11 @@ def expand_drafters(
     acceptance: Acceptance = "coupled",
     field: str = "drafters",
 ) -> tuple[str, ...]:
-    """The distinct names of drafters that a configuration or request stands for, in order.
+    """The distinct drafters that a configuration or request names, in order.
 
     () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
-    the head and the draft model where there are any. Raises InvalidRequest naming `field` for unknown names, for
-    "none" beside others, and for names of which none can draft under `acceptance`.
+    the head and the draft model if they exist. Raises InvalidRequest naming `field` for unknown names, for "none"
+    beside others, and if no named drafter can draft under `acceptance`.
     """
     for name in names:
         if name not in DRAFTER_NAMES:

@@ -1,7 +1,7 @@
-"""Drafts from corpora: what followed the longest suffix of the sequence wherever it stands in them.
+"""Drafts from corpora: what followed the longest suffix of the sequence in them.
 
 After REST (He et al. 2023) with the automaton of SAM-Decoding (Hu et al. 2024) in place of a suffix array. Corpora are
-built by `paceline corpus build`, mapped from their files and shared by all sequences; without one nothing is drafted.
+built by `paceline corpus build`, memory-mapped and shared by all sequences.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cache_service.errors import CorpusError
 
 @dataclass(slots=True)
 class _Walk:
-    """Where a sequence stands in every corpus."""
+    """Position of a sequence in every corpus."""
 
     num_tokens: int
     cursors: list[Cursor]
@@ -39,16 +39,24 @@ class RetrievalDrafter(CpuDrafter):
 
     def __init__(
         self,
-        automata: Sequence[StaticAutomaton],
+        automata: Sequence[StaticAutomaton] = (),
         *,
-        match: MatchOptions | None = None,
+        len_threshold: int = LEN_THRESHOLD,
+        len_bias: int = 0,
+        n_predicts: int | None = None,
+        alpha: float | None = None,
         top_k: int = TOP_CONTINUATIONS,
         min_continuation: int = MIN_CONTINUATION,
         floor: Floor = FLOOR,
     ) -> None:
-        """The options are those of TreeGrowth."""
+        """automata: from `open_corpora`; may be empty. Other options: see MatchOptions and TreeGrowth."""
         self._automata = tuple(automata)
-        self._growth = TreeGrowth(match, top_k, min_continuation, floor)
+        self._growth = TreeGrowth(
+            MatchOptions(len_threshold, len_bias, n_predicts, alpha),
+            top_k=top_k,
+            min_continuation=min_continuation,
+            floor=floor,
+        )
         self._walks: dict[int, _Walk] = {}
         if self._automata:
             warm_up()
@@ -62,7 +70,7 @@ class RetrievalDrafter(CpuDrafter):
         self._walks.pop(seq_id, None)
 
     def memory_bytes(self) -> int:
-        """Bytes held for sequences; the corpora's pages belong to their files."""
+        """Bytes held for sequences. The corpora are file mappings."""
         return sum(64 + 64 * len(walk.cursors) for walk in self._walks.values())
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
@@ -80,28 +88,17 @@ class RetrievalDrafter(CpuDrafter):
         return self._growth.grow(longest_first, context.max_nodes)
 
 
+create_drafter = RetrievalDrafter
+
+
 def open_corpora(
     corpora: Sequence[str | os.PathLike[str]], tokenizer_fingerprint: str | None = None
 ) -> tuple[StaticAutomaton, ...]:
-    """corpora: directories of `paceline corpus build`; tokenizer_fingerprint: the target's, None: unknown. Raises
-    ModelError for a corpus that cannot be used, or that was made with another tokenizer."""
+    """corpora: directories made by `paceline corpus build`; tokenizer_fingerprint: the target's, None: unknown.
+
+    Raises ModelError for a corpus that cannot be used, or that was made with another tokenizer.
+    """
     try:
         return tuple(open_index(Path(corpus), tokenizer_fingerprint).automaton for corpus in corpora)
     except CorpusError as error:
         raise ModelError(f"corpus {error}") from None
-
-
-def create_drafter(
-    *,
-    automata: Sequence[StaticAutomaton] = (),
-    len_threshold: int = LEN_THRESHOLD,
-    len_bias: int = 0,
-    n_predicts: int | None = None,
-    alpha: float | None = None,
-    top_k: int = TOP_CONTINUATIONS,
-    min_continuation: int = MIN_CONTINUATION,
-    floor: Floor = FLOOR,
-) -> RetrievalDrafter:
-    """automata: of `open_corpora`; without any, nothing is drafted."""
-    match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
-    return RetrievalDrafter(automata, match=match, top_k=top_k, min_continuation=min_continuation, floor=floor)

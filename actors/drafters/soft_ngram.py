@@ -1,7 +1,7 @@
-"""Drafts what the target has found probable after the same last tokens before, in any sequence of the namespace.
+"""Drafts what the target found probable after the same last tokens before, in any sequence of the namespace.
 
-Learns from every row that the target computes, drafted in vain or not, so it gets better with traffic even where no
-text repeats; `cache_service.counts.soft_ngram` tells how. One table a namespace: none sees what another one's text was.
+It learns from every row that the target computes, accepted or not, so it improves with traffic even if no text repeats
+(see `cache_service.counts.soft_ngram`). Each namespace has a table of its own.
 """
 
 from __future__ import annotations
@@ -27,32 +27,29 @@ from cache_service.counts.soft_ngram import (
 )
 from cache_service.store.fair_share import first_to_give_way
 
-# A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
-_FLOOR = 0.002
+_FLOOR = 0.002  # below, a node does not pay even where rows are nearly free
 
-# A prompt's token was written by somebody else, and says less than a row of the target's own probabilities: in replays
-# of Spec-Bench 0.05 drafts best, 1 is worse than no prompts at all.
+# A prompt's token is not the target's own prediction. In replays of Spec-Bench 0.05 drafts best, and 1 is worse than
+# leaving prompts out.
 _PROMPT_WEIGHT = 0.05
 
-# What another replica has learnt of a context counts as so many rows of the target: soon outweighed by what is learnt
-# here. In a replay of Spec-Bench, counts that are wrong in every context cost 1.1 % of the tokens a second with 1, and
-# 2.2 % without a limit; those of other requests bring 3.0 % with 1, and 3.9 % without.
+# Limit of the rows that another replica's counts of a context weigh, so that local counts soon outweigh them. In a
+# replay of Spec-Bench, counts that are wrong in every context cost 1.1 % of the tokens a second with 1, and 2.2 %
+# without a limit; counts of other requests bring 3.0 % with 1, and 3.9 % without.
 _MERGED_ROWS = 1.0
 
-# First size of a namespace's table: room for the contexts of a prompt or two. So hundreds of small namespaces fit side
-# by side, and the few with much text get tables as large as they can use.
-_FIRST_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 20  # first size of a namespace's table, so that hundreds of small namespaces fit
 
 
 class _Asked(NamedTuple):
-    """A sequence when it was last drafted for."""
+    """The last proposal for a sequence."""
 
     namespace: str
     last_tokens: np.ndarray  # int32, at most `order`
 
 
 class SoftNgramDrafter(CpuDrafter):
-    """Best-first trees from a mixture of what followed the last tokens, at most `order` of them, before."""
+    """Best-first trees from a mixture of the successors of the last 0 to `order` tokens."""
 
     name = "soft_ngram"
 
@@ -68,12 +65,11 @@ class SoftNgramDrafter(CpuDrafter):
         prompt_weight: float = _PROMPT_WEIGHT,
         merged_rows: float = _MERGED_ROWS,
     ) -> None:
-        """order: tokens of the longest context; successors: next tokens of each row to learn; budget_bytes: of all
-        tables together, where of whoever has most the longest unused makes room; table_bytes: the most of one table,
-        which begins small and grows; delta_bytes: of each table, for what was learnt since the last `export_delta`;
-        floor: the least confidence of a node, in [0, 1]; prompt_weight: what a prompt's token counts, in [0, 1], where
-        a target's row is 1; merged_rows: the most rows that a context counts for with which another replica comes,
-        above 0 and at most 32.
+        """order: tokens of the longest context. successors: next tokens learnt from each row. budget_bytes: limit of
+        all tables; beyond it, the least recently used of the largest owner are dropped. table_bytes: limit of one
+        table, which starts small and grows. delta_bytes: part of each table for counts since the last `export_delta`.
+        floor: lowest confidence of a node. prompt_weight: weight of a prompt's token, relative to a row of the target.
+        merged_rows: limit of the rows that a context from another replica weighs.
 
         Raises InvalidRequest.
         """
@@ -98,12 +94,12 @@ class SoftNgramDrafter(CpuDrafter):
         self.num_successors = successors
         self._order = order
         self._budget_bytes = budget_bytes
-        self._most_bytes = min(table_bytes, budget_bytes) - delta_bytes  # of a table without its delta
+        self._most_bytes = min(table_bytes, budget_bytes) - delta_bytes  # limit of a table without its delta
         self._delta_bytes = delta_bytes
         self._floor = floor
         self._prompt_weight = prompt_weight
         self._merged_rows = merged_rows
-        self._tables: dict[str, SoftNgramTable] = {}  # longest unused first
+        self._tables: dict[str, SoftNgramTable] = {}  # least recently used first
         self._asked: dict[int, _Asked] = {}
         warm_up()
 
@@ -120,7 +116,7 @@ class SoftNgramDrafter(CpuDrafter):
             self._grow(table)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Credit the contexts whose drafts were accepted: they are the last to make room for others."""
+        """Credit the contexts whose drafts were accepted, so that they are evicted last."""
         for outcome in outcomes:
             asked = self._asked.get(outcome.seq_id)
             table = self._tables.get(asked.namespace) if asked is not None else None
@@ -132,12 +128,12 @@ class SoftNgramDrafter(CpuDrafter):
         self._asked.pop(seq_id, None)
 
     def memory_bytes(self) -> int:
-        """Allocated for tables; the operating system backs only what was touched."""
+        """Bytes allocated for tables. The operating system backs only touched pages."""
         return sum(table.memory_bytes for table in self._tables.values())
 
     @property
     def namespaces(self) -> list[str]:
-        """Those with a table, the longest unused first."""
+        """Namespaces with a table, the least recently used first."""
         return list(self._tables)
 
     @property
@@ -155,7 +151,7 @@ class SoftNgramDrafter(CpuDrafter):
         return self._tables.get(namespace)
 
     def merge_entries(self, namespace: str, entries: Entries) -> None:
-        """Merge contexts that another replica learnt. Does not update LRU order."""
+        """Merge counts of another replica. Does not update LRU order, except for a new table."""
         table = self._tables.get(namespace)
         if table is None:
             table = self._table(namespace)
@@ -171,12 +167,12 @@ class SoftNgramDrafter(CpuDrafter):
         return self._table(namespace).export_delta()
 
     def merge_delta(self, namespace: str, data: bytes) -> None:
-        """Merge what another replica exported. Raises ValueError for malformed bytes."""
+        """Merge another replica's export. Raises ValueError for malformed bytes."""
         self.merge_entries(namespace, decode_entries(data, self._order))
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
         if context.namespace not in self._tables or (self._delta_bytes and not context.reads_cache):
-            return DraftTree.empty()  # tables that are shared are a part of the shared cache
+            return DraftTree.empty()  # shared tables are part of the shared cache
         last = np.array(context.tokens[-self._order :], np.int32)
         token_ids, parents, confidence = self._table(context.namespace).draft(last, context.max_nodes, self._floor)
         if not len(token_ids):
@@ -185,7 +181,7 @@ class SoftNgramDrafter(CpuDrafter):
         return DraftTree(token_ids, parents, confidence)
 
     def _table(self, namespace: str) -> SoftNgramTable:
-        """The namespace's table, from now on the one used last."""
+        """The namespace's table, which becomes the most recently used."""
         table = self._tables.pop(namespace, None)
         if table is None:
             first_bytes = self._most_bytes
@@ -198,17 +194,17 @@ class SoftNgramDrafter(CpuDrafter):
         return table
 
     def _grow(self, table: SoftNgramTable) -> None:
-        """Twice the size when half of the slots are filled: fuller buckets begin to overflow."""
+        """Double the table when half of its slots are filled, before buckets overflow."""
         is_full = 2 * len(table) > table.num_slots and 2 * table.num_slots * SLOT_BYTES <= self._most_bytes
         if is_full and not table.is_growing:
             table.grow()
             self._make_room()
-            if self.memory_bytes() > self._budget_bytes:  # no room for both sizes for long
+            if self.memory_bytes() > self._budget_bytes:  # no room for the old and the new size
                 table.finish_growth()
 
     def _make_room(self) -> None:
-        """Drop tables until the others keep to the budget: of the owner with most bytes those longest unused, never the
-        one used last."""
+        """Drop tables until the others are within the budget: the least recently used of the largest owner, never the
+        most recently used."""
         while len(self._tables) > 1 and self.memory_bytes() > self._budget_bytes:
             del self._tables[first_to_give_way(list(self._tables), lambda name: self._tables[name].memory_bytes)]
 

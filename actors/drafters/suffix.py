@@ -1,7 +1,7 @@
-"""Drafts from the sequence's own past: what followed the longest suffix that occurred earlier in prompt or output.
+"""Drafts what followed the longest suffix that occurred earlier in the sequence's own prompt or output.
 
 One suffix automaton a sequence (compare Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024).
-The length of the match says how far to trust it: confidence and length of a draft grow with it.
+Confidence and length of a draft grow with the length of the match.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
@@ -18,47 +17,46 @@ from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.automata.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
 from cache_service.automata.tree_options import BranchOptions
 
-# Chance that the token after a match of the given length is the target's, by match length (index 0 is not used); every
-# accepted token makes the match longer. Measured at the rounds of a replay of 96 greedy answers of
-# SmolLM2-135M-Instruct to Spec-Bench prompts; the planner calibrates it further online.
+# Probability that the token after a match is the target's, by match length (index 0 is unused). Measured in a replay of
+# 96 greedy answers of SmolLM2-135M-Instruct to Spec-Bench prompts. The planner calibrates it online.
 _ACCEPTANCE = np.array(
     [0.0, 0.25, 0.55, 0.64, 0.68, 0.75, 0.77, 0.79, 0.84, 0.86, 0.87, 0.88, 0.89, 0.90, 0.91, 0.92, 0.94, 0.95, 0.97],
     dtype=np.float32,
 )
 
-# A node less likely than this is not worth its row even where rows are nearly free; dearer rows are for the planner.
-_FLOOR = 0.03
+_FLOOR = 0.03  # below, a node does not pay even where rows are nearly free
 
-# Branches from the root: what followed the match last, what else followed it, what followed a shorter suffix.
+# Branches at the root: the last continuation, another continuation of the match, and one of a shorter suffix.
 _TOP_K = 3
 
 
 class SuffixDrafter(CpuDrafter):
-    """Drafts the continuation of the longest match, and at the root others that begin otherwise."""
+    """Drafts the continuation of the longest match, with alternatives at the root."""
 
     name = "suffix"
 
     def __init__(
         self,
         *,
-        match: MatchOptions | None = None,
+        len_threshold: int = 1,
+        len_bias: int = 0,
+        n_predicts: int | None = None,
+        alpha: float | None = None,
         top_k: int = _TOP_K,
         by_frequency: bool = False,
-        acceptance: npt.NDArray[np.float32] = _ACCEPTANCE,
         floor: Floor = _FLOOR,
     ) -> None:
-        """top_k: branches at the root, in 1 to MAX_BRANCHES; by_frequency: what followed the match most often comes
-        before what followed it last; acceptance: float32 [m], by match length; floor: the least confidence of a node,
-        in [0, 1]."""
+        """top_k: branches at the root, 1 to MAX_BRANCHES; by_frequency: prefer the most frequent continuation to the
+        last one; floor: lowest confidence of a node; others: MatchOptions. Raises ValueError."""
         if not 1 <= top_k <= MAX_BRANCHES:
             raise ValueError(f"top_k is {top_k}; it must be in 1 to {MAX_BRANCHES}")
-        self._match = match or MatchOptions()
+        self._match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
         self._options = BranchOptions(
-            acceptance=acceptance,
+            acceptance=_ACCEPTANCE,
             floor=floor,
-            len_threshold=self._match.len_threshold,
-            len_bias=self._match.len_bias,
-            alpha=self._match.alpha,
+            len_threshold=len_threshold,
+            len_bias=len_bias,
+            alpha=alpha,
             branches=top_k,
             by_frequency=by_frequency,
         )
@@ -86,15 +84,4 @@ class SuffixDrafter(CpuDrafter):
         return DraftTree(token_ids, parents, confidence) if len(token_ids) else DraftTree.empty()
 
 
-def create_drafter(
-    *,
-    len_threshold: int = 1,
-    len_bias: int = 0,
-    n_predicts: int | None = None,
-    alpha: float | None = None,
-    top_k: int = _TOP_K,
-    by_frequency: bool = False,
-    floor: Floor = _FLOOR,
-) -> SuffixDrafter:
-    match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
-    return SuffixDrafter(match=match, top_k=top_k, by_frequency=by_frequency, floor=floor)
+create_drafter = SuffixDrafter

@@ -1,11 +1,11 @@
-"""Token recycling: the target's last predictions after a token are drafted when the token comes again.
+"""Token recycling: drafts the target's last predictions after a token when the token occurs again.
 
 After Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
-(2024), which fills one fixed tree of ranks. Here the chance of each rank is measured while serving, so that trees can
-also be drawn best first, and every node has a confidence.
+(2024), which fills one fixed tree of ranks. Here the probability of each rank is measured while serving, so that trees
+can also be drawn best first, and every node has a confidence.
 
-With a shared cache there is something to draft from before the first row: half of a tree's room, and what the map
-leaves of the rest, is for what followed the last token anywhere in the namespaces that the sequence may read.
+With a shared cache, half of a tree and the room that the map leaves are for what followed the last token anywhere in
+the namespaces that the sequence may read.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ from cache_service.store.fair_share import first_to_give_way
 _SUCCESSORS = 8
 _MAX_NAMESPACES = 64  # at 4 bytes a successor and 150,000 tokens, 5 MB each
 
-# Chance of each rank before any has been measured; counts as so many rows.
+# Probability of each rank before any has been measured, and the number of rows that it counts as.
 _PRIOR = np.array([0.40, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01])
 _PRIOR_ROWS = 200.0
-_MEMORY_ROWS = 20_000.0  # older rows count half, and so on
+_MEMORY_ROWS = 20_000.0  # after so many rows all counts are halved
 
-# Dynamic trees leave out what is less likely than this, even where rows are nearly free.
-_FLOOR = 0.02
+_FLOOR = 0.02  # lowest confidence of a node of a dynamic tree
 
-# Nodes by depth of the trees in the paper's code and in SAM-Decoding's port of it.
+# Nodes by depth in the trees of the paper's code and of SAM-Decoding's port of it.
 _STATIC_LEVELS = {"static-80": (8, 21, 25, 15, 8, 3), "static-60": (7, 20, 21, 8, 4)}
 
 
 class _Namespace:
-    """Successors of each token, most probable first, and how often the target chose each rank."""
+    """Successors of each token, the most probable first, and how often the target chose each rank."""
 
     __slots__ = ("hits", "successors")
 
     def __init__(self) -> None:
         self.successors = np.full((0, _SUCCESSORS), -1, np.int32)
-        self.hits = np.append(_PRIOR, 1.0 - _PRIOR.sum()) * _PRIOR_ROWS  # float64 [successors + 1]: the last, none
+        self.hits = np.append(_PRIOR, 1.0 - _PRIOR.sum()) * _PRIOR_ROWS  # float64 [successors + 1]; last: none
 
     @property
     def rank_chances(self) -> npt.NDArray[np.float64]:
@@ -64,7 +63,7 @@ class _Namespace:
 
 
 class TokenRecyclingDrafter(CpuDrafter):
-    """Trees over a map from each token to its likely successors, learnt from every row; one map a namespace."""
+    """Trees from a map of each token's likely successors, learnt from every row. One map a namespace."""
 
     name = "token_recycling"
     num_successors = _SUCCESSORS
@@ -77,10 +76,10 @@ class TokenRecyclingDrafter(CpuDrafter):
         max_namespaces: int = _MAX_NAMESPACES,
         index: AutomataIndex | None = None,
     ) -> None:
-        """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file: of paths, [[0], [0, 0], [1], ...],
-        each a list of ranks, or of the children of each node, {"tree_adj": {"0": [1, 2], "1": [3], ...}}, node 0 being
-        the root, where a child's rank is its place in the list. floor: least confidence of a node of a dynamic tree.
-        index: what the process knows of the shared cache; None: nothing. Raises InvalidRequest."""
+        """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file. The file has either paths of ranks,
+        [[0], [0, 0], [1], ...], or the children of each node, {"tree_adj": {"0": [1, 2], "1": [3], ...}}, where node 0
+        is the root and a child's rank is its place in the list. floor: lowest confidence of a node of a dynamic tree.
+        index: the shared cache, if there is one. Raises InvalidRequest."""
         if max_namespaces < 1:
             raise InvalidRequest("max_namespaces", max_namespaces, "it must be at least 1")
         self._shape = None if tree == "dynamic" else _static_tree(tree)
@@ -94,7 +93,7 @@ class TokenRecyclingDrafter(CpuDrafter):
         return [self._propose_one(context) for context in contexts]
 
     def drop_namespace(self, namespace: str) -> None:
-        """Drop a namespace's map and the chances of its ranks."""
+        """Drop a namespace's map and rank probabilities."""
         self._namespaces.pop(namespace, None)
 
     def memory_bytes(self) -> int:
@@ -106,7 +105,7 @@ class TokenRecyclingDrafter(CpuDrafter):
         known = self._namespace(rows.namespace)
         tokens = rows.contexts[:, -1]
         known.make_room(int(tokens.max()) + 1)
-        # Copies: numba would compile another version for read-only arrays and other layouts.
+        # Copied: numba would compile another version for read-only arrays and other layouts.
         token_ids, probs = np.array(rows.token_ids, np.int32, order="C"), np.array(rows.probs, np.float32, order="C")
         _learn(known.successors, known.hits, np.array(tokens, np.int32), token_ids, probs)
         if known.hits.sum() > _MEMORY_ROWS:
@@ -173,7 +172,7 @@ def _static_tree(spec: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32
 
 
 def _likely_paths(levels: Sequence[int]) -> list[tuple[int, ...]]:
-    """The paths of ranks with the greatest products of prior chances, a given number of each length."""
+    """The paths of ranks with the largest products of prior probabilities, levels[i] of length i + 1."""
     paths: list[tuple[int, ...]] = []
     above: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for count in levels:
@@ -206,7 +205,7 @@ def _read_paths(file: Path) -> list[tuple[int, ...]]:
 
 
 def _paths_of(children: dict[str, list[int]]) -> list[tuple[int, ...]]:
-    """Those of all nodes below node 0. Raises TypeError or ValueError for what is no tree with that root."""
+    """Paths of all nodes below node 0. Raises TypeError or ValueError if it is not a tree with root 0."""
     if not isinstance(children, dict):
         raise TypeError(type(children))
     paths: dict[str, tuple[int, ...]] = {"0": ()}
@@ -237,7 +236,7 @@ def _learn(successors, hits, tokens, token_ids, probs):  # type: ignore[no-untyp
         if token_ids.shape[1] > 1 and probs[row, 1] > 0.0:
             for column in range(width):
                 known[column] = token_ids[row, column] if column < token_ids.shape[1] else -1
-        else:  # one observed token: it goes to the front
+        else:  # one observed token moves to the front
             for column in range(min(rank, width - 1), 0, -1):
                 known[column] = known[column - 1]
             known[0] = best
@@ -245,8 +244,8 @@ def _learn(successors, hits, tokens, token_ids, probs):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _draw(successors, chances, root, max_nodes, floor):  # type: ignore[no-untyped-def]
-    """Best first: (token ids int32, parents int32, confidence float32). A node's next sibling and its first child are
-    candidates once it is drawn."""
+    """Draw nodes best first: (token ids int32, parents int32, confidence float32). A drawn node makes its next sibling
+    and its first child candidates."""
     tokens = np.empty(max_nodes, np.int32)
     parents = np.empty(max_nodes, np.int32)
     confidence = np.empty(max_nodes, np.float32)
@@ -284,7 +283,7 @@ def _draw(successors, chances, root, max_nodes, floor):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _fill(successors, chances, root, max_nodes, ranks, shape):  # type: ignore[no-untyped-def]
-    """The nodes of a fixed tree (`ranks` below the parents `shape`) whose tokens are known."""
+    """The nodes of a fixed tree whose tokens are known. `ranks`: rank of each node; `shape`: its parent."""
     tokens = np.empty(max_nodes, np.int32)
     parents = np.empty(max_nodes, np.int32)
     confidence = np.empty(max_nodes, np.float32)

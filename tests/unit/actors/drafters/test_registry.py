@@ -75,7 +75,7 @@ def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
     }
     drafters = create_drafters(tuple(options), options=options)
     assert drafters["suffix"]._match == MatchOptions(len_threshold=5, alpha=2.5)
-    assert drafters["suffix"]._by_frequency is True
+    assert drafters["suffix"]._options.by_frequency is True
     assert len(drafters["token_recycling"]._shape[0]) == 60
 
 

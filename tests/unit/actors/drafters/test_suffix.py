@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
-from actors.drafters._match_options import MatchOptions
+from actors.drafters import suffix as suffix_drafter
 from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
 from actors.drafters.suffix import SuffixDrafter
@@ -114,7 +115,8 @@ def continuations_of(tokens: list[int]) -> tuple[list[int], Counter[int]]:
 def test_by_frequency_the_most_frequent_continuations_come_first_with_their_share(
     tokens: list[int], top_k: int
 ) -> None:
-    tree = draft(tokens, max_nodes=64, top_k=top_k, by_frequency=True, acceptance=np.full(1, 0.5, np.float32))
+    with patch.object(suffix_drafter, "_ACCEPTANCE", np.full(1, 0.5, np.float32)):
+        tree = draft(tokens, max_nodes=64, top_k=top_k, by_frequency=True)
     suffix, counts = continuations_of(tokens)
     roots = np.flatnonzero(tree.parents < 0)
     assert len(roots) <= top_k
@@ -165,8 +167,8 @@ def test_knobs_bound_what_a_match_drafts() -> None:
 
 def test_a_bias_makes_a_match_as_sure_as_a_shorter_one() -> None:
     tokens = [1, 2, 3, 4, 50, 1, 2, 3]
-    assert draft(tokens, match=MatchOptions(len_bias=1)).confidence[0] == draft([0, *tokens[1:5], 2, 3]).confidence[0]
-    assert draft(tokens, match=MatchOptions(len_bias=1)).confidence[0] < draft(tokens).confidence[0]
+    assert draft(tokens, len_bias=1).confidence[0] == draft([0, *tokens[1:5], 2, 3]).confidence[0]
+    assert draft(tokens, len_bias=1).confidence[0] < draft(tokens).confidence[0]
 
 
 @pytest.mark.parametrize("top_k", [0, MAX_BRANCHES + 1])
