@@ -85,7 +85,7 @@ class CacheStats:
 
 
 class SharedCache:
-    """Publisher, compactor and index of one process. It is a `TokenSink`."""
+    """Publisher, compactor and index of one process."""
 
     def __init__(
         self,
@@ -118,6 +118,7 @@ class SharedCache:
             self._promotion = PromotionThread(pool.look, poll_s=promotion.poll_s)
 
     def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
+        """max_bytes: limit of all namespaces of the tenant together; None: as much as others."""
         budget = None if max_bytes is None else TenantBudget(tenant, max_bytes)
         if self._budgets.get(namespace) != budget:
             self._compact(namespace, budget)
@@ -135,6 +136,7 @@ class SharedCache:
         self._publish(namespace, document_id, offset, token_ids, kind=RecordKind.OUTPUT)
 
     def answered(self, organisation: str, token_ids: Int32Array) -> None:
+        """A whole answer, shape [n], of a request whose organisation feeds the public pool."""
         if self._promotion is not None:
             self._promotion.submit(organisation, token_ids)
 
@@ -147,9 +149,12 @@ class SharedCache:
             self.index.follow(namespace)
 
     def watch(self, namespace: str, learner: object) -> None:
+        """The learner learns of this namespace, so `ended` reports its end. Call it with every request, and again for
+        ended namespaces in use."""
         self.epochs.watch(namespace, learner)
 
     def ended(self, learner: object) -> Sequence[str]:
+        """Namespaces whose learnt statistics this learner must drop now; each is reported once to every learner."""
         return self.epochs.ended(learner)
 
     def share_counts(self, drafters: Mapping[str, CpuDrafter]) -> SoftSharing | None:

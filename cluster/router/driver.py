@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Protocol
 
 from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
@@ -30,28 +29,18 @@ _WATCH_PERIOD_S = 1.0
 _GRACE_S = 10.0  # beyond the present step's limit
 
 
-class Rounds(Protocol):
-    """The watched object. All attributes may be read from any thread."""
-
-    num_steps: int  # rises whenever the rounds go on
-    step_limit_s: float  # how long the present step may take
-
-    @property
-    def has_work(self) -> bool: ...
-
-
 class RoundWatch:
     """Reports rounds that stand still. It looks every second from its own thread, so a blocked event loop cannot hide a
     stall. Time in which the whole process did not run counts as one look."""
 
     def __init__(
         self,
-        rounds: Rounds,
+        rounds: RouterDriver,
         grace_s: float = _GRACE_S,
         period_s: float = _WATCH_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Call it in the thread that runs the rounds."""
+        """Call it in the thread that runs the rounds; their attributes are read from another."""
         self._rounds = rounds
         self._grace_s = grace_s
         self._period_s = period_s
@@ -95,8 +84,8 @@ class RouterDriver:
 
     def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
         self.core = core
-        self.num_steps = 0  # as in `Rounds`
-        self.step_limit_s = 0.0
+        self.num_steps = 0  # rises whenever the rounds go on
+        self.step_limit_s = 0.0  # how long the present step may take
         self.router_seconds = 0.0  # time spent in the core itself, for the metrics
         self._verify_timeout_s = verify_timeout_s
         self._target: AsyncLink | None = None

@@ -6,64 +6,31 @@ import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol
 
 from actors.drafters.registry import CACHE
 from actors.messages import GenerationRequest
 from cache_service.automata.automata_index import AutomataIndex
-from cache_service.formats.documents import Int32Array
 from cache_service.formats.earnings import Earnings
 from cluster.cache.soft_sharing import SoftSharing
 from cluster.router.counters import RouterCounters
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence
 
+if TYPE_CHECKING:
+    from cluster.cache.shared_cache import SharedCache
+
 logger = logging.getLogger(__name__)
 
 _Arguments = ParamSpec("_Arguments")
-
-
-class TokenSink(Protocol):
-    """Receives tokens that may be learnt from. Methods return within microseconds; an exception is counted and loses
-    only that report. Arrays are views: a sink copies what it keeps."""
-
-    def answered(self, organisation: str, token_ids: Int32Array) -> None:
-        """The whole answer, shape [n], of a request whose organisation feeds the public pool."""
-
-    def finished(self, namespace: str, earnings: Earnings) -> None:
-        """A request that could draft from the cache has got all its tokens; `earnings`: what the cache brought it."""
-
-    def follow(self, namespaces: SequenceOf[str]) -> None:
-        """A request has come that may draft from these namespaces."""
-
-    def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
-        """A request has come that will add to this namespace. max_bytes: limit of all namespaces of the tenant
-        together; None: as much as others."""
-
-    def watch(self, namespace: str, learner: object) -> None:
-        """The learner (a router) will learn of this namespace, so `ended` must report its end. Called with every
-        request, and again for namespaces that have ended while requests use them."""
-
-    def ended(self, learner: object) -> SequenceOf[str]:
-        """Namespaces whose learnt statistics this learner must drop now. Each is reported once to every learner;
-        afterwards it may no longer be watched."""
-
-    def prompted(self, namespace: str, document_id: bytes, token_ids: Int32Array) -> None:
-        """The prompt of a document, shape [n]; called once, before its first `committed`."""
-
-    def committed(
-        self, namespace: str, document_id: bytes, offset: int, token_ids: SequenceOf[int] | Int32Array
-    ) -> None:
-        """Tokens that a round has committed, shape [n >= 1]; offset: position of the first in prompt and output."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLearning:
     """The router's parts of the shared cache. Without them it keeps what it learns to itself."""
 
-    token_sink: TokenSink | None = None  # receives committed tokens that may be learnt from
+    token_sink: SharedCache | None = None  # receives committed tokens that may be learnt from
     soft_sharing: SoftSharing | None = None  # exchanges the counts of the drafter "soft_ngram" with other routers
     index: AutomataIndex | None = None  # phrases for the lookahead of draft workers
 
@@ -74,9 +41,9 @@ class Learner(Protocol):
 
 
 def _guarded(
-    tell: Callable[Concatenate[GuardedSink, TokenSink, _Arguments], None],
+    tell: Callable[Concatenate[GuardedSink, SharedCache, _Arguments], None],
 ) -> Callable[Concatenate[GuardedSink, _Arguments], None]:
-    """Do nothing without a sink. Exceptions of the sink are counted, the first is logged."""
+    """Do nothing without a sink. The first exception is logged."""
 
     @functools.wraps(tell)
     def guarded(self: GuardedSink, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
@@ -93,13 +60,14 @@ def _guarded(
 
 
 class GuardedSink:
-    """A token sink, or none, for requests and rounds; its exceptions are counted as `sink_faults`.
+    """Reports to the shared cache, or to none; exceptions are counted as `sink_faults`.
 
+    The cache's methods return within microseconds. They copy what they keep of the arrays, which are views.
     learner: told when a namespace has ended. cache_source: index of the shared cache among the draft sources.
     """
 
     def __init__(
-        self, sink: TokenSink | None, learner: Learner, counters: RouterCounters, cache_source: int | None = None
+        self, sink: SharedCache | None, learner: Learner, counters: RouterCounters, cache_source: int | None = None
     ) -> None:
         self._sink = sink
         self._cache_source = cache_source
@@ -112,7 +80,7 @@ class GuardedSink:
         return self._sink is not None
 
     @_guarded
-    def follow(self, sink: TokenSink, request: GenerationRequest) -> None:
+    def follow(self, sink: SharedCache, request: GenerationRequest) -> None:
         """A request has come."""
         if request.cache == "off":
             return
@@ -121,12 +89,12 @@ class GuardedSink:
             sink.bounded(request.namespace, request.tenant, request.cache_bytes)
 
     @_guarded
-    def watch(self, sink: TokenSink, namespace: str) -> None:
+    def watch(self, sink: SharedCache, namespace: str) -> None:
         """The learner will learn of this namespace."""
         sink.watch(namespace, self._learner)
 
     @_guarded
-    def forget_ended(self, sink: TokenSink, in_use: Iterable[str]) -> None:
+    def forget_ended(self, sink: SharedCache, in_use: Iterable[str]) -> None:
         """Have the learner drop ended namespaces. in_use: namespaces of open requests, which go on to teach."""
         ended = sink.ended(self._learner)
         for namespace in ended:
@@ -145,7 +113,7 @@ class GuardedSink:
                 self._committed(sequence, first)
 
     @_guarded
-    def finished(self, sink: TokenSink, sequence: Sequence) -> None:
+    def finished(self, sink: SharedCache, sequence: Sequence) -> None:
         """A request has got all its tokens."""
         request, stats = sequence.request, sequence.progress.stats
         if request.cache == "off":
@@ -158,7 +126,7 @@ class GuardedSink:
             sink.answered(request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
 
     @_guarded
-    def _committed(self, sink: TokenSink, sequence: Sequence, first: int) -> None:
+    def _committed(self, sink: SharedCache, sequence: Sequence, first: int) -> None:
         namespace = sequence.namespace
         document_id = self._document_base + sequence.arrival.to_bytes(8, "little")
         if first == sequence.num_prompt:

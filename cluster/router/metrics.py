@@ -31,8 +31,9 @@ _GAUGES: _Table = (
     ("paceline_kv_blocks_free", "core.blocks.free", "KV blocks of the target without a sequence"),
     ("paceline_draft_workers", "connections.num_draft_links", "Draft workers connected"),
     ("paceline_draft_worker_gain_ratio", "demand.gain",
-     "Of tokens a second by one draft worker more, by the planner's estimate: 0.1 is a tenth more"),
-    ("paceline_draft_worker_loss_ratio", "demand.loss", "Of tokens a second with one draft worker fewer"),
+     "Estimated rise of tokens a second with one draft worker more: 0.1 is a tenth more"),
+    ("paceline_draft_worker_loss_ratio", "demand.loss",
+     "Estimated fall of tokens a second with one draft worker fewer"),
     ("paceline_target_connected", "driver.has_target", "1 while the target group answers"),
     ("paceline_link_calls_in_flight", "connections.num_in_flight", "Calls to workers that wait for an answer"),
 )
@@ -46,37 +47,37 @@ _COUNTERS: _Table = (
     ("paceline_emitted_tokens", "counters.emitted_tokens", "Tokens emitted"),
     ("paceline_requests_refused", "counters.refused", "Requests refused because the queue was full"),
     ("paceline_preemptions", "counters.preempted", "Sequences that gave up their KV blocks"),
-    ("paceline_stale_sequences", "counters.stale_sequences", "Sequences the target had lost"),
+    ("paceline_stale_sequences", "counters.stale_sequences", "Sequences that the target had lost"),
     ("paceline_abandoned_rounds", "counters.abandoned_rounds", "Rounds without an answer of the target"),
-    ("paceline_targets_lost", "counters.targets_lost",
-     "Target groups that were lost without having said that they would leave"),
-    ("paceline_drafts_ahead_ready", "counters.ready_drafts",
-     "Drafts that a worker drafting ahead had ready when it was asked"),
-    ("paceline_drafts_ahead_missed", "counters.missed_drafts",
-     "Drafts that a worker drafting ahead had not, or not all of, when it was asked"),
+    ("paceline_targets_lost", "counters.targets_lost", "Target groups lost without notice"),
+    ("paceline_drafts_ahead_ready", "counters.ready_drafts", "Drafts made ahead that were ready when asked for"),
+    ("paceline_drafts_ahead_missed", "counters.missed_drafts", "Drafts made ahead that were not ready, or not whole"),
     ("paceline_spec_decode_num_proposed_tokens", "counters.proposed_nodes",
      "Draft nodes that could have been verified; equal ones of several sources count once"),
-    ("paceline_spec_decode_wasted_rows", "counters.wasted_rows",
-     "Draft nodes that the target computed and that were not accepted"),
+    ("paceline_spec_decode_wasted_rows", "counters.wasted_rows", "Draft nodes that the target computed and rejected"),
     ("paceline_awaited_drafts", "counters.awaited_drafts", "Answers of draft workers that rounds waited for"),
-    ("paceline_late_drafts", "counters.late_drafts", "Of these, those that came too late"),
-    ("paceline_stale_drafts", "counters.stale_drafts", "Sequences a draft worker had lost"),
+    ("paceline_late_drafts", "counters.late_drafts", "Awaited answers that came too late"),
+    ("paceline_stale_drafts", "counters.stale_drafts", "Sequences that a draft worker had lost"),
+    ("paceline_link_disconnects", "disconnects", "Connections to workers that ended"),
 )
 
-_COUNTERS_BY_SOURCE: _Table = (
-    ("paceline_spec_decode_num_draft_tokens", "counters.drafted_tokens", "Draft nodes verified, by source"),
-    ("paceline_spec_decode_num_accepted_tokens", "counters.accepted_tokens", "Draft tokens accepted, by source"),
-    ("paceline_drafter_errors", "counters.drafter_errors", "Failures of a drafter, by source"),
-    ("paceline_invalid_draft_trees", "counters.invalid_trees", "Malformed trees dropped, by source"),
+# name, label, attribute of the source that is read: values by label, help text
+_LABELLED = (
+    ("paceline_spec_decode_num_draft_tokens", "source", "counters.drafted_tokens", "Draft nodes verified"),
+    ("paceline_spec_decode_num_accepted_tokens", "source", "counters.accepted_tokens", "Draft tokens accepted"),
+    ("paceline_drafter_errors", "source", "counters.drafter_errors", "Failures of a drafter"),
+    ("paceline_invalid_draft_trees", "source", "counters.invalid_trees", "Malformed trees dropped"),
+    ("paceline_planner_rounds", "decision", "counters.planner_rounds",
+     "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`"),
+    ("paceline_link_messages", "direction", "messages", "Messages on links, at the router's end"),
+    ("paceline_link_bytes", "direction", "sizes", "Bytes of these messages"),
 )
 
 _HISTOGRAMS: _Table = (
     ("paceline_draft_lateness_seconds", "counters.draft_lateness",
-     "How long a round that had all else waited for the last of its draft workers"),
-    ("paceline_request_queue_time_seconds", "counters.queue_time",
-     "From a request's arrival at the router to its first round"),
-    ("paceline_request_prefill_time_seconds", "counters.prefill_time",
-     "From a request's first round to its first token"),
+     "How long rounds waited for draft workers when all else was ready"),
+    ("paceline_request_queue_time_seconds", "counters.queue_time", "From arrival to the first round"),
+    ("paceline_request_prefill_time_seconds", "counters.prefill_time", "From the first round to the first token"),
 )
 
 _CACHE_GAUGES: _Table = (
@@ -85,11 +86,10 @@ _CACHE_GAUGES: _Table = (
     ("paceline_cache_index_namespaces", "index.namespaces", "Namespaces that are followed"),
     ("paceline_cache_index_tokens", "index.tokens", "Tokens that can be drafted from"),
     ("paceline_cache_index_memory_bytes", "index.memory_bytes", "Bytes of indexes in this process alone"),
-    ("paceline_cache_index_mapped_bytes", "index.mapped_bytes",
-     "Bytes of indexes in files that the processes of a machine share"),
+    ("paceline_cache_index_mapped_bytes", "index.mapped_bytes", "Bytes of indexes in files that processes share"),
     ("paceline_cache_warm_ratio", "index.warm_ratio",
      "Share of the stored segments of followed namespaces that can be drafted from"),
-    ("paceline_cache_lag_seconds", "index.lag_s", "Since the namespace in use was read for which that is longest"),
+    ("paceline_cache_lag_seconds", "index.lag_s", "Longest time since a namespace in use was read"),
 )
 
 _CACHE_COUNTERS: _Table = (
@@ -97,19 +97,16 @@ _CACHE_COUNTERS: _Table = (
     ("paceline_cache_written_tokens", "publisher.written_tokens", "Tokens written to the store"),
     ("paceline_cache_written_bytes", "publisher.written_bytes", "Bytes written to the store for them"),
     ("paceline_cache_write_failures", "publisher.failures", "Writes that found the store unavailable"),
-    ("paceline_cache_breaker_openings", "publisher.breaker_opened",
-     "Times that the store was left alone after failed writes"),
+    ("paceline_cache_breaker_openings", "publisher.breaker_opened", "Pauses of the store after failed writes"),
     ("paceline_cache_invalid_pieces", "publisher.invalid_pieces", "Pieces of text that no entry can hold"),
-    ("paceline_cache_missing_segments", "index.missing_segments",
-     "Segments that a manifest names and the store does not have"),
+    ("paceline_cache_missing_segments", "index.missing_segments", "Segments of a manifest that the store lacks"),
     ("paceline_cache_index_builds", "index.builds", "Indexes built here"),
     ("paceline_cache_index_maps", "index.maps", "Indexes found built by another process"),
     ("paceline_cache_folds", "folds", "Parts of logs folded into segments"),
     ("paceline_cache_resets", "index.resets", "Namespaces read anew: other data, or a gap"),
     ("paceline_cache_damaged", "index.damaged", "Stored entries, segments and manifests that cannot be read"),
     ("paceline_cache_index_evictions", "index.evictions", "Namespaces that gave way to others"),
-    ("paceline_cache_index_refusals", "index.refusals",
-     "Namespaces that are not drafted from: no room, or no possible name"),
+    ("paceline_cache_index_refusals", "index.refusals", "Namespaces not drafted from: no room, or an invalid name"),
     ("paceline_cache_index_overflows", "index.overflows", "Logs folded too slowly, of which a part was left out"),
     ("paceline_cache_index_faults", "index.build_faults", "Indexes that could not be built"),
     ("paceline_cache_publisher_faults", "publisher.faults", "Faults of the publisher: each one is a bug"),
@@ -121,26 +118,21 @@ _PROMOTION_GAUGES: _Table = (
 
 _PROMOTION_COUNTERS: _Table = (
     ("paceline_cache_promotion_offered_phrases", "counters.offered", "Phrases offered to the gate"),
-    ("paceline_cache_promotion_refused_phrases", "counters.refused_offers",
-     "Phrases of tenants that had opted out or offered too much"),
+    ("paceline_cache_promotion_refused_phrases", "counters.refused_offers", "Phrases over quota, or opted out"),
     ("paceline_cache_promotion_kept_phrases", "counters.kept", "Phrases that got enough supporters"),
-    ("paceline_cache_promotion_dropped_phrases", "counters.dropped",
-     "Phrases that lost their support, or look sensitive"),
+    ("paceline_cache_promotion_dropped_phrases", "counters.dropped", "Phrases that lost support, or look sensitive"),
     ("paceline_cache_promotion_batches", "counters.batches", "Batches of the public pool written"),
     ("paceline_cache_promotion_refused_batches", "counters.refused_batches", "Batches that the store refused"),
     ("paceline_cache_promotion_damaged", "counters.unreadable", "Stored phrases and batches that cannot be read"),
-    ("paceline_cache_promotion_foreign_writes", "counters.foreign_writes",
-     "Times that somebody had written into the public pool past the gate"),
-    ("paceline_cache_promotion_dropped_answers", "dropped_texts",
-     "Answers not looked through: too many, or their tenant had left"),
+    ("paceline_cache_promotion_foreign_writes", "counters.foreign_writes", "Writes into the public pool past the gate"),
+    ("paceline_cache_promotion_dropped_answers", "dropped_texts", "Answers not searched: too many, or tenant gone"),
     ("paceline_cache_promotion_failures", "failures", "Tries that found the store unavailable or refusing"),
 )
 
 _SOFT_GAUGES: _Table = (
     ("paceline_cache_soft_namespaces", "namespaces", "Namespaces whose counts are exchanged"),
     ("paceline_cache_soft_waiting_contexts", "waiting_contexts", "Contexts of others, read and not yet added"),
-    ("paceline_cache_soft_warm_ratio", "warm_ratio",
-     "Share of the stored counts that have been read, the least of all namespaces"),
+    ("paceline_cache_soft_warm_ratio", "warm_ratio", "Share of the stored counts read, the least of all namespaces"),
 )
 
 _SOFT_COUNTERS: _Table = (
@@ -174,55 +166,38 @@ class RouterMetrics:
         return generate_latest(self._registry).decode()
 
     def collect(self) -> Iterator[Metric]:
-        core = self._core
+        core, traffic = self._core, self._connections.traffic()
         sources = SimpleNamespace(
             core=core,
             counters=core.counters,
             driver=self._driver,
             connections=self._connections,
             demand=core.draft_scaling.demand(time.monotonic()),
+            messages={direction: traffic[direction] for direction in ("sent", "received")},
+            sizes={direction: traffic[f"{direction}_bytes"] for direction in ("sent", "received")},
+            disconnects=traffic["closed"],
         )
         yield from _read(_GAUGES, _COUNTERS, sources)
-        for name, path, text in _COUNTERS_BY_SOURCE:
-            yield _labelled(CounterMetricFamily(name, text, labels=["source"]), attrgetter(path)(sources))
+        for name, label, path, text in _LABELLED:
+            yield _labelled(CounterMetricFamily(name, text, labels=[label]), attrgetter(path)(sources))
         for name, path, text in _HISTOGRAMS:
             yield _histogram(name, text, attrgetter(path)(sources))
-        yield from self._planner()
-        yield from self._links()
-        if self._cache is not None:
-            yield from cache_metrics(self._cache.stats())
-        if core.soft_sharing is not None:
-            yield from soft_metrics(core.soft_sharing.stats())
-
-    def _planner(self) -> Iterator[Metric]:
-        core = self._core
-        text = "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`"
-        decisions = CounterMetricFamily("paceline_planner_rounds", text, labels=["decision"])
-        yield _labelled(decisions, core.counters.planner_rounds)
-        text = "What a target forward of so many rows is expected to take, as the planner has measured it"
-        curve = GaugeMetricFamily("paceline_step_time_seconds", text, labels=["rows"])
-        for rows in _CURVE_ROWS:
-            curve.add_metric([str(rows)], core.step_times.seconds(rows))
-        yield curve
+        text = "Expected time of a target forward by its rows, as the planner has measured it"
+        seconds = {str(rows): core.step_times.seconds(rows) for rows in _CURVE_ROWS}
+        yield _labelled(GaugeMetricFamily("paceline_step_time_seconds", text, labels=["rows"]), seconds)
         text = "1 while drafts of the source are accepted far more seldom than they used to be"
         collapsed = GaugeMetricFamily("paceline_spec_decode_acceptance_collapsed", text, labels=["source"])
         yield _labelled(collapsed, core.acceptance.collapsed)
-
-    def _links(self) -> Iterator[Metric]:
-        traffic = self._connections.traffic()
-        text = "Messages on links, at the router's end"
-        messages = CounterMetricFamily("paceline_link_messages", text, labels=["direction"])
-        yield _labelled(messages, {direction: traffic[direction] for direction in ("sent", "received")})
-        sizes = CounterMetricFamily("paceline_link_bytes", "Bytes of these messages", labels=["direction"])
-        yield _labelled(sizes, {direction: traffic[f"{direction}_bytes"] for direction in ("sent", "received")})
-        text = "Connections to workers that ended"
-        yield CounterMetricFamily("paceline_link_disconnects", text, value=traffic["closed"])
         text = "Messages dropped on links, by the end that dropped them and reason; workers tell theirs every second"
         errors = CounterMetricFamily("paceline_link_errors", text, labels=["end", "reason"])
         for end, drops in (("router", self._connections.drops()), ("worker", self._connections.worker_drops())):
             for reason, count in sorted(drops.items()):
                 errors.add_metric([end, reason], count)
         yield errors
+        if self._cache is not None:
+            yield from cache_metrics(self._cache.stats())
+        if core.soft_sharing is not None:
+            yield from soft_metrics(core.soft_sharing.stats())
 
 
 def _read(gauges: _Table, counters: _Table, source: object) -> Iterator[Metric]:
