@@ -233,17 +233,11 @@ class Router:
             self._directory.tell_demand.remote(self._router_id, core.draft_scaling.demand(now), targets)
 
     def _adopt(self) -> None:
-        """Give the driver the present links."""
-        if self._connections.target is not None:
-            info, link = self._connections.target
-            if self._driver is None:
-                self._driver = self._start_rounds(info)
-            self._driver.set_target(link, info, self._connections.released_incarnation)
+        """Start rounds with the first target, and give the driver the present links."""
+        if self._driver is None and self._connections.target is not None:
+            self._driver = self._start_rounds(self._connections.target[0])
         if self._driver is not None:
-            self._driver.others_serve = self._connections.others_serve
-            if self._connections.is_standby:
-                self._driver.failover(self._connections.released_incarnation)
-            self._driver.set_draft_workers(self._connections.draft_links())
+            self._driver.follow(self._connections)
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
         draft = self._settings.draft

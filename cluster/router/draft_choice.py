@@ -38,8 +38,8 @@ PlannerDecision = Literal[
 
 _LAST_EXPLORE_ROUNDS = 128  # between rounds that verify more than seems to pay, after a while
 _IDLE_EXPLORE_ROUNDS = 512  # and where drafts never pay
-_HEAD_WEIGHT = 0.1  # of a new measurement of the head's time
-# What the time of a row counts for: of all guesses, those chosen are the ones whose probability is overestimated most.
+_HEAD_WEIGHT = 0.1  # weight of a new measurement of the head's time
+# Factor on the time of a row: the guesses that are chosen are those whose probability is overestimated most.
 # In a replay of 144 answers with steps of 4 rows, 1.3 gives 0.8 % more tokens a second than 1, and fewer on no task.
 _ROW_CAUTION = 1.3
 
@@ -80,7 +80,7 @@ class DraftChoice:
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
     def set_budgets(self, round: Round) -> None:
-        """Node budgets of the sequences: none when even sure nodes would not pay, as on a target at full load."""
+        """Set the sequences' node budgets: 0 when not even sure nodes would pay, as on a target at full load."""
         wanted = 0
         for entry in round.entries:
             sequence = entry.sequence
@@ -164,11 +164,13 @@ class DraftChoice:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
             num_tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             share = self._share_of_decoding(round)
-            self._learn_draft_wait(round, emitted, num_tokens, outside_s, verify_s * share, now)
+            self._learn_draft_wait(
+                round, emitted, num_tokens, outside_s=outside_s, decoding_s=verify_s * share, now=now
+            )
             if self._head is not None and (round.asked.head or self._has_head_drafts(round)):
                 num_gained = self._gained(round, emitted, [self._head])
                 times = head_s * share, outside_s, verify_s * share
-                self._learn_head_wait(round, num_tokens, num_gained, num_head_only, times)
+                self._learn_head_wait(round, num_tokens, num_gained, num_head_only, times=times)
         return verified, accepted
 
     def _learn_chains(self, round: Round, emitted: list[Emitted]) -> None:
@@ -199,13 +201,14 @@ class DraftChoice:
         wait = round.traffic.draft_wait
         num_gained = sum(len(path) for index, _, path in emitted if round.entries[index].num_chain)
         num_gained += self._gained(round, emitted, self._from_workers)
-        wait.observe(round.size.num_emitting, round.asked.draft_model, num_tokens, num_gained, outside_s, decoding_s)
+        asked, count = round.asked.draft_model, round.size.num_emitting
+        wait.observe(count, asked, num_tokens, num_gained, outside_s=outside_s, verify_s=decoding_s)
         if round.asked.draft_model:
             overhead_s = min(outside_s, wait.overhead_s)
             num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
             wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
             self._scaling.observe_round(
-                num_sequences, round.asked.num_workers, num_tokens, num_gained, wait_s, plain_s, now
+                num_sequences, round.asked.num_workers, num_tokens, num_gained, wait_s=wait_s, plain_s=plain_s, now=now
             )
 
     def _learn_head_wait(
@@ -220,21 +223,21 @@ class DraftChoice:
         rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
         others_s = self._step_times.seconds(max(1, rows - num_head_only))
         own_s = (1.0 - others_s / self._step_times.seconds(rows)) * decoding_s
-        round.traffic.head_wait.observe(
-            round.size.num_emitting, True, num_tokens, num_gained, head_s + own_s, outside_s + decoding_s - own_s
-        )
+        count, rest_s = round.size.num_emitting, outside_s + decoding_s - own_s
+        wait = round.traffic.head_wait
+        wait.observe(count, True, num_tokens, num_gained, outside_s=head_s + own_s, verify_s=rest_s)
         if round.asked.head:
             self._head_s += (head_s - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
 
     def drop(self, namespace: str) -> None:
-        """Forget what drafts have been worth in a namespace."""
+        """Drop a namespace's calibration."""
         self._calibration.drop(namespace)
 
     def _has_head_drafts(self, round: Round) -> bool:
         return any(source == self._head for entry in round.entries for source, _ in entry.proposals)
 
     def _share_of_decoding(self, round: Round) -> float:
-        """Of the target's time in the round, what it would have taken without prompts."""
+        """Share of the target's time in the round that it would have taken without prompts."""
         rows = self._step_times.seconds(round.size.num_rows)
         return self._step_times.seconds(min(round.size.num_rows, round.size.num_running)) / rows
 
@@ -302,13 +305,13 @@ class DraftChoice:
             round.size.num_rows + taken, round.size.num_running + taken, room + 1
         )
         verify_s = verify_s[0] + _ROW_CAUTION * (verify_s - verify_s[0])
-        chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s)
+        chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s=verify_s)
         if round.budget.explores:
             most = _LAST_EXPLORE_ROUNDS if len(chosen) > num_required else _IDLE_EXPLORE_ROUNDS
             round.traffic.explore_rounds = min(most, round.traffic.explore_rounds * 2)
             rows = round.size.num_rows + chain_rows + len(chosen)
             beyond = self._step_times.next_unsure_rows(rows) - (round.size.num_rows + taken)
-            chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s, beyond)
+            chosen = choose_nodes(merged, max_nodes, expected_tokens, fixed_s, verify_s=verify_s, min_rows=beyond)
         round.chosen = chosen
         start = chosen.start.tolist()
         token_ids, parents = (np.ascontiguousarray(chosen.nodes[field]) for field in ("token_id", "parent"))

@@ -1,20 +1,20 @@
-"""What one draft worker more, or one fewer, would do to the tokens a second of this router."""
+"""Estimates how one draft worker more, or one fewer, would change this router's tokens a second."""
 
 from __future__ import annotations
 
 from actors.workers.demand import DraftDemand
 
-_DECAY = 0.97  # of what is known, each round that asked or answer that came
-_IDLE_S = 30.0  # without a round that asked: nothing is wanted
-_PRIOR_WEIGHT = 0.05  # in squared sequences, of a draft's time being in proportion to its sequences
-_MOST_LATE = 0.95  # share of late drafts from which those in time say how good the others were
+_DECAY = 0.97  # factor on all sums with each round that asked, or each answer
+_IDLE_S = 30.0  # after this time without a round that asked, the demand is 0
+_PRIOR_WEIGHT = 0.05  # squared sequences; weight of the prior that a draft's time is proportional to its sequences
+_MOST_LATE = 0.95  # limit of the late share when the worth of late drafts is estimated from those in time
 
 
 class DraftScaling:
-    """The round waits for the slowest worker, whose time grows with the sequences it drafts for: a line through what
-    the workers themselves have measured. More workers have fewer sequences each, so the round would wait for less, and
-    drafts that come too late now would come in time. What a round would then give is held against what it gives, where
-    one that does not ask at all is always an alternative."""
+    """A round waits for its slowest worker, whose time grows linearly with its sequences; the line is fitted to the
+    times that workers measure. With more workers each has fewer sequences: rounds wait less, and drafts that are late
+    now come in time. The estimate compares a round's tokens a second with one worker more, one fewer, and as it is; a
+    round that asks nobody is always possible."""
 
     def __init__(self) -> None:
         self._answers = 0.0
@@ -34,7 +34,7 @@ class DraftScaling:
         self._asked_at = float("-inf")
 
     def observe_answer(self, num_sequences: int, elapsed_s: float) -> None:
-        """A worker that was waited for has drafted for so many sequences in so much time of its own."""
+        """A worker that a round waited for has answered; elapsed_s: the worker's own time."""
         self._awaited = self._awaited * _DECAY + 1.0
         self._late *= _DECAY
         if num_sequences < 1 or elapsed_s <= 0.0:
@@ -46,15 +46,18 @@ class DraftScaling:
         self._products = self._products * _DECAY + num_sequences * elapsed_s
 
     def observe_late(self) -> None:
-        """A worker that was waited for has not answered in time."""
+        """A worker that a round waited for has not answered in time."""
         self._awaited = self._awaited * _DECAY + 1.0
         self._late = self._late * _DECAY + 1.0
 
     def observe_round(
         self, num_sequences: int, num_workers: int, tokens: int, gained: int, wait_s: float, plain_s: float, now: float
     ) -> None:
-        """A round that asked: for how many sequences, of how many workers; tokens emitted, and those owed to the draft
-        model alone; how long it waited for drafts, and how long it took besides."""
+        """A round that asked num_workers workers to draft for num_sequences sequences.
+
+        tokens: emitted; gained: those of them that only the draft model had proposed. wait_s: time spent waiting for
+        drafts; plain_s: the rest of the round.
+        """
         self._rounds = self._rounds * _DECAY + 1.0
         self._round_sequences = self._round_sequences * _DECAY + num_sequences
         self._tokens = self._tokens * _DECAY + tokens
@@ -90,7 +93,7 @@ class DraftScaling:
         return DraftDemand(late_share, max(0.0, gain), max(0.0, loss))
 
     def _seconds_per_sequence(self) -> float:
-        """What a worker takes more for one sequence more: between nothing and its time in proportion."""
+        """A worker's additional time for one more sequence, between 0 and its mean time a sequence."""
         if not self._answers:
             return 0.0
         mean, mean_s = self._sequences / self._answers, self._elapsed_s / self._answers
@@ -102,5 +105,5 @@ class DraftScaling:
 
 
 def _most_each(sequences: float, num_workers: int) -> float:
-    """Sequences of a worker; it cannot have less than one of those that are asked for."""
+    """Sequences of each worker, at least one."""
     return max(1.0, sequences / num_workers)

@@ -16,6 +16,7 @@ from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
 from actors.links.heartbeat import Heartbeat
 from actors.messages import Failure, GenerationRequest, Hello, TokenChunk, VerifyBatch, VerifyResult, WorkerInfo
+from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
 from cluster.router.linked_drafts import LinkedDrafts
 from cluster.router.round import RequestFailed, RouterEvent
@@ -78,8 +79,7 @@ class RoundWatch:
 class RouterDriver:
     """One asyncio task that runs round after round while there is work and a target.
 
-    `set_target` and `set_draft_workers` may be called at any time. While the target is missing or silent, streams
-    pause, but deadlines and cancellations still take effect.
+    While the target is missing or silent, streams pause, but deadlines and cancellations still take effect.
     """
 
     def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
@@ -125,9 +125,18 @@ class RouterDriver:
             return f"they have stood still for {self.watch.stalled_s:.0f} s"
         return None
 
-    def set_target(self, link: AsyncLink, info: WorkerInfo, released_incarnation: int | None = None) -> None:
-        """Use this link to the target. A new incarnation holds no sequences; the same one behind a new link may hold
-        some.
+    def follow(self, connections: Connections) -> None:
+        """Use the links that there are now. May be called at any time."""
+        if connections.target is not None:
+            self._set_target(*connections.target, connections.released_incarnation)
+        self.others_serve = connections.others_serve
+        if connections.is_standby:
+            self._failover(connections.released_incarnation)
+        self._drafts.links = connections.draft_links()
+        self.core.set_draft_workers(sorted(self._drafts.links))
+
+    def _set_target(self, info: WorkerInfo, link: AsyncLink, released_incarnation: int | None) -> None:
+        """A new incarnation holds no sequences; the same one behind a new link may hold some.
 
         released_incarnation: incarnation of a target whose end is no loss.
         """
@@ -138,17 +147,13 @@ class RouterDriver:
         self._target, self._incarnation = link, info.incarnation
         self.core.max_model_len = info.max_model_len
 
-    def failover(self, released_incarnation: int | None = None) -> None:
+    def _failover(self, released_incarnation: int | None) -> None:
         """The router has no target group any more and others serve: end its streams so that they resume there."""
         self._target = None
         self._count_loss(released_incarnation)
         for request_id in self._streams:
             self.core.cancel(request_id)
         self._end_streams("the router's target group is gone")
-
-    def set_draft_workers(self, links: dict[str, AsyncLink]) -> None:
-        self._drafts.links = links
-        self.core.set_draft_workers(sorted(links))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as rounds emit them. Closing the generator cancels the sequence within one round.

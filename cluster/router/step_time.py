@@ -44,7 +44,7 @@ class _Tier:
         return len(self.seconds) >= _SAMPLES_OF_PACE
 
     def add(self, rows: int, seconds: float) -> bool:
-        """Take in a measurement; True if the tier's point has moved enough for the curve to follow."""
+        """Add a measurement. True if the tier's point has moved enough to rebuild the curve."""
         if len(self.seconds) < _SAMPLES_PER_TIER:
             self.rows.append(rows)
             self.seconds.append(seconds)
@@ -67,18 +67,16 @@ class _Tier:
 class StepTimeCurve:
     """t_verify(rows): a rising, piecewise linear curve through the medians of row tiers.
 
-    Each tier keeps its last 15 measurements, so that one slow forward is not noticed. A machine that others use, and
-    contexts that grow, make all forwards slower at once, the seldom measured ones, too: measurements are kept as they
-    would be at the pace of the first ones. The pace is what the last few forwards in well-known tiers took by the
-    curve, so that it is not mistaken for what rows cost. The medians are made non-decreasing by isotonic regression.
-    Outside the measured range the curve goes on with its last slope, and at least with a small prior slope: optimistic,
-    so that the planner tries what it does not know. Profile points `(rows, seconds)` say how the time grows where no
-    round has been yet: a point of a tier without measurements stands there, scaled by what the nearest measured tier
-    takes against the profile. Rounds are slower than the profile's short contexts, and the slope must not suffer from
-    that.
+    Each tier keeps its last 15 measurements; their median ignores a single slow forward. A shared machine and growing
+    contexts slow down all forwards at once, also those of rarely measured tiers. So measurements are divided by a pace:
+    the median ratio of the last few forwards in well-known tiers to the curve. The medians are made non-decreasing by
+    isotonic regression. Outside the measured range the curve continues with its last slope, at least a small prior
+    slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows, seconds)` stand
+    for tiers without measurements. They are scaled by the ratio of measurement to profile in the nearest measured tier,
+    because rounds are slower than the profile's short contexts.
 
-    A target may fill a forward up to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a
-    row within a step is free. Beyond the last of them, or where there are none, every row counts by itself.
+    A target may pad a forward to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a row
+    within a step is free. Beyond the last step, or without steps, every row costs time.
     """
 
     def __init__(self, profile: Iterable[tuple[int, float]] = (), row_steps: Iterable[int] = ()) -> None:
@@ -99,7 +97,7 @@ class StepTimeCurve:
         self._paces: deque[float] = deque(maxlen=_SAMPLES_OF_PACE)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Take in one forward. Values that cannot be a measurement (no rows, no time, not finite) are ignored."""
+        """Add the time of one forward. Impossible values (no rows, no time, not finite) are ignored."""
         if rows < 1 or rows > _TIERS[-1] or not (math.isfinite(seconds) and seconds > 0.0):
             return
         rows = self._filled(rows)
@@ -126,9 +124,9 @@ class StepTimeCurve:
         """Seconds of a round of `decoding_rows` rows with 0, 1, ..., count - 1 draft rows more: float64 [count],
         non-decreasing, > 0. The round holds `rows` rows without drafts.
 
-        The others are of prompts. They have to be computed in one round or another, so their time is left out: beside
-        it, any draft would seem worth its own. But a row more costs what it costs in a round of that size; at least
-        what the prompts' rows do, for the curve's slope between two neighbouring measurements is a rough one.
+        The other rows belong to prompts. They must be computed in some round, so their time is left out: compared with
+        it, any draft would seem cheap. A draft row costs what a row costs in a round of this size, and at least the
+        mean cost of a prompt row, because the curve's slope between two neighbouring measurements is rough.
         """
         if rows <= decoding_rows:
             return self.times(rows, count)
@@ -142,12 +140,12 @@ class StepTimeCurve:
         return float(self.times(rows, 1)[0])
 
     def next_unsure_rows(self, rows: int) -> int:
-        """The row count above `rows` that is worth trying: the end of the next tier; `rows` where there is none."""
+        """The end of the next tier above `rows`, a row count worth measuring; `rows` if there is none."""
         index = bisect_right(_TIERS, self._filled(rows))
         return self._filled(_TIERS[index]) if index < len(_TIERS) else rows
 
     def _filled(self, rows: int) -> int:
-        """How many rows are computed where there are `rows`."""
+        """Rows that the target computes for `rows`."""
         step = int(np.searchsorted(self._steps, rows))
         return int(self._steps[step]) if step < len(self._steps) else rows
 

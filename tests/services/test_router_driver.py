@@ -1,4 +1,5 @@
-"""Rounds of driver, linked_drafts and connections over real links: toy workers are slow, fail, vanish and return."""
+"""Rounds of driver, `cluster.router.linked_drafts` and connections over real links, with toy workers that are slow,
+fail, vanish and return."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.draft_tree import DraftTree
 from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, RouterLost, Unavailable
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
@@ -22,7 +22,6 @@ from actors.messages import (
     DraftBatch,
     DraftResult,
     GenerationRequest,
-    SamplingParams,
     VerifyBatch,
     VerifyResult,
     WorkerInfo,
@@ -34,9 +33,10 @@ from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RoundWatch, RouterDriver
 from cluster.router.metrics import RouterMetrics
-from cluster.router.status import router_status
+from cluster.router.status import RouterStatus, router_status
 from paceline_testing.clock import Clock
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import toy_info, toy_request
+from paceline_testing.toy_draft_worker import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
 EOS = 3
@@ -65,37 +65,23 @@ class TargetEngine:
         self.toy.lose_all()
 
 
-class DraftEngine:
+class DraftEngine(ToyDraftWorker):
     """Drafts chains that are right four times in five."""
 
     def __init__(self) -> None:
+        super().__init__(self.mostly_right)
         self.toy = ToyTarget(eos_token_id=EOS, seed=4)
         self.random = random.Random(1)
         self.before: Callable[[DraftBatch], None] = lambda batch: None
-        self.sequences: dict[int, list[int]] = {}
         self.num_batches = 0
+
+    def mostly_right(self, tokens: list[int], count: int) -> list[int]:
+        return [token if self.random.random() < 0.8 else 0 for token in self.toy.text_after(tokens, count)]
 
     def answer(self, batch: DraftBatch) -> DraftResult:
         self.before(batch)
         self.num_batches += 1
-        for seq_id in batch.finished:
-            self.sequences.pop(seq_id, None)
-        seq_ids, trees, stale = [], [], []
-        for item in batch.items:
-            delta = item.delta
-            known = self.sequences.get(delta.seq_id, []) if delta.start else []
-            if len(known) != delta.start:
-                stale.append(delta.seq_id)
-                continue
-            tokens = self.sequences[delta.seq_id] = known + delta.token_ids.tolist()
-            text = list(tokens)
-            for _ in range(item.max_nodes):
-                text.append(self.toy.next_token(text) if self.random.random() < 0.8 else 0)
-            nodes = np.array(text[len(tokens) :], np.int32)
-            parents = np.arange(-1, len(nodes) - 1, dtype=np.int32)
-            seq_ids.append(delta.seq_id)
-            trees.append(DraftTree(nodes, parents, (0.8 ** np.arange(1, len(nodes) + 1)).astype(np.float32)))
-        return DraftResult(batch.round_id, seq_ids, trees, stale)
+        return self.draft(batch)
 
     def clear(self) -> None:
         self.sequences.clear()
@@ -133,21 +119,15 @@ class Cluster:
         self.connections = Connections(ROUTER_KEYS, self.clock)
         self.core = RouterCore(toy_info(97, 256, 4), RouterConfig(**config), SpeculationConfig(), {})
         self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
-        self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.adopt))
+        self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.follow))
         self.toy = ToyTarget(eos_token_id=EOS, seed=4)
 
     async def list_workers(self) -> tuple[list[WorkerEntry], str | None]:
         found = next((entry.worker_id for entry in self.listed if entry.role == "target"), None)
         return list(self.listed), self.claim(found)
 
-    def adopt(self) -> None:
-        if self.connections.target is not None:
-            info, link = self.connections.target
-            self.driver.set_target(link, info, self.connections.released_incarnation)
-        self.driver.others_serve = self.connections.others_serve
-        if self.connections.is_standby:
-            self.driver.failover(self.connections.released_incarnation)
-        self.driver.set_draft_workers(self.connections.draft_links())
+    def follow(self) -> None:
+        self.driver.follow(self.connections)
 
     def start(self, worker_id: str = "target", max_model_len: int = 256) -> Worker:
         engine = TargetEngine() if worker_id.startswith("target") else DraftEngine()
@@ -160,6 +140,10 @@ class Cluster:
         worker = self.workers.pop(worker_id)
         self.listed = [entry for entry in self.listed if entry.worker_id != worker_id]
         await asyncio.to_thread(worker.stop)
+
+    async def lose_target(self) -> None:
+        await self.stop("target")
+        await until(lambda: not self.driver.has_target)
 
     async def stream(self, request: GenerationRequest, on_chunk: Callable[[], None] = lambda: None) -> list[int]:
         """The request's tokens, which must be the target's own, in chunks that are in order and end once."""
@@ -176,6 +160,22 @@ class Cluster:
                 on_chunk()
         assert (tokens, ended) == self.toy.complete(request)
         return tokens
+
+    def streams(self, count: int, max_new_tokens: int = 200) -> list[asyncio.Task[list[int]]]:
+        """Running requests without stop tokens."""
+        return [asyncio.create_task(self.stream(request(max_new_tokens, stop_token_ids=()))) for _ in range(count)]
+
+    async def begun(self, *requests: GenerationRequest, chunks: int = 1) -> list[asyncio.Task[list[int]]]:
+        """Running requests, of which so many chunks have come."""
+        seen = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(self.stream(one, seen.release)) for one in requests]
+        for _ in range(chunks):
+            await seen.acquire()
+        return streams
+
+    @property
+    def status(self) -> RouterStatus:
+        return router_status(self.driver, self.connections)
 
     async def nothing_is_left(self) -> None:
         """At the router, the target and the draft workers; finished sequences are told with the next messages."""
@@ -211,6 +211,18 @@ async def cluster(drafts: int = 0, verify_timeout_s: float = 10.0, **config: int
             await one.stop(worker_id)
 
 
+def blocked(engine: TargetEngine | DraftEngine) -> tuple[threading.Event, threading.Event]:
+    """Hold up every batch: (a batch has come, let them go)."""
+    entered, released = threading.Event(), threading.Event()
+
+    def hang(batch: VerifyBatch | DraftBatch) -> None:
+        entered.set()
+        released.wait()
+
+    engine.before = hang
+    return entered, released
+
+
 async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -220,14 +232,8 @@ async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> 
 
 def request(max_new_tokens: int = 60, num_prompt: int = 5, **fields: object) -> GenerationRequest:
     number = next(_numbers)
-    prompt = np.random.default_rng(number).integers(4, 97, num_prompt).astype(np.int32)
-    return GenerationRequest(
-        request_id=f"r{number}",
-        prompt_token_ids=prompt,
-        sampling=SamplingParams(seed=1, temperature=0.0),
-        max_new_tokens=max_new_tokens,
-        **fields,  # type: ignore[arg-type]
-    )
+    prompt = np.random.default_rng(number).integers(4, 97, num_prompt)
+    return toy_request(f"r{number}", prompt, max_new_tokens, **fields)
 
 
 def requests(count: int = 6) -> list[GenerationRequest]:
@@ -295,7 +301,7 @@ async def test_a_request_that_the_target_cannot_carry_out_fails_alone(hangs: boo
                         raise RuntimeError("a bug")
 
         one.workers["target"].engine.before = poison
-        streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(6)]
+        streams = one.streams(6, 60)
         with pytest.raises(ModelError, match="in a row"):
             await one.stream(guilty)
         await asyncio.gather(*streams)
@@ -312,7 +318,7 @@ async def test_a_draft_worker_that_is_late_is_left_out_of_the_round() -> None:
 
 async def test_draft_workers_come_and_go_in_the_middle_of_streams() -> None:
     async with cluster(drafts=1) as one:
-        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(6)]
+        streams = one.streams(6)
         await until(lambda: one.core.counters.emitted_tokens > 50)
         one.start("draft-1")
         await until(lambda: len(one.connections.draft_links()) == 2)
@@ -327,7 +333,7 @@ async def test_draft_workers_come_and_go_in_the_middle_of_streams() -> None:
 
 async def test_a_draft_worker_that_leaves_is_asked_for_nothing_more_and_no_draft_is_lost() -> None:
     async with cluster(drafts=2) as one:
-        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(6)]
+        streams = one.streams(6)
         await until(lambda: all(one.workers[f"draft-{index}"].engine.num_batches > 5 for index in range(2)))
         leaving = one.workers["draft-0"]
         one.listed = [replace(entry, is_leaving=entry is leaving.entry) for entry in one.listed]
@@ -342,8 +348,7 @@ async def test_a_draft_worker_that_leaves_is_asked_for_nothing_more_and_no_draft
 
 async def test_a_target_is_there_only_when_a_first_token_has_come_out_of_it() -> None:
     async with cluster() as one:
-        await one.stop("target")
-        await until(lambda: not one.driver.has_target)
+        await one.lose_target()
         asked, let_go = threading.Event(), threading.Event()
         failures = itertools.count()
 
@@ -355,9 +360,9 @@ async def test_a_target_is_there_only_when_a_first_token_has_come_out_of_it() ->
 
         one.start().engine.before = hang_then_fail
         await until(asked.is_set)
-        assert not router_status(one.driver, one.connections).ready
+        assert not one.status.ready
         let_go.set()
-        await until(lambda: router_status(one.driver, one.connections).ready)
+        await until(lambda: one.status.ready)
         assert next(failures) >= 2  # it took a second try
         await one.stream(request())
 
@@ -372,7 +377,7 @@ async def test_rounds_that_stand_still_are_seen_while_their_loop_is_blocked() ->
         while not one.driver.watch.stalled_s:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # noqa: ASYNC251  # the loop's own thread
-        status = router_status(one.driver, one.connections)
+        status = one.status
         assert not status.live
         assert not status.ready
         assert "stood still" in status.detail
@@ -382,16 +387,10 @@ async def test_rounds_that_stand_still_are_seen_while_their_loop_is_blocked() ->
 
 async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() -> None:
     async with cluster(drafts=1) as one:
-        streams = [asyncio.create_task(one.stream(request(100, stop_token_ids=()))) for _ in range(5)]
+        streams = one.streams(5, 100)
         await until(lambda: one.core.counters.emitted_tokens > 40)
         old = one.workers["target"]
-        hung, let_go = threading.Event(), threading.Event()
-
-        def hang(batch: VerifyBatch) -> None:
-            hung.set()
-            let_go.wait()
-
-        old.engine.before = hang
+        hung, let_go = blocked(old.engine)
         await asyncio.to_thread(hung.wait)
         one.start("target")  # it takes the place of the old one, which still holds a round
         await asyncio.gather(*streams)
@@ -402,10 +401,10 @@ async def test_a_new_target_in_the_middle_of_a_round_takes_the_streams_over() ->
 
 async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
     async with cluster() as one:
-        assert router_status(one.driver, one.connections).max_model_len == 256
+        assert one.status.max_model_len == 256
         await one.stop("target")
         one.start("target", max_model_len=64)
-        await until(lambda: router_status(one.driver, one.connections).max_model_len == 64)
+        await until(lambda: one.status.max_model_len == 64)
         with pytest.raises(InvalidRequest, match="at most 63 tokens"):
             await one.stream(request(num_prompt=64))
 
@@ -413,10 +412,9 @@ async def test_a_new_target_with_less_memory_takes_shorter_requests() -> None:
 @pytest.mark.parametrize("successor", ["target", "target-2"])
 async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for(successor: str) -> None:
     async with cluster() as one:
-        streams = [asyncio.create_task(one.stream(request(100, stop_token_ids=()))) for _ in range(4)]
+        streams = one.streams(4, 100)
         await until(lambda: one.core.counters.emitted_tokens > 20)
-        await one.stop("target")
-        await until(lambda: not one.driver.has_target)
+        await one.lose_target()
         await asyncio.sleep(0.2)  # the round that was under way is given up
         seconds = one.driver.router_seconds
         rounds = one.core.counters.abandoned_rounds
@@ -432,10 +430,7 @@ async def test_a_target_that_dies_in_the_middle_of_a_round_is_waited_for(success
 async def test_streams_go_on_with_another_target_group_that_the_directory_names() -> None:
     async with cluster(drafts=1) as one:
         one.workers["target"].engine.before = lambda batch: time.sleep(0.05)
-        seen = asyncio.Semaphore(0)
-        streams = [asyncio.create_task(one.stream(request(200), seen.release)) for _ in range(4)]
-        for _ in range(8):
-            await seen.acquire()
+        streams = await one.begun(*(request(200) for _ in range(4)), chunks=8)
         second = one.start("target-2")
         one.claim = lambda found: "target-2"
         await asyncio.gather(*streams)
@@ -448,15 +443,13 @@ async def test_streams_go_on_with_another_target_group_that_the_directory_names(
 async def test_a_router_without_a_group_ends_its_streams_for_others_to_go_on_and_takes_the_next_group() -> None:
     async with cluster(drafts=1, max_running=2) as one:
         one.workers["target"].engine.before = lambda batch: time.sleep(0.1)
-        seen = asyncio.Semaphore(0)
-        streams = [asyncio.create_task(one.stream(request(250), seen.release)) for _ in range(4)]  # two of them wait
-        await seen.acquire()
+        streams = await one.begun(*(request(250) for _ in range(4)))  # two of them wait
         one.claim = lambda found: None  # somebody else has it
         for stream in streams:
             with pytest.raises(RouterLost, match="target group is gone"):
                 await stream
         assert one.connections.is_standby
-        status = router_status(one.driver, one.connections)
+        status = one.status
         assert (status.ready, status.live, status.detail) == (False, True, "standing by for a target group")
         await until(lambda: not one.core.num_running and not one.core.num_waiting)
         await one.stop("target")
@@ -471,13 +464,11 @@ async def test_a_group_that_leaves_is_used_until_gateways_know() -> None:
     async with cluster() as one:
         one.workers["target"].engine.before = lambda batch: time.sleep(0.05)
         other = one.start("target-2")
-        seen = asyncio.Semaphore(0)
-        stream = asyncio.create_task(one.stream(request(250), seen.release))
-        await seen.acquire()
+        (stream,) = await one.begun(request(250))
         one.claim = lambda found: None
         one.listed = [replace(one.workers["target"].entry, is_leaving=True), other.entry]
         await until(lambda: one.connections.is_leaving)
-        assert not router_status(one.driver, one.connections).ready
+        assert not one.status.ready
         num_steps = one.driver.num_steps
         await until(lambda: one.driver.num_steps > num_steps + 5)  # rounds go on
         one.clock.now += 60.0
@@ -505,20 +496,18 @@ async def test_a_lost_group_is_counted_once_whether_its_router_gets_another_one_
 async def test_the_only_group_is_kept_whatever_the_directory_says() -> None:
     async with cluster() as one:
         one.workers["target"].engine.before = lambda batch: time.sleep(0.02)
-        seen = asyncio.Semaphore(0)
-        stream = asyncio.create_task(one.stream(request(100), seen.release))
-        await seen.acquire()
+        (stream,) = await one.begun(request(100))
         one.claim = lambda found: None
         one.listed = [replace(one.workers["target"].entry, is_leaving=True)]  # there is no other
         await asyncio.sleep(0.6)
         one.listed = []  # a directory that has just been started
         await stream
-        assert router_status(one.driver, one.connections).ready
+        assert one.status.ready
 
 
 async def test_the_same_target_behind_a_new_link_goes_on_where_it_was() -> None:
     async with cluster() as one:
-        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(4)]
+        streams = one.streams(4)
         await until(lambda: one.core.counters.emitted_tokens > 40)
         _, link = one.connections.target or pytest.fail("no target")
         link.close()  # as after a lost connection, in the middle of a round
@@ -528,31 +517,27 @@ async def test_the_same_target_behind_a_new_link_goes_on_where_it_was() -> None:
         assert one.core.counters.abandoned_rounds <= 1
 
 
-async def test_a_deadline_counts_while_there_is_no_target() -> None:
-    async with cluster() as one:
-        await one.stop("target")
-        await until(lambda: not one.driver.has_target)
-        started = time.monotonic()
-        with pytest.raises(DeadlineExceeded):
-            await one.stream(request(timeout_s=0.2))
-        assert time.monotonic() - started < 5.0
-        one.start("target")
-
-
-async def test_a_deadline_counts_while_the_target_hangs() -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_deadline_counts_while_the_target_is_missing_or_hangs(is_there: bool) -> None:
     async with cluster() as one:
         engine = one.workers["target"].engine
         num_before = engine.num_batches
         engine.before = lambda batch: time.sleep(1.5)
+        if not is_there:
+            await one.lose_target()
+        started = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             await one.stream(request(timeout_s=0.2))
-        assert engine.num_batches == num_before  # still in its first one
-        one.workers["target"].engine.before = lambda batch: None
+        assert time.monotonic() - started < 5.0
+        assert engine.num_batches == num_before  # still in its first one, if any
+        engine.before = lambda batch: None
+        if not is_there:
+            one.start("target")
 
 
 async def test_a_client_that_closes_its_stream_frees_the_sequence_and_disturbs_nobody() -> None:
     async with cluster(drafts=1) as one:
-        others = [asyncio.create_task(one.stream(request(150, stop_token_ids=()))) for _ in range(3)]
+        others = one.streams(3, 150)
         chunks = one.driver.generate(request(200, stop_token_ids=()))
         await anext(chunks)
         assert one.core.num_running == 4
@@ -564,8 +549,7 @@ async def test_a_client_that_closes_its_stream_frees_the_sequence_and_disturbs_n
 
 async def test_a_client_that_leaves_while_there_is_no_target_leaves_nothing_behind() -> None:
     async with cluster() as one:
-        await one.stop("target")
-        await until(lambda: not one.driver.has_target)  # or a batch may still go out, and be told of to the next one
+        await one.lose_target()  # or a batch may still go out, and be told of to the next one
         stream = asyncio.create_task(one.stream(request()))
         await until(lambda: bool(one.driver._streams))
         stream.cancel()
@@ -585,12 +569,12 @@ async def test_a_request_id_in_use_is_refused_and_its_first_stream_goes_on() -> 
 
 async def test_draining_takes_no_requests_and_lets_the_open_ones_finish() -> None:
     async with cluster() as one:
-        streams = [asyncio.create_task(one.stream(request(60, stop_token_ids=()))) for _ in range(3)]
+        streams = one.streams(3, 60)
         await until(lambda: one.core.num_running == 3)
-        assert router_status(one.driver, one.connections).ready
+        assert one.status.ready
         draining = asyncio.create_task(one.driver.drain(PATIENCE_S))
         await asyncio.sleep(0)
-        status = router_status(one.driver, one.connections)
+        status = one.status
         assert (status.ready, status.live, status.detail) == (False, True, "draining")
         with pytest.raises(Unavailable, match="draining"):
             await one.stream(request())
@@ -643,13 +627,7 @@ async def test_rounds_that_break_end_every_stream_at_once() -> None:
 
 async def test_a_target_that_is_busy_does_not_hold_up_the_other_links() -> None:
     async with cluster() as one:
-        entered, let_go = threading.Event(), threading.Event()
-
-        def hang(batch: VerifyBatch) -> None:
-            entered.set()
-            let_go.wait()
-
-        one.workers["target"].engine.before = hang
+        entered, let_go = blocked(one.workers["target"].engine)
         stream = asyncio.create_task(one.stream(request(5)))
         try:
             await until(entered.is_set)
@@ -673,11 +651,11 @@ async def test_a_directory_that_does_not_answer_leaves_links_and_streams_as_they
             raise RuntimeError("away")
 
         one.following.cancel()
-        one.following = asyncio.create_task(keep_connected(one.connections, fail, one.adopt))
+        one.following = asyncio.create_task(keep_connected(one.connections, fail, one.follow))
         await asyncio.gather(*map(one.stream, requests()))
         one.listed = []  # it comes back and knows nobody yet
         one.following.cancel()
-        one.following = asyncio.create_task(keep_connected(one.connections, listed, one.adopt))
+        one.following = asyncio.create_task(keep_connected(one.connections, listed, one.follow))
         await asyncio.gather(*map(one.stream, requests()))
         assert one.core.counters.abandoned_rounds == 0
 

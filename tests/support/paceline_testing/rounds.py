@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from actors.messages import DraftBatch, DraftResult, Failure, TokenChunk, VerifyBatch, VerifyResult, WorkerInfo
+import numpy as np
+
+from actors.messages import (
+    DraftBatch,
+    DraftResult,
+    Failure,
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)  # fmt: skip
 from cluster.router.core import RouterCore
 from cluster.router.round import RouterEvent
 from cluster.router.run_round import RoundHooks, RoundOutcome, run_local_round
@@ -12,6 +24,17 @@ from cluster.router.run_round import RoundHooks, RoundOutcome, run_local_round
 
 def toy_info(vocab_size: int, max_model_len: int = 256, block_size: int = 4, **fields: object) -> WorkerInfo:
     return WorkerInfo("target", 0, vocab_size, max_model_len, block_size, total_blocks=0, **fields)  # type: ignore[arg-type]
+
+
+def toy_request(
+    request_id: str = "r", prompt: Sequence[int] = (1, 2, 3), max_new_tokens: int = 40, **fields: object
+) -> GenerationRequest:
+    """Greedy unless `sampling` is given."""
+    fields = {"sampling": SamplingParams(seed=1, temperature=0.0)} | fields
+    token_ids = np.array(prompt, np.int32)
+    return GenerationRequest(
+        request_id=request_id, prompt_token_ids=token_ids, max_new_tokens=max_new_tokens, **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def no_drafts(worker_id: str, batch: DraftBatch) -> DraftResult | None:

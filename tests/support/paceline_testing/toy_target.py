@@ -83,6 +83,13 @@ class ToyTarget:
             return self.eos_token_id
         return (value >> 20) % self.vocab_size
 
+    def text_after(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The next tokens that it says, whatever they are."""
+        text = list(tokens)
+        for _ in range(count):
+            text.append(self.next_token(text))
+        return text[len(tokens) :]
+
     def complete(self, request: GenerationRequest) -> tuple[list[int], str]:
         """The one right answer to a request, token by token: (token ids, finish reason)."""
         tokens = [int(token) for token in request.prompt_token_ids]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from actors.draft_tree import DraftTree
-from actors.messages import GenerationRequest, SamplingParams, TokenChunk
+from actors.messages import GenerationRequest, SamplingParams
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from paceline_testing.rounds import toy_info, toy_round
+from paceline_testing.rounds import serve as toy_serve
+from paceline_testing.rounds import texts_of, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 50
@@ -40,25 +41,16 @@ class TargetWithHead(ToyTarget):
             if verdict.next_token >= 0 and item.head_nodes > 0:
                 text = [*self.known[verdict.seq_id], *item.tree.token_ids[verdict.path].tolist(), verdict.next_token]
                 drafted.append(verdict.seq_id)
-                drafts.append(chain(self.continuation(text, item.head_nodes)))
+                drafts.append(chain(self.text_after(text, item.head_nodes)))
         asked = any(item.head_nodes > 0 for item in batch.items)
         result = msgspec.structs.replace(
             result, drafted_seq_ids=drafted, drafts=drafts, head_s=self.head_s if asked else 0.0
         )
         return self.spoil(result)
 
-    def continuation(self, text: list[int], count: int) -> list[int]:
-        tokens = list(text)
-        for _ in range(count):
-            tokens.append(self.next_token(tokens))
-        return tokens[len(text) :]
-
 
 def chain(tokens: list[int]) -> DraftTree:
-    count = len(tokens)
-    return DraftTree(
-        np.array(tokens, np.int32), np.arange(-1, count - 1, dtype=np.int32), np.full(count, 0.9, np.float32)
-    )
+    return DraftTree.chain(np.array(tokens, np.int32), np.full(len(tokens), 0.9, np.float32))
 
 
 def make_core(config: RouterConfig | None = None, **options) -> RouterCore:
@@ -67,24 +59,15 @@ def make_core(config: RouterConfig | None = None, **options) -> RouterCore:
 
 
 def request(request_id: str = "r", prompt=(1,), **fields) -> GenerationRequest:
-    fields = {"max_new_tokens": 40, "sampling": SamplingParams(seed=1, temperature=0.0)} | fields
-    return GenerationRequest(request_id=request_id, prompt_token_ids=np.array(prompt, np.int32), **fields)
+    return toy_request(request_id, prompt, **fields)
 
 
-def serve(core: RouterCore, target: TargetWithHead, on_round=lambda number: None) -> dict[str, list[int]]:
-    texts: dict[str, list[int]] = {}
-    for number in range(300):
-        if not core.has_work:
-            return texts
-        for event in toy_round(core, target.verify, number * 0.05).events:
-            assert isinstance(event, TokenChunk)
-            texts.setdefault(event.request_id, []).extend(event.token_ids)
-        on_round(number)
-    raise AssertionError("the router does not come to an end")
+def serve(core: RouterCore, target: TargetWithHead) -> dict[str, list[int]]:
+    return texts_of(toy_serve(core, target.verify))
 
 
-def truth(prompt=(1,), count: int = 40) -> list[int]:
-    return TargetWithHead().continuation(list(prompt), count)
+def truth(prompt=(1,)) -> list[int]:
+    return TargetWithHead().text_after(prompt, 40)
 
 
 def test_its_trees_are_verified_in_the_round_that_follows():

@@ -16,7 +16,6 @@ from actors.drafters.contract import CpuDrafter
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import DeadlineExceeded, ModelError, Overloaded
 from actors.messages import (
-    DraftResult,
     GenerationRequest,
     SamplingParams,
     TokenChunk,
@@ -28,6 +27,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
+from paceline_testing.toy_draft_worker import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
 EOS = 3
@@ -140,54 +140,41 @@ def drafter_of(way, index, target, seed):
     return (OddRequirer if way == "requires" else OddDrafter)(name, way, target, seed)
 
 
-class OddDraftWorker:
-    """A draft worker that keeps the protocol's books, and is sometimes late, wrong or forgetful."""
+class OddDraftWorker(ToyDraftWorker):
+    """A draft worker that is sometimes late, wrong or forgetful."""
 
     def __init__(self, target, rng, is_reliable):
+        super().__init__(self.mostly_right)
         self.target = target
         self.rng = rng
         self.is_reliable = is_reliable
-        self.sequences = {}
+
+    def mostly_right(self, tokens, count):
+        drafts = list(tokens)
+        for _ in range(count):
+            wrong = self.rng.random() < 0.2
+            drafts.append(self.rng.randrange(self.target.vocab_size) if wrong else self.target.next_token(drafts))
+        return drafts[len(tokens) :]
 
     def draft(self, batch):
-        for seq_id in batch.finished:
-            self.sequences.pop(seq_id, None)
-        seq_ids, trees, stale = [], [], []
-        for item in batch.items:
-            delta = item.delta
-            assert (delta.start == 0) == (item.begin is not None)
-            if not self.is_reliable and self.rng.random() < 0.1:
-                self.sequences.pop(delta.seq_id, None)
-            known = [] if delta.start == 0 else self.sequences.get(delta.seq_id, [])
-            if len(known) != delta.start:
-                stale.append(delta.seq_id)
-                continue
-            tokens = self.sequences[delta.seq_id] = known + delta.token_ids.tolist()
-            drafts = list(tokens)
-            for _ in range(item.max_nodes):
-                drafts.append(self.target.next_token(drafts))
-                if self.rng.random() < 0.2:
-                    drafts[-1] = self.rng.randrange(self.target.vocab_size)
-            drafts = np.array(drafts[len(tokens) :], np.int32)
-            confidence = 0.8 ** np.arange(1, len(drafts) + 1)
-            seq_ids.append(delta.seq_id)
-            trees.append(
-                DraftTree(drafts, np.arange(-1, len(drafts) - 1, dtype=np.int32), confidence.astype(np.float32))
-            )
-        result = DraftResult(batch.round_id, seq_ids, trees, stale, 0.001)
         if not self.is_reliable:
-            fault = self.rng.random()
-            if fault < 0.05:
-                return None
-            if fault < 0.1:
-                return msgspec.structs.replace(result, round_id=batch.round_id - 1)
-            if fault < 0.15:
-                return msgspec.structs.replace(result, seq_ids=[*seq_ids, 17])
-            if fault < 0.2:
-                return msgspec.structs.replace(result, seq_ids=[12345 + index for index in range(len(seq_ids))])
-            if fault < 0.25:
-                odd = [DraftTree(tree.confidence, tree.parents, tree.confidence) for tree in trees]
-                return msgspec.structs.replace(result, trees=odd)
+            for item in batch.items:
+                if self.rng.random() < 0.1:
+                    self.sequences.pop(item.delta.seq_id, None)
+        result = super().draft(batch)
+        self.batches.clear()
+        fault = 1.0 if self.is_reliable else self.rng.random()
+        if fault < 0.05:
+            return None
+        if fault < 0.1:
+            return msgspec.structs.replace(result, round_id=batch.round_id - 1)
+        if fault < 0.15:
+            return msgspec.structs.replace(result, seq_ids=[*result.seq_ids, 17])
+        if fault < 0.2:
+            return msgspec.structs.replace(result, seq_ids=[12345 + index for index in range(len(result.seq_ids))])
+        if fault < 0.25:
+            odd = [DraftTree(tree.confidence, tree.parents, tree.confidence) for tree in result.trees]
+            return msgspec.structs.replace(result, trees=odd)
         return decode_message(encode_message(result))
 
 
@@ -216,7 +203,6 @@ class Life:
         self.chunks = {}
         self.endings = {}
         self.cancelled = set()
-        self.admitted_at = {}
         self.failed_rounds = {}  # by request, since its last chunk
 
     def request(self):
@@ -239,7 +225,6 @@ class Life:
         self.requests[request.request_id] = request
         self.emitted[request.request_id] = []
         self.chunks[request.request_id] = 0
-        self.admitted_at[request.request_id] = self.rounds
 
     def blame(self):
         if self.core._open is not None:
@@ -463,15 +448,7 @@ def test_memory_is_flat_over_two_thousand_requests():
             life.request()
         while life.core.has_work:
             life.step()
-        for kept in (
-            life.requests,
-            life.emitted,
-            life.chunks,
-            life.endings,
-            life.cancelled,
-            life.admitted_at,
-            life.failed_rounds,
-        ):
+        for kept in (life.requests, life.emitted, life.chunks, life.endings, life.cancelled, life.failed_rounds):
             kept.clear()
         gc.collect()
 

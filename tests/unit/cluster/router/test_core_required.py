@@ -8,12 +8,12 @@ import pytest
 
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import InvalidRequest
-from actors.messages import GenerationRequest, SamplingParams, TokenChunk, VerifyBatch
+from actors.messages import GenerationRequest, SamplingParams, TokenChunk, VerifyBatch, VerifyResult
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
 from paceline_testing.rounds import serve as toy_serve
-from paceline_testing.rounds import texts_of, toy_info, toy_round
+from paceline_testing.rounds import texts_of, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB = 89
@@ -33,20 +33,19 @@ def core_with(drafter: LookaheadDrafter, profile: tuple[tuple[int, float], ...] 
 
 
 def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields) -> GenerationRequest:
-    fields = {"max_new_tokens": 80, "sampling": SamplingParams(seed=1, temperature=0.0)} | fields
-    return GenerationRequest(request_id=name, prompt_token_ids=np.array(prompt, np.int32), **fields)
+    return toy_request(name, prompt, **{"max_new_tokens": 80} | fields)
 
 
 def serve(core: RouterCore, target: ToyTarget) -> tuple[dict[str, list[int]], list[VerifyBatch]]:
     """Tokens of every request, and what was sent to the target."""
-    events, batches = [], []
-    for index in range(2000):
-        if not core.has_work:
-            return texts_of(events), [batch for batch in batches if batch.items]
-        outcome = toy_round(core, target.verify, index * 0.1)
-        events += outcome.events
-        batches += [] if outcome.batch is None else [outcome.batch]
-    raise AssertionError("the router does not come to an end")
+    batches: list[VerifyBatch] = []
+
+    def verify(batch: VerifyBatch) -> VerifyResult:
+        batches.append(batch)
+        return target.verify(batch)
+
+    texts = texts_of(toy_serve(core, verify))
+    return texts, [batch for batch in batches if batch.items]
 
 
 def nodes(batch: VerifyBatch) -> list[int]:
@@ -190,12 +189,7 @@ def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected()
         assert outcome.round.chosen is not None
         chosen = outcome.round.chosen
         trace = trace_round(
-            outcome.round,
-            outcome.result,
-            outcome.events,
-            source_names=core.source_names,
-            draft_s=0.0,
-            verify_s=0.1,
+            outcome.round, outcome.result, outcome.events, source_names=core.source_names, draft_s=0.0, verify_s=0.1
         )
         assert trace.verified == {"lookahead": len(chosen)}
         assert np.count_nonzero(chosen.nodes["sources"]) == num_guesses < chosen.nodes["is_required"].sum()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from actors.messages import GenerationRequest, SamplingParams
 from cluster.router.draft_sources import AllowedSources, DraftSources
 from cluster.router.merged_trees import MAX_SOURCES
+from paceline_testing.rounds import toy_request
 
 CPU = ("cache", "suffix")
 
@@ -17,13 +17,7 @@ def sources(*configured: str, has_head: bool = True) -> DraftSources:
 
 
 def request(*drafters: str, acceptance: str = "coupled") -> GenerationRequest:
-    return GenerationRequest(
-        request_id="r",
-        prompt_token_ids=np.ones(1, np.int32),
-        sampling=SamplingParams(seed=0, acceptance=acceptance),
-        max_new_tokens=1,
-        drafters=drafters or None,
-    )
+    return toy_request(drafters=drafters or None, sampling=SamplingParams(seed=0, acceptance=acceptance))
 
 
 def test_sources_have_the_order_of_the_planner_and_ouroboros_is_there_only_where_it_is_configured():

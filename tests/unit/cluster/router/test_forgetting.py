@@ -10,13 +10,13 @@ from actors.drafters.contract import Drafter
 from actors.drafters.registry import create_drafters
 from actors.engine.options import EngineOptions
 from actors.lookahead.phrase_pool import PhrasePool
-from actors.messages import DraftBatch, DraftItem, GenerationRequest, SamplingParams, SequenceDelta, SequenceStart
+from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.calibration import SourceCalibration
 from cluster.router.core import RouterCore
 from cluster.router.draft_wait import TrafficRecords
 from cluster.router.draft_workers import DraftWorkers
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import toy_info, toy_request
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.toy_target import ToyTarget
 
@@ -57,11 +57,7 @@ def contents(tree):
 
 
 def request(namespace, max_new_tokens):
-    sampling = SamplingParams(seed=1, temperature=0.0)
-    return GenerationRequest(
-        request_id="r", prompt_token_ids=PROMPT, sampling=sampling, max_new_tokens=max_new_tokens,
-        namespace=namespace,
-    )  # fmt: skip
+    return toy_request("r", PROMPT, max_new_tokens, namespace=namespace)
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in REMEMBERING), REMEMBERING], ids="+".join)
@@ -128,17 +124,19 @@ def test_records_and_curves_of_a_namespace_begin_anew():
     assert records.of("a") is not before
     assert records.of("b") is other
     calibration = SourceCalibration(1)
-    new = calibration.by_sources.curves["level"][2 * calibration.group("a")].copy()
+
+    def levels(namespace):
+        return calibration.by_sources.curves["level"][2 * calibration.group(namespace)].tolist()
+
+    new = levels("a")
     for namespace in ("a", "b"):
         calibration.by_sources.observe(2 * calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
     calibration.end_round()
-    learnt = calibration.by_sources.curves["level"][2 * calibration.group("b")].copy()
+    learnt = levels("b")
     calibration.drop("a")
     calibration.drop("nobody")
-    assert calibration.by_sources.curves["level"][2 * calibration.group("a")].tolist() == new.tolist()
-    assert (
-        calibration.by_sources.curves["level"][2 * calibration.group("b")].tolist() == learnt.tolist() != new.tolist()
-    )
+    assert levels("a") == new
+    assert levels("b") == learnt != new
 
 
 # --- draft workers
@@ -151,10 +149,9 @@ def test_workers_hear_of_it_until_one_of_their_answers_has_come():
     workers.drop_namespace("a")
     assert workers.has_notices
     sent = workers.batches({}, 1, is_idle=False)
-    assert {name: (batch.dropped, batch.drops_all) for name, batch in sent.items()} == {
-        "w": (["a"], True),
-        "v": (["a"], True),
-    }
+    assert [(name, batch.dropped, batch.drops_all) for name, batch in sent.items()] == [
+        ("w", ["a"], True), ("v", ["a"], True)
+    ]  # fmt: skip
     assert not workers.has_notices, "those that do not answer are not asked again and again"
     workers.count_answer("w", 1)
     items = {"w": [item("a")], "v": [item("a")]}

@@ -4,18 +4,18 @@ reaches a round."""
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 
 import numpy as np
 import pytest
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
-from actors.messages import GenerationRequest, SamplingParams
 from cache_service.formats.documents import DOCUMENT_ID_BYTES
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
-from paceline_testing.rounds import serve, texts_of, toy_info, toy_round
+from paceline_testing.rounds import serve, texts_of, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
@@ -23,58 +23,38 @@ EOS = 96
 
 
 class Sink:
-    """Keeps everything, as a sink of arrays must: by copies."""
+    """Keeps every call by method, with copies of the arrays."""
 
     def __init__(self):
-        self.followed = []
-        self.budgets = []
-        self.watched = []
+        self.calls = defaultdict(list)
         self.gone = []
-        self.prompts = {}
-        self.pieces = {}
-        self.finishes = []
-        self.answers = []
 
-    def answered(self, organisation, token_ids):
-        self.answers.append((organisation, token_ids.tolist()))
+    def __getattr__(self, method):
+        def call(*arguments):
+            copies = [one.tolist() if isinstance(one, np.ndarray) else one for one in arguments]
+            self.calls[method].append(tuple(copies))
 
-    def finished(self, namespace, earnings):
-        self.finishes.append((namespace, earnings))
-
-    def follow(self, namespaces):
-        self.followed.append(namespaces)
-
-    def bounded(self, namespace, tenant, max_bytes):
-        self.budgets.append((namespace, tenant, max_bytes))
-
-    def watch(self, namespace, learner):
-        self.watched.append(namespace)
+        return call
 
     def ended(self, learner):
         gone, self.gone = self.gone, []
         return gone
 
-    def prompted(self, namespace, document_id, token_ids):
-        assert (namespace, document_id) not in self.prompts
-        assert (namespace, document_id) not in self.pieces
-        self.prompts[namespace, document_id] = token_ids.tolist()
-
-    def committed(self, namespace, document_id, offset, token_ids):
-        assert len(document_id) == DOCUMENT_ID_BYTES
-        assert len(token_ids)
-        self.pieces.setdefault((namespace, document_id), []).append((offset, token_ids.tolist()))
+    @property
+    def watched(self):
+        return [namespace for namespace, _ in self.calls["watch"]]
 
     @property
     def documents(self):
         """Prompt and output of each document; its pieces follow one another without a gap."""
-        found = []
-        for key, pieces in self.pieces.items():
-            tokens = list(self.prompts[key])
-            for offset, piece in pieces:
-                assert offset == len(tokens)
-                tokens += piece
-            found.append((key[0], tokens))
-        return sorted(found)
+        found = {(namespace, document_id): tokens for namespace, document_id, tokens in self.calls["prompted"]}
+        assert len(found) == len(self.calls["prompted"])
+        for namespace, document_id, offset, piece in self.calls["committed"]:
+            assert piece
+            assert len(document_id) == DOCUMENT_ID_BYTES
+            assert offset == len(found[namespace, document_id])
+            found[namespace, document_id] = found[namespace, document_id] + piece
+        return sorted((namespace, tokens) for (namespace, _), tokens in found.items())
 
 
 class Broken:
@@ -108,31 +88,18 @@ class Right(CpuDrafter):
     def propose(self, contexts):
         trees = []
         for context in contexts:
-            tokens = context.tokens.tolist()
-            for _ in range(min(5, context.max_nodes)):
-                tokens.append(self.target.next_token(tokens))
-            new = np.array(tokens[len(context.tokens) :], np.int32)
+            new = np.array(self.target.text_after(context.tokens.tolist(), min(5, context.max_nodes)), np.int32)
             trees.append(DraftTree.chain(new, np.full(len(new), 0.9, np.float32)))
         return trees
 
 
 def request(name="r", prompt=(1, 2, 3), **fields):
-    fields = {
-        "max_new_tokens": 30,
-        "stop_token_ids": (EOS,),
-        "sampling": SamplingParams(seed=1, temperature=0.0),
-    } | fields
-    return GenerationRequest(request_id=name, prompt_token_ids=np.array(prompt, np.int32), **fields)
+    return toy_request(name, prompt, **{"max_new_tokens": 30, "stop_token_ids": (EOS,)} | fields)
 
 
-def make_core(sink, drafters=None, **config):
-    return RouterCore(
-        toy_info(VOCAB_SIZE, 256, 4),
-        RouterConfig(**config),
-        SpeculationConfig(),
-        drafters or {},
-        shared=SharedLearning(token_sink=sink),
-    )
+def make_core(sink, drafters=None):
+    shared = SharedLearning(token_sink=sink)
+    return RouterCore(toy_info(VOCAB_SIZE, 256, 4), RouterConfig(), SpeculationConfig(), drafters or {}, shared=shared)
 
 
 def run(core, target):
@@ -162,7 +129,7 @@ def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
     core.add(request(cache=cache, namespace="a", readable=("b", "c")), 0.0)
     run(core, ToyTarget(VOCAB_SIZE))
     assert sink.documents == []
-    assert sink.followed == ([("a", "b", "c")] if cache == "read" else [])
+    assert sink.calls["follow"] == ([(("a", "b", "c"),)] if cache == "read" else [])
 
 
 @pytest.mark.parametrize("cache", ["off", "read", "read_write"])
@@ -172,7 +139,7 @@ def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache
     core = make_core(sink)
     core.add(request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes), 0.0)
     run(core, ToyTarget(VOCAB_SIZE))
-    assert sink.budgets == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
+    assert sink.calls["bounded"] == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
 
 
 @pytest.mark.parametrize("cache", ["off", "read", "read_write"])
@@ -183,9 +150,9 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     core.add(request(cache=cache, namespace="a"), 0.0)
     (text,) = run(core, target).values()
     if cache == "off":
-        assert sink.finishes == []
+        assert sink.calls["finished"] == []
         return
-    ((namespace, earned),) = sink.finishes
+    ((namespace, earned),) = sink.calls["finished"]
     assert (namespace, earned.requests, earned.hits) == ("a", 1, 1)
     assert earned.rounds + earned.accepted_tokens == len(text), "a round emits one token, and what was drafted right"
     right = earned.right_as_expected + earned.right_better + earned.right_worse
@@ -200,18 +167,18 @@ def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_
     core = make_core(sink)
     core.add(request("whole", promotes="org"), 0.0)
     text = run(core, target)["whole"]
-    assert sink.answers == [("org", text)]
+    assert sink.calls["answered"] == [("org", text)]
     resumed = {"prompt": (1, 2, 3, *text[:10]), "num_output_in_prompt": 10, "max_new_tokens": 20}
     core.add(request("resumed", promotes="org", **resumed), 0.0)
     run(core, target)
-    assert sink.answers == 2 * [("org", text)]
+    assert sink.calls["answered"] == 2 * [("org", text)]
     for name, fields in {"own": {}, "read": {"promotes": "org", "cache": "read"}}.items():
         core.add(request(name, **fields), 0.0)
     core.add(request("cancelled", promotes="org"), 0.0)
     toy_round(core, target.verify)
     core.cancel("cancelled")
     run(core, target)
-    assert len(sink.answers) == 2
+    assert len(sink.calls["answered"]) == 2
     assert core.counters.sink_faults == 0
 
 
@@ -224,7 +191,7 @@ def test_an_answer_that_stops_at_once_has_nothing_to_tell():
     core = make_core(sink)
     core.add(request(), 0.0)
     assert run(core, AtOnce(VOCAB_SIZE)) == {"r": []}
-    assert (sink.prompts, sink.pieces) == ({}, {})
+    assert not sink.calls["prompted"] + sink.calls["committed"]
 
 
 def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood():
@@ -245,7 +212,7 @@ def test_requests_of_one_name_are_other_documents_and_so_are_those_of_another_ro
         for _ in range(2):
             core.add(request("same"), 0.0)
             run(core, target)
-    assert len(sink.pieces) == 4
+    assert len(sink.documents) == 4
 
 
 def test_drafters_are_told_what_a_sequence_may_read():

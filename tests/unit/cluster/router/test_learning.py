@@ -1,4 +1,4 @@
-"""What drafters learn (`teaching`): the contexts of verified rows with the target's predictions."""
+"""What drafters learn (`cluster.router.teaching`): the contexts of verified rows with the target's predictions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.learning import rows_of_prompt, successors_of
 from paceline_testing.drafting import tree_to_verify
-from paceline_testing.rounds import toy_info, toy_round
+from paceline_testing.rounds import toy_info, toy_request, toy_round
 from paceline_testing.tiny_models import save_tiny_model
 
 VOCAB = 50
@@ -60,13 +60,7 @@ def core_with(pupil: object) -> RouterCore:
 
 
 def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> GenerationRequest:
-    return GenerationRequest(
-        request_id=request_id,
-        prompt_token_ids=np.array(prompt, np.int32),
-        sampling=SamplingParams(seed=0),
-        max_new_tokens=20,
-        namespace=namespace,
-    )
+    return toy_request(request_id, prompt, 20, namespace=namespace)
 
 
 def test_every_prompt_token_is_a_context_of_the_next():
@@ -249,13 +243,6 @@ def test_a_drafter_that_cannot_learn_costs_nothing_else():
     round_of(core, 9, [], numbered)
     assert core.counters.emitted_tokens == 1
     assert core.counters.drafter_errors["pupil"] == 2
-
-
-def test_nobody_learns_and_nothing_is_asked_for():
-    core = RouterCore(toy_info(VOCAB, 512, 16), RouterConfig(), SpeculationConfig(), {})
-    core.add(request([1, 2, 3]), 0.0)
-    round, _ = core.plan_round(0.0)
-    assert core.assemble(round, {}).num_successors == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,7 +1,12 @@
+"""Merging trees, and choosing nodes that pay beside required ones, which are computed whether they pay or not."""
+
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from actors.draft_tree import DraftTree, depths_of
 from cluster.router.calibration import SourceCalibration
@@ -11,13 +16,14 @@ from cluster.router.planner import choose_nodes, most_nodes_that_can_pay, tally_
 VOCAB_SIZE = 6
 
 
-def tree(nodes, confidence=None):
+def tree(nodes, confidence=None, required=None):
     """From (token, parent) pairs; confidence halves with depth unless given."""
     tokens = np.array([token for token, _ in nodes], np.int32)
     parents = np.array([parent for _, parent in nodes], np.int32)
     if confidence is None:
         confidence = 0.5 ** depths_of(parents)
-    return DraftTree(tokens, parents, np.array(confidence, np.float32))
+    required = None if required is None else np.array(required, np.bool_)
+    return DraftTree(tokens, parents, np.array(confidence, np.float32), required=required)
 
 
 def limits(num_sequences, max_nodes=100, max_depth=100, stop=()):
@@ -35,7 +41,7 @@ def merge(proposals, num_sequences=1, **bounds):
 
 
 def paths(merged, sequence):
-    """{tokens from the root: (probability, sources)} of one sequence."""
+    """{tokens from the root: node} of one sequence. Parents come before children, siblings have distinct tokens."""
     begin, end = merged.start[sequence], merged.start[sequence + 1]
     found = {}
     prefixes = []
@@ -45,12 +51,12 @@ def paths(merged, sequence):
         prefix = (prefixes[parent] if parent >= 0 else ()) + (int(merged.nodes["token_id"][node]),)
         prefixes.append(prefix)
         assert prefix not in found
-        found[prefix] = (float(merged.nodes["probability"][node]), int(merged.nodes["sources"][node]))
+        found[prefix] = merged.nodes[node]
     return found
 
 
 @st.composite
-def draft_trees(draw, is_valid=True):
+def draft_trees(draw, is_valid=True, requires=False):
     count = draw(st.integers(0, 10))
     nodes, seen = [], set()
     for index in range(count):
@@ -61,7 +67,11 @@ def draft_trees(draw, is_valid=True):
             seen.add(node[::-1])
             nodes.append(node)
     confidence = [draw(st.floats(0.0, 1.0, width=32)) for _ in nodes]
-    return tree(nodes, confidence)
+    required = [requires and draw(st.booleans()) for _ in nodes]
+    for node in reversed(range(len(nodes))):
+        if required[node] and nodes[node][1] >= 0:
+            required[nodes[node][1]] = True
+    return tree(nodes, confidence, required if requires else None)
 
 
 def own_paths(proposal):
@@ -86,10 +96,11 @@ def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data)
                 if len(path) <= max_depth and not set(path) & set(stop):
                     expected[path] = expected.get(path, 0) | 1 << source
         found = paths(merged, index)
-        assert {path: sources for path, (_, sources) in found.items()} == expected
+        assert {path: node["sources"] for path, node in found.items()} == expected
         children = {}
-        for path, (probability, _) in found.items():
-            parent = found[path[:-1]][0] if len(path) > 1 else 1.0
+        for path, node in found.items():
+            probability = node["probability"]
+            parent = found[path[:-1]]["probability"] if len(path) > 1 else 1.0
             assert 0.0 <= probability <= parent
             children[path[:-1]] = children.get(path[:-1], 0.0) + probability
             assert children[path[:-1]] <= parent + 1e-9
@@ -141,43 +152,6 @@ def test_sources_that_agree_are_trusted_more_than_either_alone():
     assert alone.nodes["probability"][0] == pytest.approx(0.6)
     assert 0.6 < both.nodes["probability"][0] < 0.8
     assert both.nodes["best_source"][0] == 0
-
-
-def brute_force_best(merged, max_nodes, expected_tokens, fixed_s, verify_s):
-    """The best rate of all subsets that hold each node's parent."""
-    best = expected_tokens / (fixed_s + verify_s[0])
-    total = len(merged)
-    sequence_of = np.repeat(np.arange(len(max_nodes)), np.diff(merged.start))
-    for subset in range(1, 1 << total):
-        nodes = [node for node in range(total) if subset >> node & 1]
-        if len(nodes) >= len(verify_s) or any(np.bincount(sequence_of[nodes], minlength=len(max_nodes)) > max_nodes):
-            continue
-        begin = merged.start[sequence_of[nodes]]
-        if all(
-            parent < 0 or subset >> (parent + first) & 1
-            for parent, first in zip(merged.nodes["parent"][nodes].tolist(), begin.tolist(), strict=True)
-        ):
-            best = max(
-                best, (expected_tokens + merged.nodes["probability"][nodes].sum()) / (fixed_s + verify_s[len(nodes)])
-            )
-    return best
-
-
-@given(st.lists(draft_trees(), min_size=1, max_size=2), st.data())
-@settings(max_examples=60, deadline=None)
-def test_the_nodes_kept_give_the_best_rate_that_any_choice_of_nodes_gives(trees, data):
-    merged, _ = merge([Proposal(i, 0, one) for i, one in enumerate(trees)], len(trees))
-    if len(merged) > 11:
-        return
-    max_nodes = np.array([data.draw(st.integers(0, 6)) for _ in trees], np.int32)
-    steps = data.draw(st.lists(st.floats(0.0, 0.5), min_size=0, max_size=8))
-    verify_s = np.cumsum([1.0, *steps])
-    chosen = choose_nodes(merged, max_nodes, float(len(trees)), 0.1, verify_s)
-    rate = (len(trees) + chosen.nodes["probability"].sum()) / (0.1 + verify_s[len(chosen)])
-    assert rate == pytest.approx(brute_force_best(merged, max_nodes, float(len(trees)), 0.1, verify_s))
-    for sequence in range(len(trees)):
-        before, after = paths(merged, sequence), paths(chosen, sequence)
-        assert {path: before[path] for path in after} == after
 
 
 def test_a_steep_curve_leaves_no_drafts_and_a_flat_one_leaves_all():
@@ -300,7 +274,155 @@ def test_a_namespace_whose_curves_have_gone_to_another_begins_anew():
 def test_no_proposals_are_merged_to_nothing():
     merged, is_valid = merge([], 3)
     assert isinstance(merged, MergedTrees)
-    assert len(merged) == 0
     assert merged.start.tolist() == [0, 0, 0, 0]
-    chosen = choose_nodes(merged, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))
-    assert len(chosen) == len(is_valid) == 0
+    assert len(choose_nodes(merged, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))) == len(is_valid) == 0
+
+
+# Required nodes
+
+BATCHES = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), draft_trees(requires=True)), max_size=3), min_size=1, max_size=4
+)
+
+
+def proposals_of(batch):
+    return [Proposal(index, source, one) for index, found in enumerate(batch) for source, one in found]
+
+
+@given(BATCHES, st.integers(0, 4), st.integers(1, 5), st.lists(st.floats(0.0, 1.0), max_size=8), st.integers(0, 9))
+@settings(max_examples=150, deadline=None)
+def test_required_nodes_stay_with_their_parents_beside_no_more_others_than_allowed(
+    batch, max_nodes, max_depth, steps, min_rows
+):
+    stop = (0, 3)
+    merged, is_valid = merge(proposals_of(batch), len(batch), max_nodes=max_nodes, max_depth=max_depth, stop=stop)
+    assert is_valid.all()
+    bounds = np.full(len(batch), max_nodes, np.int32)
+    chosen = choose_nodes(merged, bounds, float(len(batch)), 0.1, np.cumsum([1.0, *steps]), min_rows)
+    num_others = 0
+    for index, found in enumerate(batch):
+        nodes = paths(chosen, index)
+        required = [pair for _, one in found for pair in zip(own_paths(one), one.required, strict=True)]
+        wanted = {path for path, is_required in required if is_required and len(path) <= max_depth}
+        assert {path for path, node in nodes.items() if node["is_required"]} == wanted
+        others = nodes.keys() - wanted
+        assert len(others) <= max_nodes
+        assert not any(set(path) & set(stop) for path in others)
+        assert not any(node["probability"] for path, node in nodes.items() if set(path) & set(stop))
+        num_others += len(others)
+    assert num_others <= len(steps)
+
+
+@given(BATCHES, st.lists(st.floats(0.0, 1.0), max_size=8), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_where_none_is_required_nothing_is_other_than_without_the_notion(batch, steps, min_rows):
+    def chosen(zeros):
+        plain = [
+            [(source, replace(one, required=np.zeros(len(one), np.bool_) if zeros else None)) for source, one in found]
+            for found in batch
+        ]
+        merged, _ = merge(proposals_of(plain), len(batch), max_nodes=4, stop=(0,))
+        bounds = np.full(len(batch), 4, np.int32)
+        return choose_nodes(merged, bounds, float(len(batch)), 0.1, np.cumsum([1.0, *steps]), min_rows)
+
+    without, zeros = chosen(False), chosen(True)
+    for field in fields(MergedTrees):
+        assert np.array_equal(getattr(without, field.name), getattr(zeros, field.name))
+
+
+@pytest.mark.parametrize("requires", [False, True])
+@given(data=st.data(), steps=st.lists(st.floats(0.0, 0.5), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_the_nodes_kept_give_the_best_rate_that_any_choice_gives_beside_what_is_required(requires, data, steps):
+    found = data.draw(st.lists(draft_trees(requires=requires), min_size=1, max_size=2))
+    max_nodes = np.array([data.draw(st.integers(0, 6)) for _ in found], np.int32)
+    merged, _ = merge([Proposal(index, 0, one) for index, one in enumerate(found)], len(found))
+    nodes, required = merged.nodes, np.flatnonzero(merged.nodes["is_required"])
+    others = np.flatnonzero(~nodes["is_required"])
+    if len(others) > 9:
+        return
+    verify_s = np.cumsum([1.0, *steps])
+    chosen = choose_nodes(merged, max_nodes, float(len(found)), 0.1, verify_s)
+    sequence_of = np.repeat(np.arange(len(found)), np.diff(merged.start))
+    parents = np.where(nodes["parent"] < 0, -1, nodes["parent"] + merged.start[sequence_of])
+    best = 0.0
+    for subset in range(1 << len(others)):
+        kept = [int(node) for bit, node in enumerate(others) if subset >> bit & 1]
+        taken = {-1, *kept, *required.tolist()}
+        is_allowed = len(kept) < len(verify_s) and {*parents[kept].tolist()} <= taken
+        if is_allowed and (np.bincount(sequence_of[kept], minlength=len(found)) <= max_nodes).all():
+            tokens = len(found) + nodes["probability"][[*kept, *required]].sum()
+            best = max(best, tokens / (0.1 + verify_s[len(kept)]))
+    rate = (len(found) + chosen.nodes["probability"].sum()) / (0.1 + verify_s[(~chosen.nodes["is_required"]).sum()])
+    assert rate == pytest.approx(best)
+    for sequence in range(len(found)):
+        before, after = paths(merged, sequence), paths(chosen, sequence)
+        assert all(before[path]["probability"] == node["probability"] for path, node in after.items())
+
+
+def test_required_nodes_are_kept_where_no_row_is_left_for_others():
+    one = tree([(1, -1), (2, -1), (3, 1)], [0.9, 0.0, 0.0], [False, True, True])
+    merged, _ = merge([Proposal(0, 0, one)], max_nodes=0)
+    chosen = choose_nodes(merged, np.zeros(1, np.int32), 1.0, 0.0, np.ones(1))
+    assert set(paths(chosen, 0)) == {(2,), (2, 3)}
+
+
+def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing():
+    window, guess = tree([(1, -1), (2, 0)], [0.0, 0.0], [True, True]), tree([(1, -1)], [0.6])
+    calibration, bounds = SourceCalibration(2), limits(1, 9)
+    alone, _ = merge_trees([Proposal(0, 1, guess)], bounds, calibration, VOCAB_SIZE)
+    for order in ((0, 1), (1, 0)):
+        proposals = [Proposal(0, source, (window, guess)[source]) for source in order]
+        merged, _ = merge_trees(proposals, bounds, calibration, VOCAB_SIZE)
+        both, only = paths(merged, 0)[1,], paths(merged, 0)[1, 2]
+        assert both["probability"] == pytest.approx(alone.nodes["probability"][0])
+        assert (both["sources"], both["best_source"]) == (0b10, 1)
+        assert (only["probability"], only["sources"], only["best_source"]) == (0.0, 0, 0)
+        chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, np.ones(2))
+        was = np.ones(2, np.bool_)
+        before = calibration.by_sources.curves["trials"].sum(axis=1)
+        verified, accepted, _ = tally_nodes(chosen, was, was, calibration)
+        assert verified.tolist() == accepted.tolist() == [[0, 1]]
+        learnt = calibration.by_sources.curves["trials"].sum(axis=1) - before
+        assert learnt.tolist() == pytest.approx([0.0, 1.0, 0.0])  # the guess counts, for its source alone
+
+
+def test_a_required_stop_token_and_what_follows_it_are_no_guesses_and_teach_nothing():
+    one = tree([(4, -1), (1, 0), (2, 0)], [0.5, 0.4, 0.3], [True, True, False])
+    calibration, bounds = SourceCalibration(1), limits(1, 9, stop=(4,))
+    merged, _ = merge_trees([Proposal(0, 0, one)], bounds, calibration, VOCAB_SIZE)
+    assert set(paths(merged, 0)) == {(4,), (4, 1)}
+    assert not merged.nodes["sources"].any()
+    chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, np.ones(1))
+    was = np.ones(2, np.bool_)
+    verified, accepted, expected = tally_nodes(chosen, was, ~was, calibration)
+    assert (verified.sum(), accepted.sum(), expected.sum()) == (0, 0, 0.0)
+    assert calibration.by_sources.curves["trials"].sum() == 0.0
+
+
+def test_a_phrase_in_the_window_is_a_guess_like_any_other():
+    calibration, bounds = SourceCalibration(1), limits(1, 9)
+    merged, _ = merge_trees([Proposal(0, 0, tree([(1, -1)], [0.5], [True]))], bounds, calibration, VOCAB_SIZE)
+    assert merged.nodes["probability"][0] == pytest.approx(0.5)
+    chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, np.ones(1))
+    tally_nodes(chosen, np.ones(1, np.bool_), np.ones(1, np.bool_), calibration)
+    assert calibration.by_sources.curves["trials"].sum() == pytest.approx(1.0)
+
+
+def test_a_tree_that_requires_a_node_but_not_its_parent_is_left_out():
+    broken = tree([(1, -1), (2, 0)], [0.0, 0.0], [False, True])
+    assert not broken.is_valid(VOCAB_SIZE)
+    merged, is_valid = merge([Proposal(0, 0, broken)])
+    assert not is_valid.any()
+    assert not len(merged)
+
+
+def test_requirements_of_another_kind_or_number_never_reach_the_kernels():
+    one = tree([(1, -1), (2, -1), (3, -1)], [0.5, 0.5, 0.0], [False, False, True])
+    assert has_tree_shape(one, 2, 1)
+    assert not has_tree_shape(one, 2)
+    assert not has_tree_shape(one, 1, 1)
+    assert not has_tree_shape(one, 3, 0)
+    for odd in (np.zeros(3, np.int32), np.zeros(2, np.bool_), np.zeros((3, 1), np.bool_), [False] * 3):
+        assert not has_tree_shape(replace(one, required=odd), 9, 9)
+        assert isinstance(odd, list) or not replace(one, required=odd).is_valid(VOCAB_SIZE)
