@@ -359,7 +359,7 @@ class LocalEngine:
                     open_ids.append(request.request_id)
                     self._inboxes[request.request_id] = deque()
                     running[request.request_id] = _Running.of(request)
-                    self.core.add(request, self._now())
+                    self.core.add(request, self.now())
                 if not any(self._inboxes[request_id] for request_id in open_ids):
                     self._run_round(on_round)
                 for request_id in list(open_ids):
@@ -401,7 +401,7 @@ class LocalEngine:
         self._is_in_round = True
         try:
             self.core.exchange(time.monotonic())
-            hooks = RoundHooks(self._now, self._deliver, mark)
+            hooks = RoundHooks(self.now, self._deliver, mark)
             outcome = run_local_round(self.core, self._verify, self._ask_draft_model, hooks)
         except BaseException:
             # Interrupted, perhaps by Ctrl-C: the KV is inconsistent, so the next round recomputes it from the tokens.
@@ -433,7 +433,7 @@ class LocalEngine:
             if sharing is None or not sharing.stats().waiting_contexts:
                 return
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """Monotonic or simulated seconds."""
         return time.monotonic() if self._seconds_of_rows is None else self._told_s
 
@@ -443,7 +443,8 @@ class LocalEngine:
         if self._seconds_of_rows is None:
             return result
         seconds = self._seconds_of_rows(max(1, result.rows))
-        self._told_s += seconds + _ROUTER_SECONDS
+        if result.rows:  # else it only releases sequences
+            self._told_s += seconds + _ROUTER_SECONDS
         return msgspec.structs.replace(result, elapsed_s=seconds, head_s=0.0)
 
     def _deliver(self, events: Sequence[RouterEvent]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.router.trace import RoundTrace
@@ -34,30 +35,23 @@ class Acceptance:
     by_source: dict[str, SourceAcceptance]
 
 
-class AcceptanceCounter:
-    def __init__(self) -> None:
-        self._deepest: Counter[int] = Counter()  # sequences by the depth of their deepest node
-        self._accepted_depth: Counter[int] = Counter()  # sequences by the length of their accepted path
-        self._proposed: Counter[str] = Counter()
-        self._verified: Counter[str] = Counter()
-        self._accepted: Counter[str] = Counter()
-
-    def add(self, trace: RoundTrace) -> None:
-        self._deepest.update(deepest for deepest, _ in trace.depths)
-        self._accepted_depth.update(accepted for _, accepted in trace.depths)
-        self._proposed.update(trace.proposed)
-        self._verified.update(trace.verified)
-        self._accepted.update(trace.accepted)
-
-    def result(self) -> Acceptance:
-        positions = []
-        for position in range(1, max(self._deepest, default=0) + 1):
-            # A node has all its ancestors beside it, so a tree has nodes at every depth up to its deepest.
-            rounds = sum(count for depth, count in self._deepest.items() if depth >= position)
-            reached = sum(count for depth, count in self._accepted_depth.items() if depth >= position)
-            positions.append(PositionAcceptance(position, rounds, reached, reached / rounds))
-        sources = {}
-        for source, proposed in sorted(self._proposed.items()):
-            verified, accepted = self._verified[source], self._accepted[source]
-            sources[source] = SourceAcceptance(proposed, verified, accepted, accepted / verified if verified else None)
-        return Acceptance(tuple(positions), sources)
+def count_acceptance(traces: Sequence[RoundTrace]) -> Acceptance:
+    depths = [pair for trace in traces for pair in trace.depths]
+    positions = []
+    for position in range(1, max((deepest for deepest, _ in depths), default=0) + 1):
+        # A node has all its ancestors beside it, so a tree has nodes at every depth up to its deepest.
+        rounds = sum(deepest >= position for deepest, _ in depths)
+        reached = sum(accepted >= position for _, accepted in depths)
+        positions.append(PositionAcceptance(position, rounds, reached, reached / rounds))
+    proposed, verified, accepted = Counter[str](), Counter[str](), Counter[str]()
+    for trace in traces:
+        proposed.update(trace.proposed)
+        verified.update(trace.verified)
+        accepted.update(trace.accepted)
+    sources = {
+        name: SourceAcceptance(
+            count, verified[name], accepted[name], accepted[name] / verified[name] if verified[name] else None
+        )
+        for name, count in sorted(proposed.items())
+    }
+    return Acceptance(tuple(positions), sources)

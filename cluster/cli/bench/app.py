@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +35,10 @@ from cluster.cli.engine import (
 )
 from cluster.cli.progress import progress_bars
 from cluster.cli.row_times import parse_row_times
+
+if TYPE_CHECKING:
+    from cluster.cli.bench.cache import CachePlan
+    from cluster.cli.bench.local import LocalPlan
 
 PromptsOption = Annotated[
     Path | None,
@@ -99,7 +103,9 @@ def local(
     on the same prompts."""
     rows = read_bench_prompts(prompts, spec_bench)
     sets = _drafter_sets(drafters)
-    _check_corpora(corpus, sets)
+    for directory in corpus:
+        if not any(RETRIEVAL in expand_drafters(names) for names in sets):
+            raise InvalidRequest("--corpus", str(directory), f"--drafters must include {RETRIEVAL} to use it")
     dtypes = tuple(_checked_dtype(name) for name in split_names(dtype))
     batch_sizes, gammas = _integers("--batch-size", batch_size, 1024), _integers("--gamma", gamma, MAX_GAMMA)
     check_writable("--json", json_file)
@@ -109,24 +115,21 @@ def local(
         if value is not None and not compare:
             raise InvalidRequest(option, str(value), "give --compare, too")
     from cluster.cli.bench.local import LocalPlan, run_local
-    from cluster.cli.bench.local_report import print_cell, print_heading
-    from cluster.cli.bench.methods import EngineSettings
+    from cluster.cli.bench.report import print_cell, print_heading
 
-    _set_threads(threads)
     plan = LocalPlan(
         prompts=tuple(rows),
-        engine=EngineSettings(
-            model=model,
-            draft_model=draft_model,
-            eagle_head=eagle_head,
-            corpora=tuple(map(str, corpus)),
-            branch=branch,
-            max_draft_tokens=max_draft_tokens,
-            quantization=quantization.value,
-            device=device,
-            exact=exact.value,
-            temperature=temperature,
-        ),
+        engine={
+            "model": model,
+            "draft_model": draft_model,
+            "eagle_head": eagle_head,
+            "corpora": tuple(map(str, corpus)),
+            "branch": branch,
+            "max_draft_tokens": max_draft_tokens,
+            "quantization": quantization.value,
+            "device": device,
+            "exact": exact.value,
+        },
         drafters=sets,
         gammas=gammas,
         rows_per_task=rows_per_task,
@@ -135,17 +138,19 @@ def local(
         dtypes=dtypes,
         batch_sizes=batch_sizes,
         compare=compare,
+        temperature=temperature,
         seed=seed,
     )
-    print_heading(plan, sys.stdout)
+    facts = _facts(plan, threads)
+    print_heading(facts, "wall time from prompt token ids to answer, prefill included, for every method", sys.stdout)
     with progress_bars() as progress:
-        report = run_local(plan, progress, lambda cell: print_cell(cell, sys.stdout))
+        cells = run_local(plan, progress, lambda cell: print_cell(cell, sys.stdout))
     if json_file is not None:
-        save_json(json_file, report.as_json())
+        save_json(json_file, {**facts, "cells": [asdict(cell) for cell in cells]})
     if plot is not None:
         from cluster.cli.bench.plot import draw_comparison
 
-        draw_comparison(report.cells[0], report.config["model_name"], plot)
+        draw_comparison(cells[0], model, plot)
 
 
 @app.command()
@@ -243,16 +248,18 @@ def cache(
     check_writable("--json", json_file)
     row_seconds = parse_row_times(row_times)
     dtype, sets = _checked_dtype(dtype), _drafter_sets(drafters)
-    from cluster.cli.bench.cache import CachePlan, ScenarioResult, run_cache
-    from cluster.cli.bench.cache_report import print_cache_heading, print_row_times, print_scenario
-    from cluster.cli.bench.methods import EngineSettings
+    from cluster.cli.bench.cache import CachePlan, run_cache
+    from cluster.cli.bench.report import print_cache_report, print_heading
 
-    _set_threads(threads)
     plan = CachePlan(
         prompts=tuple(bench_prompts),
-        engine=EngineSettings(
-            model=model, draft_model=draft_model, max_draft_tokens=max_draft_tokens, dtype=dtype, device=device
-        ),
+        engine={
+            "model": model,
+            "draft_model": draft_model,
+            "max_draft_tokens": max_draft_tokens,
+            "dtype": dtype,
+            "device": device,
+        },
         drafters=sets,
         kinds=split_names(kinds),
         rows=rows,
@@ -262,25 +269,29 @@ def cache(
         replica=replica,
         row_seconds=row_seconds,
     )
-    print_cache_heading(plan, sys.stdout)
-    shown: list[tuple[str, ...]] = []
-
-    def show(result: ScenarioResult) -> None:
-        print_scenario(result, result.drafters not in shown, sys.stdout)
-        shown.append(result.drafters)
-
+    facts = _facts(plan, threads)
+    note = (
+        "two fresh engines on the same requests, greedy: cold, without a cache, and warm, with what another engine has "
+    )
+    note += "answered before; tokens/s by what forwards take that nothing disturbs"
+    print_heading(facts, note, sys.stdout)
     with progress_bars() as progress:
-        report = run_cache(plan, progress, show)
-    print_row_times(report, sys.stdout)
+        report = run_cache(plan, progress)
+    print_cache_report(report, sys.stdout)
     if json_file is not None:
-        save_json(json_file, report.as_json())
+        save_json(json_file, {**facts, **asdict(report)})
 
 
-def _set_threads(threads: int | None) -> None:
+def _facts(plan: LocalPlan | CachePlan, threads: int | None) -> dict[str, dict[str, Any]]:
+    """The machine, after torch's threads were set, and what was asked for, without the prompts."""
     import torch
+
+    from cluster.cli.bench.measure import describe_machine
 
     if threads is not None:
         torch.set_num_threads(threads)
+    settings = {key: value for key, value in asdict(plan).items() if key not in ("prompts", "engine")}
+    return {"machine": describe_machine(), "config": {**plan.engine, "num_prompts": len(plan.prompts), **settings}}
 
 
 def _drafter_sets(texts: list[str]) -> tuple[tuple[str, ...], ...]:
@@ -306,14 +317,6 @@ def _integers(option: str, text: str, most: int) -> tuple[int, ...]:
     if not parts or not all(part.isdecimal() and len(part) <= 9 and 1 <= int(part) <= most for part in parts):
         raise InvalidRequest(option, text, f"it must hold integers from 1 to {most}, comma-separated")
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def _check_corpora(corpora: list[Path], sets: tuple[tuple[str, ...], ...]) -> None:
-    for directory in corpora:
-        if not directory.is_dir():
-            raise InvalidRequest("--corpus", str(directory), "there is no such directory")
-        if not any(RETRIEVAL in expand_drafters(names) for names in sets):
-            raise InvalidRequest("--corpus", str(directory), f"--drafters must include {RETRIEVAL} to use it")
 
 
 def _check_plot(plot: Path, num_cells: int) -> None:
@@ -344,14 +347,11 @@ def check_writable(option: str, file: Path | None) -> None:
     """Check before an hour of measuring. Raises InvalidRequest."""
     if file is None:
         return
+    is_new = not file.exists()
     try:
-        if file.is_dir() or not file.parent.is_dir():
-            raise InvalidRequest(option, str(file), "its directory must exist and it must be a file")
-        if not file.exists():
-            file.touch()  # permissions do not tell all
+        file.open("a").close()  # permissions do not tell all
+        if is_new:
             file.unlink()
-        elif not os.access(file, os.W_OK):
-            raise InvalidRequest(option, str(file), "it cannot be written")
     except OSError as error:
         raise InvalidRequest(option, str(file), f"it cannot be written: {error.strerror}") from None
 

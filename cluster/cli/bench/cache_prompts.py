@@ -5,18 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from actors.errors import InvalidRequest
-from cluster.cli.bench.prompts import BenchPrompt
+from cluster.cli.bench.prompts import BenchPrompt, user_says
 
 REPEATED, TEMPLATED, EDITS, UNRELATED = "repeated", "templated", "edits", "unrelated"
-OTHER_TOPIC, STALE, RANDOM, HOSTILE = "other-topic", "stale", "random", "hostile"
-KINDS = (REPEATED, TEMPLATED, EDITS, UNRELATED, OTHER_TOPIC, STALE, RANDOM, HOSTILE)
-
-# The cache holds answers to `Scenario.before`; or, under the prompts of `Scenario.asked`, their answers with every
-# fourth token changed, noise, or other tokens behind every few tokens of their answers.
-Content = Literal["answers", "stale", "random", "hostile"]
+OTHER_TOPIC, STALE, RANDOM = "other-topic", "stale", "random"
+KINDS = (REPEATED, TEMPLATED, EDITS, UNRELATED, OTHER_TOPIC, STALE, RANDOM)
 
 _SUBJECTS = ("rainbows", "volcanoes", "bridges", "magnets", "tides", "glaciers", "bees", "clocks", "salt", "deserts")
 _QUESTIONS = ("Explain in a few sentences how {} come about.", "Write a short note for children about {}.")
@@ -33,10 +28,9 @@ _FIELDS = ("width", "height", "weight", "price", "speed", "volume", "amount", "l
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One kind of requests."""
+    """One kind of requests. Under STALE and RANDOM the cache holds wrong answers to those that are asked."""
 
     name: str  # also its namespace
-    content: Content
     before: tuple[BenchPrompt, ...]  # answered earlier
     asked: tuple[BenchPrompt, ...]
 
@@ -54,11 +48,10 @@ def make_scenarios(
     edits = edit_prompts(count)
     scenarios = [repeated_prompts(count), templated_prompts(count), edits]
     if asked:
-        scenarios.append(Scenario(UNRELATED, "answers", tuple(before), tuple(asked)))
-    scenarios.append(Scenario(OTHER_TOPIC, "answers", edits.before, story_prompts(OTHER_TOPIC, count, 3)))
-    scenarios.append(Scenario(STALE, "stale", (), story_prompts(STALE, count, 1)))
-    scenarios.append(Scenario(RANDOM, "random", (), story_prompts(RANDOM, count, 2)))
-    scenarios.append(Scenario(HOSTILE, "hostile", (), story_prompts(HOSTILE, count, 4)))
+        scenarios.append(Scenario(UNRELATED, tuple(before), tuple(asked)))
+    scenarios.append(Scenario(OTHER_TOPIC, edits.before, story_prompts(OTHER_TOPIC, count, 3)))
+    scenarios.append(Scenario(STALE, (), story_prompts(STALE, count, 1)))
+    scenarios.append(Scenario(RANDOM, (), story_prompts(RANDOM, count, 2)))
     return [scenario for scenario in scenarios if scenario.name in (kinds or KINDS)]
 
 
@@ -72,14 +65,14 @@ def repeated_prompts(count: int) -> Scenario:
     return _scenario(REPEATED, texts, texts)
 
 
-def templated_prompts(count: int, before: int = 3, seed: int = 0) -> Scenario:
-    """A request of each template with names and numbers in it, after `before` others of the same template."""
-    random_ = random.Random(seed)
+def templated_prompts(count: int) -> Scenario:
+    """A request of each template with names and numbers in it, after three others of the same template."""
+    random_ = random.Random(0)
     known: list[str] = []
     asked: list[str] = []
     for row in range(count):
         template = _TEMPLATES[row % len(_TEMPLATES)]
-        names, things = random_.sample(_NAMES, before + 1), random_.sample(_THINGS, before + 1)
+        names, things = random_.sample(_NAMES, 4), random_.sample(_THINGS, 4)
         texts = [
             template.format(name=name, thing=thing, number=random_.randint(1000, 9999), days=random_.randint(2, 30))
             for name, thing in zip(names, things, strict=True)
@@ -89,9 +82,9 @@ def templated_prompts(count: int, before: int = 3, seed: int = 0) -> Scenario:
     return _scenario(TEMPLATED, known, asked)
 
 
-def edit_prompts(count: int, seed: int = 0) -> Scenario:
+def edit_prompts(count: int) -> Scenario:
     """An edit of a program in the prompt, after another edit of the same program."""
-    random_ = random.Random(seed)
+    random_ = random.Random(0)
     known: list[str] = []
     asked: list[str] = []
     for row in range(count):
@@ -126,11 +119,8 @@ def _program(name: str, fields: list[str]) -> str:
 
 
 def _scenario(name: str, before: list[str], asked: list[str]) -> Scenario:
-    return Scenario(name, "answers", _said(name, "before", before), _said(name, "asked", asked))
+    return Scenario(name, _said(name, "before", before), _said(name, "asked", asked))
 
 
 def _said(task: str, when: str, texts: list[str]) -> tuple[BenchPrompt, ...]:
-    return tuple(
-        BenchPrompt(f"{task} {when} {row}", task, ({"role": "user", "content": text},))
-        for row, text in enumerate(texts)
-    )
+    return tuple(BenchPrompt(f"{task} {when} {row}", task, user_says(text)) for row, text in enumerate(texts))

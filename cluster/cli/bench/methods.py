@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters, needs_draft_model
 from actors.models.quiet import quiet_transformers
-from actors.options import Quantization
-from cluster.cache.shared_cache import SharedCache
 from cluster.cli.bench.speed import Answer
-from cluster.offline.engine import Generation, LocalEngine, OnRound
+from cluster.offline.engine import LocalEngine
+from cluster.router.trace import RoundTrace
 
 
-class Method(Protocol):
+@dataclass(slots=True)
+class Method(ABC):
     """Answers prompts, from token ids to token ids and text; whatever it learns it keeps."""
 
     name: str
 
+    @abstractmethod
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
     ) -> list[Answer]:
         """Prompt i is sampled with seed + i. predictions: the probable answers, "" or () for none."""
-        ...
+
+    def now(self) -> float:
+        """Seconds of the clock by which it is measured."""
+        return time.monotonic()
 
 
-class GenerateMethod:
-    """The unpatched model's `generate`, greedy, one prompt after the other; with prompt lookup if told its number of
-    tokens, or with an assistant model of the same vocabulary."""
+@dataclass(slots=True)
+class GenerateMethod(Method):
+    """The unpatched model's `generate`, greedy, one prompt after the other."""
 
-    def __init__(
-        self,
-        name: str,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        eos_token_ids: Sequence[int],
-        prompt_lookup_tokens: int | None = None,
-        assistant: PreTrainedModel | None = None,
-    ) -> None:
-        self.name = name
-        self._model = model
-        self._tokenizer = tokenizer
-        self._eos = frozenset(eos_token_ids)
-        self._help = {"prompt_lookup_num_tokens": prompt_lookup_tokens, "assistant_model": assistant}
+    model: PreTrainedModel
+    tokenizer: Any
+    eos_token_ids: Sequence[int]
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `generate`: prompt lookup or an assistant model
 
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
@@ -54,142 +50,100 @@ class GenerateMethod:
         return [self._answer(prompt, max_new_tokens) for prompt in prompts]
 
     def _answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answer:
-        eos = sorted(self._eos) or None
+        eos = sorted(self.eos_token_ids) or None
         # Without the checkpoint's own penalties and limits: greedy means the same for all methods.
-        self._model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=eos[0] if eos else 0)
-        input_ids = torch.tensor([list(prompt)], device=self._model.device)
+        self.model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=eos[0] if eos else 0)
+        input_ids = torch.tensor([list(prompt)], device=self.model.device)
         forwards: list[object] = []
-        counter = self._model.register_forward_pre_hook(lambda *_: forwards.append(None))
+        counter = self.model.register_forward_pre_hook(lambda *_: forwards.append(None))
         try:
             with torch.inference_mode(), quiet_transformers():  # assisted decoding warns about its own calls
-                output = self._model.generate(
+                output = self.model.generate(
                     input_ids,
                     attention_mask=torch.ones_like(input_ids),
                     do_sample=False,
                     use_cache=True,
                     max_new_tokens=max_new_tokens,
-                    **self._help,
+                    **self.options,
                 )
         finally:
             counter.remove()
         token_ids = output[0, len(prompt) :].tolist()[:max_new_tokens]
-        end = next((index for index, token in enumerate(token_ids) if token in self._eos), len(token_ids))
-        text = self._tokenizer.decode(token_ids[:end], skip_special_tokens=True)  # the engine's time includes it
+        end = next((index for index, token in enumerate(token_ids) if token in self.eos_token_ids), len(token_ids))
+        text = self.tokenizer.decode(token_ids[:end], skip_special_tokens=True)  # the engine's time includes it
         return Answer(tuple(token_ids[:end]), len(forwards), text=text)
 
 
-class EngineMethod:
-    """A `LocalEngine`. `on_round`, if set, is called after every round."""
-
-    def __init__(self, name: str, engine: LocalEngine, temperature: float = 0.0, gamma: int | None = None) -> None:
-        """gamma: of the engine's draft model; None: it has none."""
-        self.name = name
-        self.gamma = gamma
-        self.drafter_names = tuple(engine.drafter_names)
-        self.on_round: OnRound | None = None
-        self._engine = engine
-        self._temperature = temperature
+@dataclass(slots=True)
+class EngineMethod(Method):
+    engine: LocalEngine
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalEngine.generate`
+    gamma: int | None = None  # of the engine's draft model; None: it has none
+    traces: list[RoundTrace] | None = None  # takes the trace of every round; None: rounds are not traced
 
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
     ) -> list[Answer]:
-        generations = self._engine.generate(
+        generations = self.engine.generate(
             list(prompts),
             max_new_tokens=max_new_tokens,
-            temperature=self._temperature,
             seed=seed,
             predictions=predictions,
-            on_round=self.on_round,
+            on_round=None if self.traces is None else self.traces.append,
+            **self.options,
         )
-        return [answer_of(one) for one in generations]
+        return [
+            Answer(
+                token_ids=tuple(one.token_ids),
+                rounds=one.rounds,
+                draft_tokens=one.draft_tokens,
+                accepted_tokens=one.accepted_tokens,
+                text=one.text,
+                round_tokens=tuple(one.round_tokens),
+            )
+            for one in generations
+        ]
+
+    def now(self) -> float:
+        return self.engine.now()
 
 
-def answer_of(generation: Generation) -> Answer:
-    return Answer(
-        token_ids=tuple(generation.token_ids),
-        rounds=generation.rounds,
-        draft_tokens=generation.draft_tokens,
-        accepted_tokens=dict(generation.accepted_tokens),
-        text=generation.text,
-        round_tokens=tuple(generation.round_tokens),
-        target_rows=generation.target_rows,
-        seconds=generation.seconds,
-    )
+def make_engine(settings: Mapping[str, Any], drafters: tuple[str, ...], longest: int, **more: Any) -> LocalEngine:
+    """A fresh engine with these drafters, or without drafts.
 
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Settings that all engines of a measurement share."""
-
-    model: str = "smollm2"
-    draft_model: str = "auto"  # of engines that draft
-    eagle_head: str = NONE  # of engines that draft
-    corpora: tuple[str, ...] = ()  # of engines with drafter `retrieval`
-    branch: int = 2
-    max_draft_tokens: int = 16
-    batch_size: int = 1
-    dtype: str = "float32"
-    quantization: Quantization = "none"
-    device: str = "auto"
-    exact: Literal["default", "bitwise"] = "default"
-    temperature: float = 0.0
-
-    def engine(
-        self,
-        drafters: tuple[str, ...],
-        longest: int,
-        *,
-        gamma: int = 4,
-        cache: SharedCache | None = None,
-        seconds_of_rows: Callable[[int], float] | None = None,
-    ) -> LocalEngine:
-        """A fresh engine. longest: tokens of the longest prompt and answer. Raises ModelError or InvalidRequest."""
-        has_drafts = drafters != (NONE,)
-        return LocalEngine(
-            self.model,
-            draft_model=self.draft_model if has_drafts else NONE,
-            eagle_head=self.eagle_head if has_drafts else NONE,
-            drafters=drafters,
-            corpora=self.corpora if RETRIEVAL in expand_drafters(drafters) else (),
-            gamma=gamma,
-            branch=self.branch,
-            batch_size=self.batch_size,
-            dtype=self.dtype,
-            quantization=self.quantization,
-            device=self.device,
-            exact=self.exact,
-            max_draft_tokens=self.max_draft_tokens,
-            kv_cache_tokens=max(256, 2 * self.batch_size * (longest + self.max_draft_tokens + 64)),
-            cache=cache,
-            seconds_of_rows=seconds_of_rows,
-        )
+    settings and more: keyword arguments of `LocalEngine`, of which draft model and head go to engines that draft,
+    corpora to those with drafter `retrieval`. longest: tokens of the longest prompt and answer. Raises ModelError or
+    InvalidRequest.
+    """
+    options = {"batch_size": 1, "max_draft_tokens": 16, **settings, **more}
+    if drafters == (NONE,):
+        options |= {"draft_model": NONE, "eagle_head": NONE}
+    if RETRIEVAL not in expand_drafters(drafters):
+        options["corpora"] = ()
+    tokens = 2 * options["batch_size"] * (longest + options["max_draft_tokens"] + 64)
+    return LocalEngine(drafters=drafters, kv_cache_tokens=max(256, tokens), **options)
 
 
 def create_engines(
-    settings: EngineSettings,
+    settings: Mapping[str, Any],
     drafters: Sequence[tuple[str, ...]],
     longest: int,
+    *,
     prefix: str = "",
     gammas: Sequence[int] = (4,),
+    **options: Any,
 ) -> list[EngineMethod]:
     """An engine without drafts and one for each other set of drafters, named `prefix` and the set; a set with a draft
-    model has one for each gamma. Engines share nothing that they learn. Raises ModelError or InvalidRequest."""
+    model has one for each gamma. options: of `LocalEngine.generate`. Engines share nothing that they learn. Raises
+    ModelError or InvalidRequest."""
     methods = []
     for names in ((NONE,), *(names for names in drafters if names != (NONE,))):
         label = f"{prefix}{','.join(names)}"
         for gamma in gammas:
-            engine = settings.engine(names, longest, gamma=gamma)
+            engine = make_engine(settings, names, longest, gamma=gamma)
             if not needs_draft_model(engine.drafter_names):
-                methods.append(EngineMethod(label, engine, settings.temperature))
+                methods.append(EngineMethod(label, engine, options))
                 break  # gamma changes nothing
             name = f"{label} gamma {gamma}" if len(gammas) > 1 else label
-            methods.append(EngineMethod(name, engine, settings.temperature, gamma))
+            methods.append(EngineMethod(name, engine, options, gamma))
     return methods
-
-
-def logit_gap(model: PreTrainedModel, token_ids: Sequence[int]) -> float:
-    """Difference of the model's two greatest next-token logits."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([list(token_ids)], device=model.device)).logits[0, -1].float()
-    first, second = logits.topk(2).values.tolist()
-    return float(first - second)

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from cluster.cli.bench.local import CellResult, MethodResult
+from cluster.cli.bench.local import CellResult
+from cluster.cli.bench.speed import MethodResult
 
 # Okabe and Ito: colours that colour-blind people can tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -19,7 +20,7 @@ _MIN_ROUNDS = 10  # a share of fewer is drawn only where there is nothing better
 
 def draw_comparison(cell: CellResult, model_name: str, file: Path) -> None:
     """Write a PNG or SVG, as the file's suffix says. Raises OSError."""
-    methods = [method for method in cell.methods if method.name != cell.reference]
+    methods = cell.methods[1:]
     tasks = list(cell.methods[0].tasks)
     groups = [*tasks, "all"] if len(tasks) > 1 else ["all prompts"]
     speed_width = max(4.0, 1.2 + 0.24 * len(groups) * (len(methods) + 1))

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from actors.errors import InvalidRequest
-from cluster.validation import is_text
 
 NO_TASK = "prompts"  # task of rows that name none
 
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 _CONTENT_KEYS = ("turns", "prompt", "messages", "prompt_token_ids")
-_MAX_LINE = 16 * 2**20  # characters
-_SHOWN = 60  # characters of a value in an error
+_SHOWN = 60  # characters of a line in an error
 
-Row = dict[str, Any]
+_NOT_EMPTY = msgspec.Meta(min_length=1)
+_Text = Annotated[str, _NOT_EMPTY]
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,57 +35,44 @@ class BenchPrompt:
     prediction: str = ""  # the probable answer, for the drafter of that name
 
 
+class _Message(msgspec.Struct):
+    role: _Text
+    content: str
+
+
+class _Row(msgspec.Struct):
+    """Other keys are ignored."""
+
+    prompt: _Text | None = None
+    turns: Annotated[list[_Text], _NOT_EMPTY] | None = None  # the first is asked
+    messages: Annotated[list[_Message], _NOT_EMPTY] | None = None
+    prompt_token_ids: Annotated[list[_TokenId], _NOT_EMPTY] | None = None
+    id: str | int | None = None
+    question_id: str | int | None = None
+    task: str | int | None = None
+    category: str | int | None = None
+    prediction: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Row)
+
+
 def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[BenchPrompt]:
-    """Rows of --prompts or --spec-bench, whichever is given. Raises InvalidRequest that names file, line and field."""
+    """Rows of --prompts, or of `question.jsonl` in the directory --spec-bench, whichever is given.
+
+    A row has one of `prompt`, `turns`, `messages` or `prompt_token_ids`; optionally `task` or `category`, `id` or
+    `question_id`, and a `prediction` of the answer. MT-bench's eight categories are one task. Raises InvalidRequest
+    that names file, line and field.
+    """
     if file is not None and spec_bench is None:
-        return read_prompts(file)
+        return _read_rows(file, "--prompts")
     if spec_bench is not None and file is None:
-        return read_spec_bench(spec_bench)
+        return _read_rows(spec_bench / "question.jsonl", "--spec-bench")
     raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
 
 
-def read_spec_bench(directory: Path) -> list[BenchPrompt]:
-    """The first turn of every question; MT-bench's eight categories are one task. Raises InvalidRequest."""
-    return _read_rows(directory / "question.jsonl", "--spec-bench")
-
-
-def read_prompts(file: Path) -> list[BenchPrompt]:
-    """Rows with one of `prompt`, `turns` (of which the first is asked), `messages` or `prompt_token_ids`; optionally
-    `task` or `category`, `id` or `question_id`, and a `prediction` of the answer. Other keys are ignored. Raises
-    InvalidRequest."""
-    return _read_rows(file, "--prompts")
-
-
-def prompt_of(row: Row, number: int) -> BenchPrompt:
-    """The prompt of the row in line `number`. Raises InvalidRequest that names the row's field; "" if it has no known
-    one."""
-    own = [key for key in _CONTENT_KEYS if key in row]
-    if len(own) != 1:
-        raise InvalidRequest("", "", f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}")
-    name = str(row.get("id", row.get("question_id", number)))
-    category = str(row.get("task", row.get("category", "")))
-    is_mt_bench = "task" not in row and "turns" in row and category in _MT_BENCH
-    task = "mt_bench" if is_mt_bench else category or NO_TASK
-    prediction = row.get("prediction") or ""
-    for field, text in (("id", name), ("task", category), ("prediction", prediction)):
-        if not is_text(text, may_be_empty=True):
-            raise InvalidRequest(field, _shown(text), "it must be a text")
-    return _with_content(BenchPrompt(name, task, prediction=prediction), own[0], row[own[0]])
-
-
-def _with_content(prompt: BenchPrompt, key: str, value: Any) -> BenchPrompt:
-    if key == "prompt_token_ids":
-        if not _is_list_of(value, int) or any(type(token) is not int or token < 0 for token in value):
-            raise InvalidRequest(key, _shown(value), "it must hold token ids, at least one")
-        return replace(prompt, token_ids=tuple(value))
-    if key == "messages":
-        if not _is_list_of(value, dict) or not all(_is_message(message) for message in value):
-            raise InvalidRequest(key, _shown(value), "it must hold messages with role and content")
-        return replace(prompt, messages=tuple({"role": one["role"], "content": one["content"]} for one in value))
-    turns = value if key == "turns" else [value]
-    if not _is_list_of(turns, str) or not all(map(is_text, turns)):
-        raise InvalidRequest(key, _shown(value), "it must hold a text")
-    return replace(prompt, messages=({"role": "user", "content": turns[0]},))
+def user_says(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": text},)
 
 
 def tasks_of(prompts: Sequence[BenchPrompt]) -> list[str]:
@@ -116,10 +105,13 @@ def make_blocks(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPro
 
 def _read_rows(file: Path, option: str) -> list[BenchPrompt]:
     try:
-        lines = [(number, line) for number, line in _lines(file, option) if line.strip()]
-        prompts = [_read_row(f"{option} {file}:{number}", number, line) for number, line in lines]
-    except (OSError, UnicodeDecodeError) as error:
+        # Rows end at line feeds alone: splitlines() also breaks at characters that JSON allows.
+        lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
         raise InvalidRequest(option, str(file), f"it cannot be read: {error}") from None
+    prompts = [
+        _read_row(f"{option} {file}:{number}", number, line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not prompts:
         raise InvalidRequest(option, str(file), "it must have at least one row")
     name, count = Counter(prompt.name for prompt in prompts).most_common(1)[0]
@@ -128,42 +120,26 @@ def _read_rows(file: Path, option: str) -> list[BenchPrompt]:
     return prompts
 
 
-def _lines(file: Path, option: str) -> Iterator[tuple[int, str]]:
-    """Lines numbered from 1. They end at line feeds alone: splitlines() also breaks at characters that JSON allows."""
-    with file.open(encoding="utf-8-sig") as stream:
-        number = 0
-        while line := stream.readline(_MAX_LINE + 1):
-            number += 1
-            if len(line) > _MAX_LINE:
-                limit = f"a line may have {_MAX_LINE} characters at most"
-                raise InvalidRequest(f"{option} {file}:{number}", line[:_SHOWN], limit)
-            yield number, line
-
-
-def _read_row(where: str, number: int, line: str) -> BenchPrompt:
+def _read_row(where: str, number: int, line: bytes) -> BenchPrompt:
+    shown = line[:_SHOWN].decode(errors="replace")
     try:
-        row = json.loads(line)
+        row = _decoder.decode(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(where, line[:_SHOWN], f"not valid JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise InvalidRequest(where, line[:_SHOWN], "every line must be a JSON object")
-    try:
-        return prompt_of(row, number)
-    except InvalidRequest as error:
-        field, value = (f"{where} {error.field}", error.value) if error.field else (where, line[:_SHOWN])
-        raise InvalidRequest(field, value, error.limit) from None
+        raise InvalidRequest(where, shown, f"it must be a row of JSON: {error}") from None
+    if sum(getattr(row, key) is not None for key in _CONTENT_KEYS) != 1:
+        raise InvalidRequest(where, shown, f"a row needs exactly one of {', '.join(_CONTENT_KEYS)}")
+    messages: Any = tuple(map(msgspec.to_builtins, row.messages or ()))
+    if text := row.prompt or (row.turns and row.turns[0]):
+        messages = user_says(text)
+    category = str(_first(row.task, row.category, NO_TASK))
+    return BenchPrompt(
+        name=str(_first(row.id, row.question_id, number)),
+        task="mt_bench" if row.task is None and row.turns and category in _MT_BENCH else category or NO_TASK,
+        messages=messages,
+        token_ids=tuple(row.prompt_token_ids or ()),
+        prediction=row.prediction or "",
+    )
 
 
-def _shown(value: Any) -> str:
-    try:
-        return str(value)[:_SHOWN]
-    except RecursionError:
-        return "deeply nested lists"
-
-
-def _is_list_of(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(part, kind) for part in value)
-
-
-def _is_message(message: dict[str, Any]) -> bool:
-    return is_text(message.get("role")) and is_text(message.get("content"), may_be_empty=True)
+def _first(*values: str | int | None) -> str | int | None:
+    return next((value for value in values if value is not None), None)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-NEAR_TIE = 1e-3  # logit gap under which two ways to add up the same numbers may choose differently
+from cluster.cli.bench.acceptance import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a method said to one prompt."""
+    """What a method answered to one prompt."""
 
     token_ids: tuple[int, ...]  # without the stop token
-    rounds: int  # forwards of the target that emitted tokens of it
+    rounds: int  # target forwards that emitted its tokens
     draft_tokens: int = 0  # verified
     accepted_tokens: Mapping[str, int] = field(default_factory=dict)  # by source
     text: str = ""
-    round_tokens: tuple[int, ...] | None = None  # how many each round emitted; None here and below: not known
-    target_rows: int | None = None  # computed for it, prompt included
-    seconds: float | None = None  # of its own, from its first round to its last
+    round_tokens: tuple[int, ...] | None = None  # tokens per round; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +29,23 @@ class TimedBlock:
     method: str
     task: str
     prompts: tuple[str, ...]
-    seconds: float  # wall time from prompt token ids to answers, prefill included
+    seconds: float  # from prompt token ids to answers, prefill included
     answers: tuple[Answer, ...]  # one per prompt
 
     @property
     def num_tokens(self) -> int:
         return sum(len(answer.token_ids) for answer in self.answers)
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A method over some blocks. Ratios are against the reference on the same prompts; None where it said nothing."""
+    """A method over some blocks."""
 
     num_prompts: int
     num_tokens: int
     seconds: float
     tokens_per_second: float  # all tokens by all seconds
-    ratio: float | None  # of tokens_per_second
-    median_ratio: float | None  # of tokens_per_second block by block
+    ratio: float | None  # of tokens_per_second to the reference's on the same prompts; None: one of them said nothing
     tokens_per_round: float
     draft_tokens: int
     accepted_tokens: dict[str, int]  # by source
@@ -67,7 +60,6 @@ class Difference:
     position: int  # within the answer
     expected: int | None  # the reference's token; None: it had ended
     found: int | None
-    logit_gap: float | None  # of the reference model's two best tokens there; None: not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,45 +69,37 @@ class Equality:
     num_compared: int
     differences: tuple[Difference, ...]  # the first of each answer that has one
 
-    @property
-    def num_identical(self) -> int:
-        return self.num_compared - len(self.differences)
 
-    @property
-    def num_near_ties(self) -> int:
-        return sum(one.logit_gap is not None and one.logit_gap < NEAR_TIE for one in self.differences)
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    name: str
+    overall: Speed
+    tasks: dict[str, Speed]
+    equality: Equality | None = None  # None: it is the reference
+    drafters: tuple[str, ...] | None = None  # None: not a Paceline engine
+    gamma: int | None = None  # of its draft model
+    acceptance: Acceptance | None = None  # None: not counted
 
-    @property
-    def largest_gap(self) -> float | None:
-        return max((one.logit_gap for one in self.differences if one.logit_gap is not None), default=None)
 
-
-def measure_speed(
-    blocks: Sequence[TimedBlock], method: str, reference: str | None = None, task: str | None = None
-) -> Speed:
+def measure_speed(blocks: Sequence[TimedBlock], method: str, reference: str, task: str | None = None) -> Speed:
     """Sum up a method's blocks, those of one task only if given. `reference` must have run the same blocks."""
-    own = _blocks_of(blocks, method, task)
+    own, others = (
+        [one for one in blocks if one.method == name and task in (None, one.task)] for name in (method, reference)
+    )
     answers = [answer for block in own for answer in block.answers]
-    num_tokens, seconds = _totals(own)
     rounds = sum(answer.rounds for answer in answers)
     drafted = sum(answer.draft_tokens for answer in answers)
     accepted: Counter[str] = Counter()
     for answer in answers:
         accepted.update(answer.accepted_tokens)
-    ratio = median_ratio = None
-    if reference is not None:
-        others = _blocks_of(blocks, reference, task)
-        ratio = _ratio((num_tokens, seconds), _totals(others))
-        rates = {block.prompts: block.tokens_per_second for block in others}
-        ratios = [block.tokens_per_second / rates[block.prompts] for block in own if rates[block.prompts] > 0]
-        median_ratio = statistics.median(ratios) if ratios else None
+    num_tokens, seconds = _totals(own)
+    other_tokens, other_seconds = _totals(others)
     return Speed(
         num_prompts=len(answers),
         num_tokens=num_tokens,
         seconds=seconds,
         tokens_per_second=num_tokens / seconds if seconds > 0 else 0.0,
-        ratio=ratio,
-        median_ratio=median_ratio,
+        ratio=num_tokens * other_seconds / (other_tokens * seconds) if other_tokens and seconds > 0 else None,
         tokens_per_round=num_tokens / rounds if rounds else 0.0,
         draft_tokens=drafted,
         accepted_tokens=dict(accepted),
@@ -123,32 +107,26 @@ def measure_speed(
     )
 
 
-def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
-    """The first index at which two answers differ; where one merely ends earlier, its length. None: identical."""
-    for index, (one, other) in enumerate(zip(expected, found, strict=False)):
-        if one != other:
-            return index
-    shorter, longer = sorted((len(expected), len(found)))
-    return None if shorter == longer else shorter
+def compare_answers(blocks: Sequence[TimedBlock], method: str, reference: str) -> Equality:
+    """Where the method's answers leave the reference's to the same prompts."""
+    expected, found = _answers(blocks, reference), _answers(blocks, method)
+    differences = []
+    for prompt, wanted in expected.items():
+        pairs = enumerate(zip_longest(wanted, found[prompt]))
+        if parted := next(((at, *pair) for at, pair in pairs if pair[0] != pair[1]), None):
+            differences.append(Difference(prompt, *parted))
+    return Equality(len(expected), tuple(differences))
 
 
-def answers_by_prompt(blocks: Sequence[TimedBlock], method: str) -> dict[str, Answer]:
-    """In the order in which they were given; keys are `TimedBlock.prompts`."""
+def _answers(blocks: Sequence[TimedBlock], method: str) -> dict[str, tuple[int, ...]]:
+    """Token ids by name of the prompt."""
     return {
-        prompt: answer
-        for block in _blocks_of(blocks, method, None)
+        prompt: answer.token_ids
+        for block in blocks
+        if block.method == method
         for prompt, answer in zip(block.prompts, block.answers, strict=True)
     }
 
 
-def _blocks_of(blocks: Sequence[TimedBlock], method: str, task: str | None) -> list[TimedBlock]:
-    return [block for block in blocks if block.method == method and task in (None, block.task)]
-
-
 def _totals(blocks: Sequence[TimedBlock]) -> tuple[int, float]:
     return sum(block.num_tokens for block in blocks), sum(block.seconds for block in blocks)
-
-
-def _ratio(own: tuple[int, float], other: tuple[int, float]) -> float | None:
-    (tokens, seconds), (other_tokens, other_seconds) = own, other
-    return (tokens * other_seconds) / (other_tokens * seconds) if other_tokens and seconds > 0 else None

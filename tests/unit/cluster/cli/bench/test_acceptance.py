@@ -6,7 +6,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.messages import Verdict, VerifyResult
-from cluster.cli.bench.acceptance import AcceptanceCounter, PositionAcceptance, SourceAcceptance
+from cluster.cli.bench.acceptance import PositionAcceptance, SourceAcceptance, count_acceptance
 from cluster.router.draft_wait import Traffic
 from cluster.router.round import Round, RoundEntry, RoundSize
 from cluster.router.trace import RoundTrace, trace_round
@@ -17,12 +17,13 @@ def trace(depths, proposed=None, verified=None, accepted=None):
 
 
 def test_acceptance_by_position_and_source_is_what_is_counted_by_hand():
-    counter = AcceptanceCounter()
-    counter.add(trace([]))  # a prompt
-    counter.add(trace([(3, 3)], {"suffix": 5}, {"suffix": 3}, {"suffix": 3}))
-    counter.add(trace([(1, 0), (4, 2)], {"suffix": 9, "lookup": 2}, {"suffix": 5, "lookup": 1}, {"lookup": 1}))
-    counter.add(trace([(2, 1)], {"lookup": 2, "idle": 7}, {"lookup": 2}, {"lookup": 1}))
-    found = counter.result()
+    traces = [
+        trace([]),  # a prompt
+        trace([(3, 3)], {"suffix": 5}, {"suffix": 3}, {"suffix": 3}),
+        trace([(1, 0), (4, 2)], {"suffix": 9, "lookup": 2}, {"suffix": 5, "lookup": 1}, {"lookup": 1}),
+        trace([(2, 1)], {"lookup": 2, "idle": 7}, {"lookup": 2}, {"lookup": 1}),
+    ]
+    found = count_acceptance(traces)
     assert found.by_position == (
         PositionAcceptance(1, 4, 3, 3 / 4),
         PositionAcceptance(2, 3, 2, 2 / 3),
@@ -34,7 +35,7 @@ def test_acceptance_by_position_and_source_is_what_is_counted_by_hand():
         "lookup": SourceAcceptance(4, 3, 2, 2 / 3),
         "suffix": SourceAcceptance(14, 8, 3, 3 / 8),
     }
-    assert AcceptanceCounter().result().by_position == ()
+    assert count_acceptance([]).by_position == ()
 
 
 def entry(seq_id, parents, num_verified):

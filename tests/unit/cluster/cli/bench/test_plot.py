@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from cluster.cli.bench.acceptance import Acceptance, PositionAcceptance
 from cluster.cli.bench.app import app
-from cluster.cli.bench.local import CellResult, MethodResult
+from cluster.cli.bench.local import CellResult
 from cluster.cli.bench.plot import draw_comparison
-from cluster.cli.bench.speed import Speed
+from cluster.cli.bench.speed import MethodResult, Speed
 from paceline_testing.tiny_models import save_tiny_model
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)  # of the first and second set of drafters
@@ -27,17 +27,17 @@ def colours_of(file):
 
 def method(name, ratio, tasks, shares=(), rounds=50):
     def speed(ratio):
-        return Speed(1, 10, 1.0, 10.0, ratio, ratio, 2.0, 5, {}, None)
+        return Speed(1, 10, 1.0, 10.0, ratio, 2.0, 5, {}, None)
 
     positions = [
         PositionAcceptance(number, rounds, round(rounds * share), share) for number, share in enumerate(shares, 1)
     ]
     by_task = {task: speed(ratio * (0.8 + 0.1 * index)) for index, task in enumerate(tasks)}
-    return MethodResult(name, (), speed(ratio), by_task, None, acceptance=Acceptance(tuple(positions), {}))
+    return MethodResult(name, speed(ratio), by_task, acceptance=Acceptance(tuple(positions), {}))
 
 
 def report(*methods):
-    return CellResult("float32", 1, methods[0].name, 0, list(methods), [])
+    return CellResult("float32", 1, list(methods), [])
 
 
 def test_the_command_draws_a_png_or_an_svg_as_the_name_says(tmp_path):

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.errors import InvalidRequest
-from cluster.cli.bench import prompts
-from cluster.cli.bench.prompts import (
-    BenchPrompt,
-    make_blocks,
-    pick_rows,
-    read_prompts,
-    read_spec_bench,
-)
+from cluster.cli.bench.prompts import BenchPrompt, make_blocks, pick_rows, read_bench_prompts, user_says
 
 SHARED = Path(__file__).resolve().parents[5].parent / "shared"
 
@@ -27,10 +20,6 @@ def write(tmp_path, *rows):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
     return file
-
-
-def said(text):
-    return ({"role": "user", "content": text},)
 
 
 def test_every_form_of_row_is_read(tmp_path):
@@ -44,57 +33,49 @@ def test_every_form_of_row_is_read(tmp_path):
         {"prompt_token_ids": [3, 0, 5], "expected": "ignored"},
         {"prompt": "say it again", "prediction": "it again"},
     )
-    assert read_prompts(file) == [
-        BenchPrompt("1", "prompts", said("one\u2028line")),
-        BenchPrompt("7", "mt_bench", said("first")),
+    assert read_bench_prompts(file, None) == [
+        BenchPrompt("1", "prompts", user_says("one\u2028line")),
+        BenchPrompt("7", "mt_bench", user_says("first")),
         BenchPrompt("x", "chat", tuple(history)),
         BenchPrompt("5", "prompts", token_ids=(3, 0, 5)),
-        BenchPrompt("6", "prompts", said("say it again"), prediction="it again"),
+        BenchPrompt("6", "prompts", user_says("say it again"), prediction="it again"),
     ]
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", ":2 is '{'; not valid JSON"),
-        ("[]", "every line must be a JSON object"),
+        ("{", ":2 is '{'; it must be a row of JSON"),
+        ("[]", "Expected `object`, got `array`"),
         ("{}", "exactly one of turns, prompt, messages, prompt_token_ids"),
         ('{"answer": "' + "x" * 1000 + '"}', "x'; a row needs exactly one of"),
-        ("[" * 100_000, "not valid JSON"),
-        ('{"prompt": ' + "[" * 600 + "]" * 600 + "}", "must hold a text"),
-        ('{"prompt": "half a pair: \\ud800"}', "must hold a text"),
-        ('{"prompt": "a", "id": "\\udfff"}', "id is '\\udfff'; it must be a text"),
+        ("[" * 100_000, "it must be a row of JSON"),
+        ('{"prompt": ' + "[" * 600 + "]" * 600 + "}", "got `array` - at `$.prompt`"),
+        ('{"prompt": "half a pair: \\ud800"}', "it must be a row of JSON"),
+        ('{"prompt": "a", "id": "\\udfff"}', "it must be a row of JSON"),
         ({"prompt": "a", "turns": ["b"]}, "exactly one of"),
-        ({"prompt": ""}, "must hold a text"),
-        ({"turns": []}, "must hold a text"),
-        ({"turns": [3]}, "must hold a text"),
-        ({"turns": ["a", ""]}, "must hold a text"),
-        ({"prompt": "a", "prediction": 3}, "prediction is '3'; it must be a text"),
-        ({"messages": []}, "messages with role and content"),
-        ({"messages": [{"role": "user"}]}, "messages with role and content"),
-        ({"prompt_token_ids": [1, True]}, "token ids"),
-        ({"prompt_token_ids": [-1]}, "token ids"),
+        ({"prompt": ""}, "length >= 1 - at `$.prompt`"),
+        ({"turns": []}, "length >= 1 - at `$.turns`"),
+        ({"turns": [3]}, "got `int` - at `$.turns[0]`"),
+        ({"turns": ["a", ""]}, "length >= 1 - at `$.turns[1]`"),
+        ({"prompt": "a", "prediction": 3}, "got `int` - at `$.prediction`"),
+        ({"messages": []}, "at `$.messages`"),
+        ({"messages": [{"role": "user"}]}, "missing required field `content` - at `$.messages[0]`"),
+        ({"prompt_token_ids": [1, True]}, "at `$.prompt_token_ids[1]`"),
+        ({"prompt_token_ids": [-1]}, ">= 0 - at `$.prompt_token_ids[0]`"),
         ({"prompt": "b", "id": 1}, "id is '1'; every row needs an id of its own"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, row, said):
     with pytest.raises(InvalidRequest) as caught:
-        read_prompts(write(tmp_path, {"prompt": "a"}, row))
+        read_bench_prompts(write(tmp_path, {"prompt": "a"}, row), None)
     assert said in str(caught.value)
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     file = write(tmp_path, {"prompt": "one"})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert read_prompts(file) == [BenchPrompt("1", "prompts", said("one"))]
-
-
-def test_a_line_longer_than_any_prompt_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "_MAX_LINE", 100)
-    fits = json.dumps({"prompt": "x" * 80})
-    assert len(read_prompts(write(tmp_path, fits, fits))) == 2
-    with pytest.raises(InvalidRequest, match=r"rows.jsonl:2 is .* a line may have 100 characters at most"):
-        read_prompts(write(tmp_path, fits, fits + " " * 100))
+    assert read_bench_prompts(file, None) == [BenchPrompt("1", "prompts", user_says("one"))]
 
 
 def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
@@ -102,7 +83,7 @@ def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
     binary.write_bytes(b"\xff\xfe")
     for file in (empty, binary, tmp_path / "absent", tmp_path):
         with pytest.raises(InvalidRequest, match=str(file)):
-            read_prompts(file)
+            read_bench_prompts(file, None)
 
 
 def test_of_spec_bench_first_turns_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
@@ -113,17 +94,17 @@ def test_of_spec_bench_first_turns_are_read_and_the_categories_of_mt_bench_are_o
         {"question_id": 481, "category": "rag", "turns": ["Read the passages. Who was it?"]},
     ]
     write(tmp_path, *rows).rename(tmp_path / "question.jsonl")
-    assert read_spec_bench(tmp_path) == [
-        BenchPrompt("81", "mt_bench", said("Compose a travel blog post.")),
-        BenchPrompt("91", "mt_bench", said("Pretend yourself to be a scientist.")),
-        BenchPrompt("161", "translation", said("Translate German to English: Guten Tag.")),
-        BenchPrompt("481", "rag", said("Read the passages. Who was it?")),
+    assert read_bench_prompts(None, tmp_path) == [
+        BenchPrompt("81", "mt_bench", user_says("Compose a travel blog post.")),
+        BenchPrompt("91", "mt_bench", user_says("Pretend yourself to be a scientist.")),
+        BenchPrompt("161", "translation", user_says("Translate German to English: Guten Tag.")),
+        BenchPrompt("481", "rag", user_says("Read the passages. Who was it?")),
     ]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared absent")
 def test_spec_bench_has_six_tasks_of_eighty_questions():
-    prompts = read_spec_bench(SHARED / "data" / "spec_bench")
+    prompts = read_bench_prompts(None, SHARED / "data" / "spec_bench")
     tasks = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
     assert Counter(prompt.task for prompt in prompts) == dict.fromkeys(tasks, 80)
     assert len({prompt.name for prompt in prompts}) == 480

@@ -1,0 +1,120 @@
+"""Has methods answer the same prompts in turn, and sums up what they did."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+
+from actors.errors import InvalidRequest
+from actors.models.loader import ModelInfo
+from cluster.cli.bench.acceptance import count_acceptance
+from cluster.cli.bench.methods import EngineMethod, Method
+from cluster.cli.bench.prompts import BenchPrompt, make_blocks
+from cluster.cli.bench.speed import MethodResult, TimedBlock, compare_answers, measure_speed
+from cluster.generation import LengthLimits, check_token_ids
+
+
+def describe_machine() -> dict[str, str | int]:
+    """What speed depends on besides models and options."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+        "torch_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def encode_prompts(
+    rows: Iterable[BenchPrompt], info: ModelInfo, tokenizer: Any, max_new_tokens: int
+) -> dict[str, list[int]]:
+    """Token ids by name of the row. Raises InvalidRequest for one that the model has no room for."""
+    found = {row.name: encode_prompt(row, tokenizer) for row in rows}
+    for name, token_ids in found.items():
+        check_token_ids(f"prompt {name}", token_ids, info.vocab_size)
+        limits = LengthLimits(
+            max_model_len=info.max_model_len,
+            max_side_len=info.max_side_len,
+            prompt_field=f"prompt {name}",
+            max_tokens_field=f"--max-new-tokens for prompt {name}",
+        )
+        limits.num_new_tokens(max_new_tokens, max_new_tokens, len(token_ids))
+    return found
+
+
+def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:
+    """Token ids through the model's chat template; plain text where it has none. Raises InvalidRequest."""
+    if prompt.token_ids:
+        return list(prompt.token_ids)
+    if tokenizer.chat_template:
+        return list(
+            tokenizer.apply_chat_template(
+                list(prompt.messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+    if len(prompt.messages) > 1:
+        limit = "the model has no chat template, so a prompt can be one message only"
+        raise InvalidRequest(f"prompt {prompt.name}", f"{len(prompt.messages)} messages", limit)
+    return list(tokenizer.encode(prompt.messages[0]["content"]))
+
+
+def run_blocks(
+    methods: Sequence[Method],
+    rows: Sequence[BenchPrompt],
+    token_ids: Mapping[str, list[int]],
+    max_new_tokens: int,
+    *,
+    batch_size: int = 1,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[TimedBlock]:
+    """Every method on every block of rows; the method that goes first changes with each block. Row i is sampled with
+    `seed` plus i."""
+    seeds = {row.name: seed + index for index, row in enumerate(rows)}
+    blocks, timed = make_blocks(rows, batch_size), []
+    for index, block in enumerate(blocks):
+        progress(index, len(blocks))
+        names, prompts = tuple(row.name for row in block), [token_ids[row.name] for row in block]
+        predictions = [row.prediction for row in block]
+        first = index % len(methods)
+        for method in (*methods[first:], *methods[:first]):
+            started = method.now()
+            answers = method.answer(prompts, max_new_tokens, seeds[names[0]], predictions)
+            timed.append(
+                TimedBlock(
+                    method=method.name,
+                    task=block[0].task,
+                    prompts=names,
+                    seconds=method.now() - started,
+                    answers=tuple(answers),
+                )
+            )
+    progress(len(blocks), len(blocks))
+    return timed
+
+
+def summarise(methods: Sequence[Method], blocks: Sequence[TimedBlock]) -> list[MethodResult]:
+    """Results by method, compared with the first one."""
+    reference = methods[0].name
+    tasks = dict.fromkeys(block.task for block in blocks)
+    results = []
+    for method in methods:
+        result = MethodResult(
+            name=method.name,
+            overall=measure_speed(blocks, method.name, reference),
+            tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
+            equality=None if method is methods[0] else compare_answers(blocks, method.name, reference),
+        )
+        if isinstance(method, EngineMethod):
+            acceptance = None if method.traces is None else count_acceptance(method.traces)
+            names = method.engine.drafter_names
+            result = replace(result, drafters=names, gamma=method.gamma, acceptance=acceptance)
+        results.append(result)
+    return results
