@@ -16,13 +16,13 @@ KNOTS = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 
 _PRIOR_STRENGTH = 6.0  # observations a knot's prior is worth
 _MAX_WEIGHT = 96.0  # observations a knot remembers
 _DECAY_ROUNDS = 8
-_DECAY = 0.98  # of all weights, so often: a source that was bad is tried again after some hundred rounds
+_DECAY = 0.98  # factor on all weights: a source that was bad is tried again after some hundred rounds
 _FIT_OBSERVATIONS = 16.0  # new ones after which curves are fitted anew
 
 KNOT = np.dtype(
     [
         ("trials", "f8"),  # verified nodes with about this confidence, old ones decayed
-        ("hits", "f8"),  # of these, the accepted ones
+        ("hits", "f8"),  # accepted nodes among them
         ("level", "f8"),  # acceptance probability that follows
     ]
 )
@@ -70,7 +70,7 @@ class Calibration:
         self._num_curves = num_curves
         self.curves = _new_curves(num_curves)  # KNOT [curves, knots]; the planner's kernels read and add to them
         self._rounds = np.zeros(1, np.int64)  # by group
-        self._fitted_weight = np.zeros(1)  # of all trials of a group when its curves were fitted last
+        self._fitted_weight = np.zeros(1)  # sum of all trials by group, when its curves were last fitted
 
     def add_group(self) -> None:
         self.curves = np.concatenate([self.curves, _new_curves(self._num_curves)])
@@ -78,7 +78,7 @@ class Calibration:
         self._fitted_weight = np.append(self._fitted_weight, 0.0)
 
     def forget(self, group: int) -> None:
-        """Let the group's curves begin anew, as those that nobody has observed."""
+        """Reset the group's curves to those of a new group."""
         self._in_groups("trials")[group] = 0.0
         self._in_groups("hits")[group] = 0.0
         self._in_groups("level")[group] = KNOTS
@@ -86,7 +86,7 @@ class Calibration:
         self._fitted_weight[group] = 0.0
 
     def probability(self, curve: int, confidence: float) -> float:
-        """Of one node; the planner's kernels read `levels` themselves."""
+        """The acceptance probability of one node. The planner's kernels read the curves themselves."""
         return float(np.interp(confidence, KNOTS, self.curves["level"][curve]))
 
     def observe(self, curve: int, confidence: np.ndarray, is_accepted: np.ndarray) -> None:
@@ -178,17 +178,17 @@ def curve_of_sources(sources, group, num_sources):  # type: ignore[no-untyped-de
 
 
 def _sums(groups: np.ndarray) -> np.ndarray:
-    """Of each group, float64 [groups]; to the last bit the same whichever others there are."""
+    """Sum of each group, float64 [groups]; its bits do not depend on the other groups."""
     sums: np.ndarray = groups.reshape(len(groups), -1).sum(axis=1)
     return sums
 
 
-MAX_NAMESPACES = 64  # that are known at a time, beside those that are in a round
+MAX_NAMESPACES = 64  # known at a time, beside those in a round
 
 
 class NamespaceSlots:
-    """Numbers for the namespaces in use. Of the owner who has most of them, the namespace that was used least recently
-    gives its up, but none of the last `num_spared`."""
+    """Numbers for the namespaces in use. When they run out, the owner with most namespaces loses its least recently
+    used one, but none of the last `num_spared`."""
 
     def __init__(self, num_spared: int, num_others: int = MAX_NAMESPACES) -> None:
         self._num_spared = num_spared
@@ -196,7 +196,7 @@ class NamespaceSlots:
         self._slots: OrderedDict[str, int] = OrderedDict()
 
     def slot(self, namespace: str) -> tuple[int, bool]:
-        """The namespace's number, and whether it has just got it."""
+        """The namespace's number, and whether it is new."""
         found = self._slots.get(namespace)
         if found is not None:
             self._slots.move_to_end(namespace)
@@ -208,7 +208,7 @@ class NamespaceSlots:
         return free, True
 
     def known(self, namespace: str) -> int | None:
-        """The namespace's number if it has one; asking is no use of it."""
+        """The namespace's number if it has one. Does not update the LRU order."""
         return self._slots.get(namespace)
 
 
@@ -247,7 +247,7 @@ class SourceCalibration:
         return slot
 
     def drop(self, namespace: str) -> None:
-        """Forget what was learnt in a namespace."""
+        """Drop this namespace's curves."""
         slot = self._slots.known(namespace)
         if slot is not None:
             for calibration in self._all:

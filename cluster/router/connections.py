@@ -126,7 +126,7 @@ class Connections:
         return sum(link.in_flight for link in self.links())
 
     def worker_drops(self) -> Counter[str]:
-        """As `drops`, at the workers' ends, as the workers last told the directory."""
+        """Drops at the workers' ends by reason, as the workers last told the directory."""
         told = (Counter(dict(entry.link_drops)) for entry, _ in self._links.values())
         return sum(told, self._worker_drops)
 

@@ -1,4 +1,4 @@
-"""What the router has counted since it started; the metrics read it."""
+"""Counts of the router since it started, read by its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the drafts of each source have fared in one text: statistics for `Earnings` of the shared cache."""
+"""Acceptance of each source's drafts in one text: statistics for `Earnings` of the shared cache."""
 
 from __future__ import annotations
 

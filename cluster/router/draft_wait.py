@@ -11,16 +11,16 @@ from cache_service.store.fair_share import first_to_give_way
 FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
 
 _MAX_NAMESPACES = 64  # that are known at a time
-_DECAY = 0.97  # of what is known, each round that asked
+_DECAY = 0.97  # factor on all sums with each round that asked
 _FIRST_ROUNDS = 8.0  # asked anyway until this much is known
 _BURST = 4  # rounds of a new try; one alone would only measure how the worker catches up
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 1024
-_TRY_SHARE = 0.005  # of the rounds' time, that tries in vain may take
+_TRY_SHARE = 0.005  # share of the rounds' time that unsuccessful tries may take
 
 
 class _Load:
-    """What rounds with about this many sequences have shown."""
+    """Statistics of rounds with about this many sequences."""
 
     __slots__ = ("burst", "gained", "lost_s", "pause", "rounds", "since", "tokens", "verify_s", "wait_s")
 
@@ -143,7 +143,7 @@ class DraftWait:
 
 @dataclass(slots=True)
 class Traffic:
-    """What the rounds of one namespace, or those of several, have shown of drafting.
+    """Drafting statistics of the rounds of one namespace, or of all rounds of several.
 
     What pays for one tenant's text says something of the text. So a round of one namespace is planned by what such
     rounds of its own have shown, whatever others have asked before. Rounds of several namespaces share one record: a

@@ -1,4 +1,4 @@
-"""One tree per sequence out of the draft trees of all sources: equal prefixes become one node.
+"""Merges the draft trees of all sources into one tree per sequence: equal prefixes become one node.
 
 Three sources propose for one sequence. A node of theirs is a token with its confidence; a node of the merged tree is a
 token with its probability, before the calibration, and its sources:
@@ -71,8 +71,8 @@ MERGED_NODE = np.dtype(
         ("best_source", "i4"),  # the source that was most sure of the node; it gets the credit
         ("best_confidence", "f8"),  # that source's
         ("sources", "i8"),  # bit s is set where source s proposed the node as a guess
-        ("uncalibrated_probability", "f8"),  # of all its sources together
-        ("probability", "f8"),  # of being on the accepted path
+        ("uncalibrated_probability", "f8"),  # combined from all its sources
+        ("probability", "f8"),  # that it is on the accepted path
         ("is_required", "?"),  # computed whether it pays or not; so are its parents
     ],
     align=True,
@@ -86,7 +86,7 @@ class Proposal:
     sequence: int  # index of the sequence in the round; proposals are ordered by it
     source: int  # index of the source in the calibration
     tree: DraftTree
-    group: int = 0  # of its sequence's namespace in the calibration
+    group: int = 0  # calibration group of the sequence's namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def _merge(trees, proposed, sequences, stop_tokens, vocab_size):  # type: ignore
 
 @numba.njit(cache=True)
 def _add_guess(node, source, confidence):  # type: ignore[no-untyped-def]
-    """One more source guesses the node."""
+    """Add a source that proposes the node."""
     if node.sources == 0:
         node.uncalibrated_probability = confidence
     else:
@@ -288,7 +288,7 @@ def _calibrate(start, nodes, groups, curves, num_sources):  # type: ignore[no-un
     """Steps 3 and 4 of `merge_trees`, in place."""
     for s in range(len(groups)):
         tree = nodes[start[s] : start[s + 1]]
-        together = np.zeros(len(tree) + 1)  # of the children of each node; the root's first
+        together = np.zeros(len(tree) + 1)  # sum over each node's children; the root's first
         for m in range(len(tree)):
             together[tree[m].parent + 1] += tree[m].uncalibrated_probability
         for m in range(len(tree)):

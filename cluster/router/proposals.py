@@ -1,4 +1,4 @@
-"""Where trees enter the router: a tree becomes a proposal of its sequence, or is counted as invalid.
+"""The trust boundary for draft trees: a tree becomes a proposal of its sequence, or is counted as invalid.
 
 Types, lengths and limits are checked here, and chains under rejection completely. The merging kernel checks the values
 of the other trees, for all trees of a round at once.

@@ -1,4 +1,4 @@
-"""Who runs: a bounded waiting queue, admission in order of arrival, preemption, and fair shares of the prompt rows."""
+"""Chooses who runs: a bounded queue, admission in order of arrival, preemption, and fair shares of prompt rows."""
 
 from __future__ import annotations
 

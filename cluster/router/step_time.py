@@ -1,4 +1,4 @@
-"""How long a target forward takes by its number of rows, measured while serving."""
+"""The time of a target forward by its number of rows, measured while serving."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class BadNetwork:
     def __init__(self, server_port: int) -> None:
         self.port = 0
         self._server_port = server_port
-        self._answer_bytes: int | None = None  # of each answer that come through; the connection is reset after them
+        self._answer_bytes: int | None = None  # bytes of each answer that pass before the connection is reset
         self._slow_bytes: int | None = None  # that come through at once, every `_PAUSE_S`
         self._is_silent = False
         self._is_started = threading.Event()

@@ -68,7 +68,7 @@ class Documents:
 
 
 class Namespace:
-    """One namespace of a server, with the shortest words for what tests do to it."""
+    """One namespace of a server, with short methods for tests."""
 
     def __init__(self, settings, name=None, ring=None, max_log_entries=1_000_000):
         self.connection = Connection(settings)
@@ -86,7 +86,7 @@ class Namespace:
         return self.connection.client()
 
     def open(self, name=None):
-        """What publishers, followers and compactors are given to open a namespace with."""
+        """Open a namespace for publishers, followers and compactors."""
         keys = self.keys if name is None else StoreKeys(FINGERPRINT, name)
         return Store(self.connection, keys), FrameCodec(keys, self.ring)
 
@@ -101,7 +101,7 @@ class Namespace:
         return LogReader(self.store, self.codec, listener, ReaderSettings(**settings))
 
     def read(self, **settings):
-        """What a reader that starts now finds."""
+        """Documents and counters of a reader that starts now."""
         documents = Documents()
         reader = self.reader(documents, **settings)
         catch_up(reader)

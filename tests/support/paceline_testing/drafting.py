@@ -1,4 +1,4 @@
-"""What tests look at when something drafts: the paths of a tree, and the forwards of a draft model."""
+"""The paths of a draft tree, trees to verify, and the forwards of a draft model."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _given: set[int] = set()  # to servers that may not listen yet
 
 
 def free_ports(count: int) -> list[int]:
-    """Of loopback; nobody listens on them now, and no call in this process has named them before."""
+    """Loopback ports on which nobody listens now, and which no call in this process has returned before."""
     ports: list[int] = []
     for port in random.SystemRandom().sample(range(_FIRST, _END), _END - _FIRST):
         if len(ports) == count:

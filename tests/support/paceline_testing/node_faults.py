@@ -1,5 +1,5 @@
-"""What happens to a cluster on Kubernetes, done to one of `ray_nodes`: an upgrade in place, the loss of a node, and
-draft workers that come and go with the load.
+"""Faults of a cluster on Kubernetes, made on a cluster of `ray_nodes`: an upgrade in place, the loss of a node,
+and draft workers that come and go with the load.
 
 As a program it says what these cost, with Ray looking after its nodes as often as it does by default:
 `PYTHONPATH=tests/support python -m paceline_testing.node_faults OVERLAY FAULT...`, faults being roll, draft, target,
@@ -62,7 +62,7 @@ class Deployed:
 
     def has_drafts(self, workers: int | None = None) -> bool:
         """workers: None: as many as there are at the least."""
-        found = self.client.metric("paceline_draft_workers")  # of each router that has or had a target group
+        found = self.client.metric("paceline_draft_workers")  # one value for each router that has or had a target group
         return bool(found) and set(found) == {self.values.draft.min if workers is None else workers}
 
     def roll(self) -> None:

@@ -49,7 +49,7 @@ def merging_tokenizer(vocab_size: int = 320, seed: int | None = None) -> PreTrai
 
 
 def sentence_piece_tokenizer() -> PreTrainedTokenizerBase:
-    """As those of Llama 2 are: a space before the text, bytes for what is not known, a token before every text."""
+    """Like Llama 2's: a space before the text, bytes for unknown characters, a token before every text."""
     words = ["\u2581the", "\u2581cat", "\u2581and", "\u2581", *sorted(set("abcdefghijklmnopqrstuvwxyz.,ABC"))]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     pieces += ["th", "\u2581th", "an", "\u2581an", "ca", "\u2581ca", "he"]

@@ -1,4 +1,4 @@
-"""What the panels of the dashboards and the alerts ask of Prometheus."""
+"""Prometheus queries of the dashboards' panels and of the alerts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 
 @dataclass(frozen=True)
 class Asked:
-    """By one expression."""
+    """The series that one expression reads."""
 
     where: str
     series: tuple[tuple[str, frozenset[str]], ...]  # metrics with the labels that are selected by

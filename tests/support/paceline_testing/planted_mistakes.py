@@ -1,4 +1,4 @@
-"""One mistake each, made in a manifest that is right, and the rule that must find it."""
+"""Mistakes, each made in a manifest that is right, with the rule that must find it."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from paceline_testing.free_ports import free_ports
 
 _HOST = "127.0.0.1"
 _MARK = "PACELINE_TESTS_NODE"  # in the environment of all processes of a node, and of nothing else
-_STORE_BYTES = 80 * 2**20  # of each node's object store; Ray takes no less than 75 MiB
+_STORE_BYTES = 80 * 2**20  # object store of each node; Ray takes no less than 75 MiB
 _PATIENCE_S = 300.0
-_START_S = 120.0  # of one try: `ray start` takes seconds, on a busy machine a minute, and now and then stands still
+_START_S = 120.0  # limit of one try: `ray start` takes seconds, on a busy machine a minute, and sometimes hangs
 _CODE = Path(cluster.__file__).resolve().parent.parent
 
 
@@ -67,7 +67,7 @@ class RayNode:
 
     @property
     def url(self) -> str:
-        """Of its proxy."""
+        """URL of its Serve proxy."""
         return f"http://{_HOST}:{self.http_port}"
 
     @property
@@ -80,11 +80,11 @@ class RayNode:
 
     @property
     def has_joined(self) -> bool:
-        """Its cluster, at some time."""
+        """Whether it has ever joined its cluster."""
         return b"Ray runtime started" in self.log.read_bytes()
 
     def processes(self) -> list[psutil.Process]:
-        """Those that live, whoever their parent is by now."""
+        """Its living processes, whoever their parent is by now."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -95,7 +95,7 @@ class RayNode:
         return found
 
     def runs(self, process_ids: set[int]) -> bool:
-        """Some of these."""
+        """Whether one of these processes runs on it."""
         return any(process.pid in process_ids for process in self.processes())
 
     def kill(self) -> None:
@@ -108,7 +108,7 @@ class RayNode:
         self._process.wait(timeout=10)
 
     def silence(self) -> None:
-        """From here on it says nothing, and its connections stay open: as if its network were gone."""
+        """Stop its processes; connections stay open, as if its network were gone."""
         for process in self.processes():
             _signal(process, signal.SIGSTOP)
 
@@ -164,12 +164,12 @@ class RayNodes:
         return self._join(group, [f"--address={self._gcs}", f"--num-cpus={cpus:g}", f"--resources={resources}"])
 
     def deploy(self, serve_config: str) -> None:
-        """What KubeRay does with a new `serveConfigV2`."""
+        """Deploy as KubeRay does with a new `serveConfigV2`."""
         answer = self.dashboard.put("/api/serve/applications/", json=yaml.safe_load(serve_config))
         assert answer.is_success, answer.text
 
     def application(self, name: str = "paceline") -> dict[str, Any]:
-        """What Serve says of it: `ray.serve.schema.ApplicationDetails`."""
+        """Serve's `ray.serve.schema.ApplicationDetails`."""
         answer = self.dashboard.get("/api/serve/applications/")
         assert answer.is_success, answer.text
         found: dict[str, Any] = answer.json()["applications"].get(name, {})

@@ -13,7 +13,7 @@ from ray.serve._private.deployment_info import DeploymentInfo
 
 
 def policy_context(current: int, target: int, **recorded: dict[str, float]) -> SimpleNamespace:
-    """Of a deployment of 1 to 4 replicas. recorded: by replica."""
+    """The context of a deployment of 1 to 4 replicas. recorded: values by replica, for each signal."""
     return SimpleNamespace(
         current_num_replicas=current,
         target_num_replicas=target,
@@ -24,8 +24,8 @@ def policy_context(current: int, target: int, **recorded: dict[str, float]) -> S
 
 
 def autoscaler_of(application: Application) -> Callable[..., int]:
-    """Tell it how many replicas there are, and what each of them has just recorded: it says how many there should be.
-    Of a deployment that begins with one."""
+    """Serve's decision for a deployment that begins with one replica: a function of the present number of replicas and
+    of the signals that each has just recorded."""
     deployment = application._bound_deployment
     name = DeploymentID(deployment.name, "paceline")
     state = DeploymentAutoscalingState(name)

@@ -28,12 +28,12 @@ class Question:
 
 @dataclass(slots=True)
 class Record:
-    """One request as its client saw it. Times are of `time.monotonic`."""
+    """One request as its client saw it. Times come from `time.monotonic`."""
 
     kind: str
     started: float
     ended: float = 0.0
-    longest_gap_s: float = 0.0  # between parts of a stream; of unary requests, all of it
+    longest_gap_s: float = 0.0  # seconds between parts of a stream; for unary requests, the whole time
     error: str | None = None  # also where it was answered, but wrongly
 
 
@@ -66,7 +66,7 @@ class Client:
         }
 
     def ask(self, kind: str, question: Question) -> Record:
-        """What becomes of the request, whatever it is."""
+        """Send a request and record its outcome, whatever it is."""
         record = Record(kind, time.monotonic())
         text, before = "", record.started
         try:
@@ -89,7 +89,7 @@ class Client:
             return False
 
     def metric(self, name: str) -> list[float]:
-        """Of all processes that have it."""
+        """Values of all processes that expose the metric."""
         return values_of(self._http.get("/metrics", timeout=30).text, name)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Load:
             time.sleep(0.05)
 
     def summaries(self, since: float) -> dict[str, Summary]:
-        """By kind, of the requests that were open at that time or came later."""
+        """By kind; only requests that were open at that time or came later."""
         records = [record for record in self._records if record.ended >= since]
         return {
             kind: Summary(

@@ -72,7 +72,7 @@ class ToyTarget:
         return len(self._sequences)
 
     def next_token(self, tokens: Sequence[int]) -> int:
-        """What the target says after `tokens`."""
+        """The target's token after `tokens`."""
         value = self._seed
         for token in tokens[-self._order :]:
             value = ((value ^ token) * STEP + 0x632BE59BD9B4E019) & _MASK
@@ -150,7 +150,7 @@ class ToyTarget:
         )
 
     def _successors(self, verdicts: list[Verdict], count: int) -> Successors:
-        """What it says at every row of those that emit, for certain; the other successors are token 0."""
+        """Its next token at every row of emitting sequences, with probability 1; the other successors are token 0."""
         said: list[int] = []
         for verdict in verdicts:
             if verdict.next_token >= 0:
@@ -246,7 +246,7 @@ class ToyTarget:
 
 
 def _num_kept(sequence: _Sequence, token_ids: list[int]) -> int:
-    """How many of the new tokens were draft nodes of the last round, so that their KV is there already."""
+    """Number of new tokens that were draft nodes of the last round: their KV is there already."""
     at, kept = -1, 0
     for token in token_ids:
         tree, parents = sequence.tree, sequence.parents
