@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import starmap
 
 import numpy as np
 
@@ -58,9 +59,8 @@ class Connections:
         self._greeting: asyncio.Task[None] | None = None
         self._warm_incarnation: int | None = None
         self.target: tuple[WorkerInfo, AsyncLink] | None = None
-        self._closed_drops: Counter[str] = Counter()  # from links that are closed by now
+        self._closed_drops: Counter[tuple[str, str]] = Counter()  # from links that are closed by now
         self._closed_traffic: Counter[str] = Counter()
-        self._worker_drops: Counter[str] = Counter()  # from workers that are gone by now
 
     @property
     def is_standby(self) -> bool:
@@ -111,9 +111,10 @@ class Connections:
     def links(self) -> list[AsyncLink]:
         return [link for _, link in self._links.values()]
 
-    def drops(self) -> Counter[str]:
-        """Messages dropped and calls timed out at the router's end, by reason, over all links since the start."""
-        return sum((_drops_of(link) for link in self.links()), self._closed_drops)
+    def drops(self) -> Counter[tuple[str, str]]:
+        """Messages dropped and calls timed out since the start, over all links, by end and reason. The end is "router",
+        or "worker" as the workers last told the directory."""
+        return sum(starmap(_drops_of, self._links.values()), self._closed_drops)
 
     def traffic(self) -> Counter[str]:
         """Counts at the router's end over all links since the start: sent, received (messages), sent_bytes,
@@ -124,11 +125,6 @@ class Connections:
     def num_in_flight(self) -> int:
         """Calls to workers without an answer yet."""
         return sum(link.in_flight for link in self.links())
-
-    def worker_drops(self) -> Counter[str]:
-        """Drops at the workers' ends by reason, as the workers last told the directory."""
-        told = (Counter(dict(entry.link_drops)) for entry, _ in self._links.values())
-        return sum(told, self._worker_drops)
 
     def close(self) -> None:
         for worker_id in list(self._links):
@@ -181,9 +177,8 @@ class Connections:
     def _close(self, worker_id: str) -> None:
         entry, link = self._links.pop(worker_id)
         link.close()
-        self._closed_drops += _drops_of(link)
+        self._closed_drops += _drops_of(entry, link)
         self._closed_traffic += _traffic_of(link)
-        self._worker_drops += Counter(dict(entry.link_drops))
         if self.target is not None and self.target[1] is link:
             self.target = None
 
@@ -206,8 +201,11 @@ async def _warm_up(link: AsyncLink, vocab_size: int) -> None:
         raise Unavailable(f"no warm-up token came out of the target: {answer}")
 
 
-def _drops_of(link: AsyncLink) -> Counter[str]:
-    return Counter[str](link.stats.dropped) + Counter(timeout=link.stats.timeouts)
+def _drops_of(entry: WorkerEntry, link: AsyncLink) -> Counter[tuple[str, str]]:
+    drops = Counter({("worker", reason): count for reason, count in entry.link_drops})
+    drops.update({("router", reason): count for reason, count in link.stats.dropped.items()})
+    drops["router", "timeout"] += link.stats.timeouts
+    return +drops
 
 
 def _traffic_of(link: AsyncLink) -> Counter[str]:

@@ -190,9 +190,8 @@ class RouterMetrics:
         yield _labelled(collapsed, core.acceptance.collapsed)
         text = "Messages dropped on links, by the end that dropped them and reason; workers tell theirs every second"
         errors = CounterMetricFamily("paceline_link_errors", text, labels=["end", "reason"])
-        for end, drops in (("router", self._connections.drops()), ("worker", self._connections.worker_drops())):
-            for reason, count in sorted(drops.items()):
-                errors.add_metric([end, reason], count)
+        for end_and_reason, count in sorted(self._connections.drops().items()):
+            errors.add_metric(end_and_reason, count)
         yield errors
         if self._cache is not None:
             yield from cache_metrics(self._cache.stats())

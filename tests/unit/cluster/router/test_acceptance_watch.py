@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cluster.router.acceptance_watch import AcceptanceWatch
 
@@ -23,31 +24,19 @@ def test_a_source_whose_drafts_are_no_longer_accepted_is_told_and_no_other():
     assert not watch.collapsed["cache"]
 
 
-def test_what_lasts_becomes_usual():
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(5000, 8, 4), (20_000, 8, 1)],
+        [(5000, 16, 3), (600, 1, 1), (5000, 1, 1), (600, 16, 3)],
+        [(5000, 8, 0)],
+        [(5000, 8, 4), (5000, 0, 0)],
+    ],
+    ids=["what lasts becomes usual", "load alone", "never any good", "rounds without drafts"],
+)
+def test_what_is_no_collapse(runs):
+    """runs: rounds, nodes that each verifies, and accepts. With many sequences each has few nodes, the likeliest."""
     watch = AcceptanceWatch(("cache",))
-    observe(watch, 5000, [8], [4])
-    observe(watch, 20_000, [8], [1])
-    assert not watch.collapsed["cache"]
-
-
-def test_load_alone_is_no_collapse():
-    watch = AcceptanceWatch(("cache",))
-    observe(watch, 5000, [16], [3])
-    observe(watch, 600, [1], [1])  # many sequences: few nodes, the likeliest
-    assert not watch.collapsed["cache"]
-    observe(watch, 5000, [1], [1])
-    observe(watch, 600, [16], [3])  # and few sequences again
-    assert not watch.collapsed["cache"]
-
-
-def test_a_source_that_was_never_any_good_has_not_collapsed():
-    watch = AcceptanceWatch(("cache",))
-    observe(watch, 5000, [8], [0])
-    assert watch.collapsed == {"cache": False}
-
-
-def test_rounds_without_drafts_say_nothing():
-    watch = AcceptanceWatch(("cache",))
-    observe(watch, 5000, [8], [4])
-    observe(watch, 5000, [0], [0])
-    assert watch.collapsed == {"cache": False}
+    for rounds, verified, accepted in runs:
+        observe(watch, rounds, [verified], [accepted])
+        assert not watch.collapsed["cache"]

@@ -53,9 +53,13 @@ def chain(tokens: list[int]) -> DraftTree:
     return DraftTree.chain(np.array(tokens, np.int32), np.full(len(tokens), 0.9, np.float32))
 
 
-def make_core(config: RouterConfig | None = None, **options) -> RouterCore:
+def make_core(*requests: GenerationRequest, max_prefill_rows: int = 512, **options) -> RouterCore:
     speculation = SpeculationConfig(drafters=("eagle",), **options)
-    return RouterCore(toy_info(VOCAB_SIZE, 256, 4, has_head=True), config or RouterConfig(), speculation, {})
+    config = RouterConfig(max_prefill_rows=max_prefill_rows)
+    core = RouterCore(toy_info(VOCAB_SIZE, has_head=True), config, speculation, {})
+    for one in requests:
+        core.add(one, 0.0)
+    return core
 
 
 def request(request_id: str = "r", prompt=(1,), **fields) -> GenerationRequest:
@@ -71,8 +75,7 @@ def truth(prompt=(1,)) -> list[int]:
 
 
 def test_its_trees_are_verified_in_the_round_that_follows():
-    core, target = make_core(), TargetWithHead()
-    core.add(request(), 0.0)
+    core, target = make_core(request()), TargetWithHead()
     core.add(request("s", (2, 3)), 0.0)
     assert serve(core, target) == {"r": truth(), "s": truth((2, 3))}
     assert core.counters.accepted_tokens["eagle"] > 40
@@ -93,8 +96,7 @@ def test_it_is_never_asked_for_more_than_can_be_emitted_and_not_at_all_by_others
 
 
 def test_prompts_are_shown_to_it_in_every_round():
-    core, target = make_core(RouterConfig(max_prefill_rows=16)), TargetWithHead()
-    core.add(request(prompt=[7] * 40), 0.0)
+    core, target = make_core(request(prompt=[7] * 40), max_prefill_rows=16), TargetWithHead()
     serve(core, target)
     assert [next(iter(asked.values())) for asked in target.asked[:3]] == [0, 0, 16]
 
@@ -117,8 +119,7 @@ def with_trees(change):
     ids=["too few", "of others", "beyond the vocabulary", "children first", "of other lengths", "wrong"],
 )
 def test_what_it_sends_wrong_costs_its_drafts_and_nothing_else(spoil):
-    core, target = make_core(), TargetWithHead(spoil)
-    core.add(request(), 0.0)
+    core, target = make_core(request()), TargetWithHead(spoil)
     assert serve(core, target) == {"r": truth()}
     counters = core.counters
     assert counters.accepted_tokens["eagle"] < 5
@@ -127,8 +128,7 @@ def test_what_it_sends_wrong_costs_its_drafts_and_nothing_else(spoil):
 
 
 def test_a_tree_grown_behind_other_tokens_is_dropped_and_one_whose_round_was_lost_is_used_again():
-    core, target = make_core(), TargetWithHead()
-    core.add(request(), 0.0)
+    core, target = make_core(request()), TargetWithHead()
     toy_round(core, target.verify)
     for _ in range(2):  # the first of them is abandoned
         round, _ = core.plan_round(0.1)

@@ -27,9 +27,14 @@ class Wheel(ToyTarget):
         return (tokens[-1] + 38) % self.vocab_size
 
 
-def core_with(drafter: LookaheadDrafter, profile: tuple[tuple[int, float], ...] = (), **speculation) -> RouterCore:
-    config = SpeculationConfig(drafters=("lookahead",), **speculation)
-    return RouterCore(toy_info(VOCAB, 256, 4, step_times=list(profile)), RouterConfig(), config, {"lookahead": drafter})
+def core_with(
+    *requests: GenerationRequest, drafter: LookaheadDrafter | None = None, profile=(), **speculation
+) -> RouterCore:
+    config, info = SpeculationConfig(drafters=("lookahead",), **speculation), toy_info(VOCAB, step_times=list(profile))
+    core = RouterCore(info, RouterConfig(), config, {"lookahead": drafter or LookaheadDrafter()})
+    for one in requests:
+        core.add(one, 0.0)
+    return core
 
 
 def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields) -> GenerationRequest:
@@ -62,7 +67,7 @@ def steep(rows: int) -> float:
 
 def test_lookahead_writes_the_targets_text_in_fewer_rounds():
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with(LookaheadDrafter())
+    core = core_with()
     one = request(prompt=(4, 9, 40, 62, 77, 23, 1))  # what windows are drawn from
     core.add(one, 0.0)
     text, batches = serve(core, target)
@@ -78,7 +83,7 @@ def test_no_round_has_more_rows_than_allowed_and_windows_take_turns(max_rows):
     drafter = LookaheadDrafter()
     assert drafter.most_required == WINDOW
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with(drafter, max_rows=max_rows, max_draft_tokens=3)
+    core = core_with(drafter=drafter, max_rows=max_rows, max_draft_tokens=3)
     requests = [request(f"r{index}", (index + 1, 7)) for index in range(6)]
     for one in requests:
         core.add(one, 0.0)
@@ -98,7 +103,7 @@ def test_a_round_in_which_no_draft_could_pay_computes_no_window():
         return 0.01 * rows**2
 
     target = Wheel(VOCAB, seconds=seconds)
-    core = core_with(LookaheadDrafter(), tuple((rows, seconds(rows)) for rows in (1, 8, 16, 32)))
+    core = core_with(profile=tuple((rows, seconds(rows)) for rows in (1, 8, 16, 32)))
     for index in range(8):
         core.add(request(f"r{index}", (index + 1,)), 0.0)
     _, batches = serve(core, target)
@@ -109,8 +114,7 @@ def test_a_round_in_which_no_draft_could_pay_computes_no_window():
 def test_what_is_required_is_no_reason_to_verify_less():
     """Beside a window a further row costs a smaller share of the round."""
     target = Wheel(VOCAB, seconds=steep)
-    core = core_with(LookaheadDrafter())
-    core.add(request(), 0.0)
+    core = core_with(request())
     text, batches = serve(core, target)
     assert text["r"] == target.complete(request())[0]
     assert all(count in (0, *range(5, 64)) for batch in batches for count in nodes(batch))
@@ -127,8 +131,7 @@ def test_what_is_required_is_no_reason_to_verify_less():
 )
 def test_a_request_without_drafts_has_no_window(fields):
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with(LookaheadDrafter())
-    core.add(request(**fields), 0.0)
+    core = core_with(request(**fields))
     text, batches = serve(core, target)
     assert text["r"] == target.complete(request(**fields))[0]
     assert not any(map(sum, map(nodes, batches)))
@@ -137,7 +140,7 @@ def test_a_request_without_drafts_has_no_window(fields):
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 20])
 def test_pitfall_12_the_window_makes_no_token_too_many_and_stays_within_the_models_positions(count):
     target = Wheel(VOCAB, max_model_len=256, seconds=flat)  # refuses a node beyond its positions
-    core = core_with(LookaheadDrafter())
+    core = core_with()
     one = request(prompt=(tuple(range(80)) * 4)[: 256 - count], max_new_tokens=count)
     core.add(one, 0.0)
     text, _ = serve(core, target)
@@ -149,7 +152,7 @@ def test_pitfall_1_a_stop_token_in_the_window_ends_the_answer_there_and_does_not
     target = Wheel(VOCAB, seconds=flat)
     whole = target.complete(request())[0]
     for stop in (whole[0], whole[1], whole[30], whole[79]):
-        core = core_with(LookaheadDrafter())
+        core = core_with()
         core.add(request(prompt=(stop, 1, 2, 3), stop_token_ids=(stop,)), 0.0)  # windows are drawn from the prompt
         text, batches = serve(core, target)
         assert text["r"] == whole[: whole.index(stop)]
@@ -159,7 +162,7 @@ def test_pitfall_1_a_stop_token_in_the_window_ends_the_answer_there_and_does_not
 
 def test_pitfall_2_a_phrase_that_is_right_to_its_end_yields_the_targets_next_token_too():
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with(LookaheadDrafter())
+    core = core_with()
     prompt = target.complete(request(max_new_tokens=VOCAB))[0]  # the text goes on as it began
     core.add(request(prompt=tuple(prompt), max_new_tokens=60), 0.0)
     text, batches = serve(core, target)
@@ -169,8 +172,7 @@ def test_pitfall_2_a_phrase_that_is_right_to_its_end_yields_the_targets_next_tok
 
 def test_pitfall_15_what_was_accepted_is_counted_once_and_by_its_source():
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with(LookaheadDrafter())
-    core.add(request(), 0.0)
+    core = core_with(request())
     chunks = [event for event in toy_serve(core, target.verify) if isinstance(event, TokenChunk)]
     sources = [source for chunk in chunks for source in chunk.sources]
     assert sources.count("lookahead") == core.counters.accepted_tokens["lookahead"] > 10
@@ -182,8 +184,7 @@ def test_pitfall_15_what_was_accepted_is_counted_once_and_by_its_source():
 def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected():
     for prompt, num_guesses in (((1, 2, 3), 0), ((1, 2, 3, 4, 5, 1), 4)):  # a phrase of four tokens behind the last one
         target = Wheel(VOCAB, seconds=flat)
-        core = core_with(LookaheadDrafter())
-        core.add(request(prompt=prompt), 0.0)
+        core = core_with(request(prompt=prompt))
         outcome = toy_round(core, target.verify)
         assert outcome.round is not None
         assert outcome.round.chosen is not None
@@ -199,5 +200,5 @@ def test_the_trace_of_a_round_counts_a_window_and_calls_nothing_of_it_rejected()
 
 def test_a_window_that_no_round_has_room_for_is_refused_with_the_limit():
     with pytest.raises(InvalidRequest, match=r"^speculation\.max_rows is 64; it must be at least 120 "):
-        core_with(LookaheadDrafter(window_size=20, lookahead_level=7))
-    core_with(LookaheadDrafter(window_size=20, lookahead_level=7), max_rows=120)
+        core_with(drafter=LookaheadDrafter(window_size=20, lookahead_level=7))
+    core_with(drafter=LookaheadDrafter(window_size=20, lookahead_level=7), max_rows=120)

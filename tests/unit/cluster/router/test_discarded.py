@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,35 +28,27 @@ def texts_of(found: np.ndarray) -> list[list[int]]:
     return texts[:-1]
 
 
-def test_a_refused_chain_teaches_the_correction_and_what_would_have_followed_it():
-    # 1 2 3, drafted 50 51 52, refused at once: 4 comes instead.
-    found = discarded_texts(int32([1, 2, 3, 4]), 3, [], int32([-1, 0, 1]), int32([4, 5, 6, 7]))
-    assert texts_of(found) == [[1, 2, 3, 4, 5, 6, 7]]
-
-
-def test_what_was_accepted_of_a_path_stands_as_it_was_committed():
-    # 1 2 3, drafted 4 50 51, of which 4 is right: 5 comes behind it.
-    found = discarded_texts(int32([1, 2, 3, 4, 5]), 3, [0], int32([-1, 0, 1]), int32([4, 5, 6, 7]))
-    assert texts_of(found) == [[1, 2, 3, 4, 5, 6, 7]]
-
-
-def test_a_draft_that_was_all_right_teaches_nothing():
-    assert not len(discarded_texts(int32([1, 2, 3, 4]), 1, [0, 1], int32([-1, 0]), int32([2, 3, 4])))
-    assert not len(discarded_texts(int32([1, 2]), 1, [], int32([]), int32([2])))
-
-
-def test_the_deepest_paths_come_first_and_none_that_another_begins_with():
-    # Two chains from the root, of one and of three nodes, and a third one that says at first what the second one says.
-    parents, likeliest = int32([-1, -1, 1, 2, -1]), int32([9, 20, 30, 31, 32, 30])
-    found = discarded_texts(int32([1, 9]), 1, [], parents, likeliest)
-    assert texts_of(found) == [[1, 9, 30, 31, 32], [1, 9, 20]]
-
-
-def test_a_branch_that_left_an_accepted_path_early_goes_on_from_there():
-    # 5 6 7 is accepted; 50 51 stood beside 6.
-    parents, likeliest = int32([-1, 0, 1, 0, 3]), int32([5, 6, 7, 8, 60, 61])
-    found = discarded_texts(int32([1, 5, 6, 7, 8]), 1, [0, 1, 2], parents, likeliest)
-    assert texts_of(found) == [[1, 5, 6, 60, 61]]
+@pytest.mark.parametrize(
+    ("text", "path", "parents", "likeliest", "texts"),
+    [
+        # 1 2 3, drafted 50 51 52, refused at once: 4 comes instead.
+        ([1, 2, 3, 4], [], [-1, 0, 1], [4, 5, 6, 7], [[1, 2, 3, 4, 5, 6, 7]]),
+        # 1 2 3, drafted 4 50 51, of which 4 is right: 5 comes behind it.
+        ([1, 2, 3, 4, 5], [0], [-1, 0, 1], [4, 5, 6, 7], [[1, 2, 3, 4, 5, 6, 7]]),
+        # A draft that was all right, and none.
+        ([1, 2, 3, 4], [0, 1], [-1, 0], [2, 3, 4], []),
+        ([1, 2], [], [], [2], []),
+        # Two chains from the root, of one and of three nodes, and a third one that begins like the second.
+        ([1, 9], [], [-1, -1, 1, 2, -1], [9, 20, 30, 31, 32, 30], [[1, 9, 30, 31, 32], [1, 9, 20]]),
+        # 5 6 7 is accepted; 50 51 stood beside 6.
+        ([1, 5, 6, 7, 8], [0, 1, 2], [-1, 0, 1, 0, 3], [5, 6, 7, 8, 60, 61], [[1, 5, 6, 60, 61]]),
+    ],
+)
+def test_every_refused_path_is_told_once_behind_what_was_committed_the_deepest_first(
+    text, path, parents, likeliest, texts
+):
+    num_before = len(text) - len(path) - 1
+    assert texts_of(discarded_texts(int32(text), num_before, path, int32(parents), int32(likeliest))) == texts
 
 
 def test_long_paths_and_many_are_cut():

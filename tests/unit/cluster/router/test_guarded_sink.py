@@ -97,9 +97,12 @@ def request(name="r", prompt=(1, 2, 3), **fields):
     return toy_request(name, prompt, **{"max_new_tokens": 30, "stop_token_ids": (EOS,)} | fields)
 
 
-def make_core(sink, drafters=None):
+def make_core(sink, *requests, drafters=None):
     shared = SharedLearning(token_sink=sink)
-    return RouterCore(toy_info(VOCAB_SIZE, 256, 4), RouterConfig(), SpeculationConfig(), drafters or {}, shared=shared)
+    core = RouterCore(toy_info(VOCAB_SIZE), RouterConfig(), SpeculationConfig(), drafters or {}, shared=shared)
+    for one in requests:
+        core.add(one, 0.0)
+    return core
 
 
 def run(core, target):
@@ -110,10 +113,8 @@ def run(core, target):
 def test_every_committed_token_is_told_once_where_it_stands(drafts):
     target = ToyTarget(VOCAB_SIZE, eos_token_id=EOS, total_blocks=24)  # too few for all: some are preempted
     sink = Sink()
-    core = make_core(sink, {"right": Right(target)} if drafts else {})
     requests = [request(f"r{n}", prompt=range(1, 4 + n), namespace=f"tenant{n % 2}") for n in range(6)]
-    for one in requests:
-        core.add(one, 0.0)
+    core = make_core(sink, *requests, drafters={"right": Right(target)} if drafts else {})
     texts = run(core, target)
     assert core.counters.preempted > 0
     wanted = [(one.namespace, [*one.prompt_token_ids.tolist(), *texts[one.request_id]]) for one in requests]
@@ -125,8 +126,7 @@ def test_every_committed_token_is_told_once_where_it_stands(drafts):
 @pytest.mark.parametrize("cache", ["off", "read"])
 def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
     sink = Sink()
-    core = make_core(sink)
-    core.add(request(cache=cache, namespace="a", readable=("b", "c")), 0.0)
+    core = make_core(sink, request(cache=cache, namespace="a", readable=("b", "c")))
     run(core, ToyTarget(VOCAB_SIZE))
     assert sink.documents == []
     assert sink.calls["follow"] == ([(("a", "b", "c"),)] if cache == "read" else [])
@@ -136,8 +136,7 @@ def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
 @pytest.mark.parametrize("cache_bytes", [None, 1000])
 def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache_bytes):
     sink = Sink()
-    core = make_core(sink)
-    core.add(request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes), 0.0)
+    core = make_core(sink, request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes))
     run(core, ToyTarget(VOCAB_SIZE))
     assert sink.calls["bounded"] == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
 
@@ -146,7 +145,7 @@ def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache
 def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     target = ToyTarget(VOCAB_SIZE)
     sink = Sink()
-    core = make_core(sink, {"cache": Right(target)})
+    core = make_core(sink, drafters={"cache": Right(target)})
     core.add(request(cache=cache, namespace="a"), 0.0)
     (text,) = run(core, target).values()
     if cache == "off":
@@ -164,8 +163,7 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
 
 def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_is():
     sink, target = Sink(), ToyTarget(VOCAB_SIZE)
-    core = make_core(sink)
-    core.add(request("whole", promotes="org"), 0.0)
+    core = make_core(sink, request("whole", promotes="org"))
     text = run(core, target)["whole"]
     assert sink.calls["answered"] == [("org", text)]
     resumed = {"prompt": (1, 2, 3, *text[:10]), "num_output_in_prompt": 10, "max_new_tokens": 20}
@@ -188,16 +186,14 @@ def test_an_answer_that_stops_at_once_has_nothing_to_tell():
             return EOS
 
     sink = Sink()
-    core = make_core(sink)
-    core.add(request(), 0.0)
+    core = make_core(sink, request())
     assert run(core, AtOnce(VOCAB_SIZE)) == {"r": []}
     assert not sink.calls["prompted"] + sink.calls["committed"]
 
 
 def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood():
     sink, target = Sink(), ToyTarget(VOCAB_SIZE)
-    core = make_core(sink)
-    core.add(request("whole"), 0.0)
+    core = make_core(sink, request("whole"))
     text = run(core, target)["whole"]
     core.add(request("rest", prompt=(1, 2, 3, *text[:10]), num_output_in_prompt=10, max_new_tokens=20), 0.0)
     run(core, target)
@@ -217,7 +213,7 @@ def test_requests_of_one_name_are_other_documents_and_so_are_those_of_another_ro
 
 def test_drafters_are_told_what_a_sequence_may_read():
     drafter = Contexts()
-    core = make_core(None, {"contexts": drafter})
+    core = make_core(None, drafters={"contexts": drafter})
     core.add(request("a", namespace="own", readable=("group", "public")), 0.0)
     core.add(request("b", namespace="own", cache="off"), 0.0)
     run(core, ToyTarget(VOCAB_SIZE))
@@ -227,9 +223,8 @@ def test_drafters_are_told_what_a_sequence_may_read():
 
 def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_there():
     sink = Sink()
-    core = make_core(sink)
-    for name, namespace in (("one", "a"), ("two", "a"), ("three", "b")):
-        core.add(request(name, namespace=namespace), 0.0)
+    requests = [request(name, namespace=name[0]) for name in ("a 1", "a 2", "b 1")]
+    core = make_core(sink, *requests)
     assert sink.watched == ["a", "a", "b"]
     sink.gone = ["a", "nobody's"]
     core.exchange(0.0)

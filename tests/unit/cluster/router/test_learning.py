@@ -55,8 +55,12 @@ class Pupil(CpuDrafter):
         self.taught.append(rows)
 
 
-def core_with(pupil: object) -> RouterCore:
-    return RouterCore(toy_info(VOCAB, 512, 16), RouterConfig(), SpeculationConfig(drafters=("auto",)), {"pupil": pupil})
+def core_with(pupil: object, *requests: GenerationRequest, max_prefill_rows: int = 512) -> RouterCore:
+    info, config = toy_info(VOCAB, 1 << 14, 16), RouterConfig(max_prefill_rows=max_prefill_rows)
+    core = RouterCore(info, config, SpeculationConfig(drafters=("auto",)), {"pupil": pupil})
+    for one in requests:
+        core.add(one, 0.0)
+    return core
 
 
 def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> GenerationRequest:
@@ -103,8 +107,7 @@ def numbered(sequences: int, nodes: int) -> Successors:
 
 def test_rows_of_a_tree_have_the_path_to_them_as_context():
     pupil = Pupil([21, 22, 23], [-1, 0, 0])
-    core = core_with(pupil)
-    core.add(request([1, 2, 3, 4, 5]), 0.0)
+    core = core_with(pupil, request([1, 2, 3, 4, 5]))
     round_of(core, 30, [0, 2], numbered)
     prompt, rows = pupil.taught
     assert prompt.token_ids[:, 0].tolist() == [2, 3, 4, 5]
@@ -119,9 +122,7 @@ def test_rows_of_a_tree_have_the_path_to_them_as_context():
 
 def test_namespaces_are_taught_apart():
     pupil = Pupil()
-    core = core_with(pupil)
-    core.add(request([1, 2, 3], "a", "one"), 0.0)
-    core.add(request([4, 5, 6], "b", "two"), 0.0)
+    core = core_with(pupil, request([1, 2, 3], "a", "one"), request([4, 5, 6], "b", "two"))
     round_of(core, 9, [], numbered)
     taught = {(rows.namespace, tuple(rows.contexts[-1].tolist())): rows for rows in pupil.taught}
     assert taught["a", (-1, 1, 2, 3)].token_ids.tolist() == [[0, 1, 2]]
@@ -171,13 +172,8 @@ def prompts_taught(pupil: Pupil) -> list[VerifiedRows]:
 
 def test_a_long_prompt_is_taught_in_parts_while_its_sequence_runs():
     pupil = Pupil()
-    speculation = SpeculationConfig(drafters=("auto",))
-    core = RouterCore(
-        toy_info(VOCAB, 1 << 14, 16), RouterConfig(max_prefill_rows=1 << 14), speculation, {"pupil": pupil}
-    )
     prompt = np.random.default_rng(0).integers(0, VOCAB, 5000)
-    core.add(request(prompt), 0.0)
-    core.add(request([1, 2, 3], "b", "short"), 0.0)
+    core = core_with(pupil, request(prompt), request([1, 2, 3], "b", "short"), max_prefill_rows=1 << 14)
     counts = []
     for _ in range(5):
         first = len(prompts_taught(pupil))
@@ -219,8 +215,7 @@ def test_a_prompt_with_several_answers_is_taught_once():
 )
 def test_successors_that_cannot_be_true_teach_nothing_and_the_round_goes_on(spoil):
     pupil = Pupil()
-    core = core_with(pupil)
-    core.add(request([1, 2, 3]), 0.0)
+    core = core_with(pupil, request([1, 2, 3]))
     round_of(core, 9, [], lambda *size: spoil(numbered(*size)))
     assert len(pupil.taught) == 1  # the prompt
     assert core.counters.invalid_successors == 1
@@ -238,8 +233,7 @@ def test_a_drafter_that_cannot_learn_costs_nothing_else():
         def remember(self, rows: VerifiedRows) -> None:
             raise RuntimeError("no")
 
-    core = core_with(Failing())
-    core.add(request([1, 2, 3]), 0.0)
+    core = core_with(Failing(), request([1, 2, 3]))
     round_of(core, 9, [], numbered)
     assert core.counters.emitted_tokens == 1
     assert core.counters.drafter_errors["pupil"] == 2
