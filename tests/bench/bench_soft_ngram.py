@@ -1,12 +1,11 @@
-"""What the soft n-gram memory drafts in a replay of greedy answers, and what it costs.
+"""Tokens a round of drafters that learn, in a replay of greedy answers, against the requests answered before.
 
-    python tests/bench/bench_soft_ngram.py [--answers answers.npz [--write] [--train 60] [--plot plot.png]]
+    python tests/bench/bench_soft_ngram.py --answers answers.npz [--write] [--train 120] --plot learning.svg
 
---write lets the target answer Spec-Bench prompts (../shared/data/spec_bench beside the checkout), 24 to test and others
-to learn from, and keeps the answers with the target's most probable tokens at every row; a run that was interrupted, or
-is asked for more, goes on where the file ends. Every replayed answer is drafted as if it came next after N others.
-With --plot nothing else is measured: all answers are drafted in order, from a cold start, and the picture shows tokens
-a round against requests seen.
+--write lets the target answer Spec-Bench prompts (../shared/data/spec_bench beside the checkout), 24 and --train
+others. It keeps the answers with the target's most probable tokens at every row; a run that was interrupted, or is
+asked for more, goes on where the file ends. All answers are then drafted in order, from a cold start; the picture
+shows tokens a round against requests seen.
 """
 
 from __future__ import annotations
@@ -21,21 +20,18 @@ from pathlib import Path
 
 import numpy as np
 from learning_plot import AnswerRounds, draw_learning, learning_curve, window_for
-from measuring import accepted_path
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, VerifiedRows
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
-from cache_service.counts.soft_ngram import SoftNgramTable
-from cluster.cli.bench.prompts import make_blocks
+from cluster.cli.bench.prompts import make_blocks, pick_rows, read_bench_prompts
 from cluster.router.calibration import SourceCalibration
 from cluster.router.merged_trees import Proposal, SequenceLimits, merge_trees
 from cluster.router.planner import choose_nodes, tally_nodes
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench"
 TESTS_PER_TASK = 4
-NUM_TESTS = 24  # every other one was used to tune the smoothing; figures are of the others
 SUCCESSORS = 8
 VOCAB_SIZE = 1 << 20  # more than any
 TABLE = 16 << 20  # bytes: enough for all these answers
@@ -45,10 +41,7 @@ SAMPLING = SamplingParams(seed=0)
 SETS: dict[str, Callable[[], list[CpuDrafter]]] = {
     "suffix": lambda: [create_drafter("suffix")],
     "token_recycling": lambda: [create_drafter("token_recycling")],
-    "suffix + token_recycling": lambda: [create_drafter("suffix"), create_drafter("token_recycling")],
-    "soft_ngram, order 1": lambda: [create_drafter("soft_ngram", order=1, budget_bytes=TABLE)],
     "soft_ngram": lambda: [create_drafter("soft_ngram", budget_bytes=TABLE)],
-    "suffix + soft_ngram": lambda: [create_drafter("suffix"), create_drafter("soft_ngram", budget_bytes=TABLE)],
 }
 
 
@@ -97,11 +90,10 @@ def write_file(file: Path, num_train: int, new_tokens: int, dtype: str, batch_si
     from actors.models.catalog import resolve_model
     from actors.models.loader import load_model, load_tokenizer, read_model_info
     from actors.training.target_text import encode_prompts, write_answers
-    from cluster.cli.bench.prompts import pick_rows, read_spec_bench
     from cluster.config import paceline_home
 
     answers = load_answers(file) if file.exists() else []
-    tests, others = pick_rows(read_spec_bench(QUESTIONS), TESTS_PER_TASK)
+    tests, others = pick_rows(read_bench_prompts(None, QUESTIONS), TESTS_PER_TASK)
     others = [row for block in make_blocks(others, 2) for row in block]
     rows = [*tests, *others[:num_train]][len(answers) :]
     if not rows:
@@ -172,14 +164,6 @@ def teach_answer(learners: Sequence[CpuDrafter], answer: Answer, begin: int, end
         learner.remember(VerifiedRows("", contexts, answer.top_ids[begin:end], answer.top_probs[begin:end]))
 
 
-def teach_all(drafter: CpuDrafter, answers: Sequence[Answer]) -> CpuDrafter:
-    if drafter.num_successors:
-        for answer in answers:
-            teach_prompt([drafter], answer.prompt)
-            teach_answer([drafter], answer, 0, len(answer.token_ids))
-    return drafter
-
-
 def replay(drafters: Sequence[CpuDrafter], answers: Sequence[Answer], max_nodes: int) -> list[Replayed]:
     """Each answer starts from what the drafters know now."""
     calibration = SourceCalibration(len(drafters))
@@ -227,19 +211,16 @@ def replay_answer(
     return Replayed(tokens, rounds, nodes)
 
 
-def report_replays(tests: Sequence[Answer], train: Sequence[Answer]) -> None:
-    counts = [0, *(count for count in (15, 30, 60, 120, 240) if count <= len(train))]
-    print(f"tokens a round, {len(tests)} answers; after N other requests (tokens of their answers):")
-    sizes = {count: sum(len(answer.token_ids) for answer in train[:count]) for count in counts}
-    print(f"{'drafters':26}{'nodes':>6}", *(f"{f'{count} ({sizes[count]:,})':>14}" for count in counts))
-    for max_nodes in (8, 16, 32):
-        for name, create in SETS.items():
-            row = []
-            for count in counts if name != "suffix" else [0]:
-                drafters = [teach_all(drafter, train[:count]) for drafter in create()]
-                taken = replay(drafters, tests, max_nodes)
-                row.append(sum(one.tokens for one in taken) / sum(one.rounds for one in taken))
-            print(f"{name:26}{max_nodes:6}", *(f"{value:14.3f}" for value in row), flush=True)
+def accepted_path(tree: DraftTree, truth: np.ndarray) -> list[int]:
+    """The nodes that spell the longest beginning of the truth that was drafted."""
+    path: list[int] = []
+    for token in truth:
+        parent = path[-1] if path else -1
+        child = np.flatnonzero((tree.parents == parent) & (tree.token_ids == token))
+        if not len(child):
+            break
+        path.append(int(child[0]))
+    return path
 
 
 def plot_learning(answers: Sequence[Answer], max_nodes: int, file: Path) -> None:
@@ -263,55 +244,19 @@ def _rounds(replayed: Sequence[Replayed]) -> list[AnswerRounds]:
     return [AnswerRounds(one.tokens, one.rounds) for one in replayed]
 
 
-def report_costs(budget_bytes: int = 32 << 20) -> None:
-    """Microseconds of a call, at a table that fills its bytes and no cache."""
-    rng = np.random.default_rng(0)
-    table = SoftNgramTable(budget_bytes)
-    contexts = (rng.zipf(1.2, (400_000, MAX_CONTEXT)) % 50_000).astype(np.int32)
-    token_ids = rng.integers(0, 50_000, (len(contexts), SUCCESSORS)).astype(np.int32)
-    probs = np.sort(rng.dirichlet(np.full(SUCCESSORS, 0.3), len(contexts)))[:, ::-1].astype(np.float32)
-    table.learn(contexts, token_ids, probs)
-    learn, draft, credit = [], [], []
-    for begin in range(0, 32_000, 16):
-        rows = slice(begin, begin + 16)
-        start = time.perf_counter()
-        table.learn(contexts[rows], token_ids[rows], probs[rows])
-        learnt = time.perf_counter()
-        tree = table.draft(contexts[begin], 16, 0.0001)
-        drafted = time.perf_counter()
-        table.credit(contexts[begin], 3)
-        credit.append(time.perf_counter() - drafted)
-        learn.append(learnt - start)
-        if len(tree[0]) == 16:
-            draft.append(drafted - learnt)
-    for name, times in (("learn 16 rows x 8", learn), ("draft 16 nodes", draft), ("credit 3 tokens", credit)):
-        print(f"{name:18} {np.median(times) * 1e6:6.1f} us, 95 of 100 within {np.quantile(times, 0.95) * 1e6:.1f} us")
-    print(f"{table.stats}, {table.memory_bytes / 2**20:.1f} MiB")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=Path, help="file of answers to replay; without it only costs are measured")
+    parser.add_argument("--answers", type=Path, required=True, help="file of answers to replay")
     parser.add_argument("--write", action="store_true", help="write the answers that the file lacks")
-    parser.add_argument("--train", type=int, default=60, help="answers to learn from")
+    parser.add_argument("--train", type=int, default=120, help="answers to write beside the first 24")
     parser.add_argument("--new-tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--dtype", default="float32", help="of the target that answers")
-    parser.add_argument("--tuning", action="store_true", help="replay the tests that the smoothing was tuned on")
-    parser.add_argument("--plot", type=Path, help="PNG or SVG of what is drafted as requests come in")
-    parser.add_argument("--nodes", type=int, default=16, help="of a tree at most, for the plot")
+    parser.add_argument("--plot", type=Path, required=True, help="PNG or SVG of what is drafted as requests come in")
+    parser.add_argument("--nodes", type=int, default=16, help="of a tree at most")
     options = parser.parse_args()
     if options.write:
         write_file(options.answers, options.train, options.new_tokens, options.dtype)
-    if options.answers is not None:
-        answers = load_answers(options.answers)
-        tests, train = answers[:NUM_TESTS], answers[NUM_TESTS:]
-        if options.plot is not None:
-            plot_learning(answers, options.nodes, options.plot)
-        else:
-            report_costs()
-            report_replays(tests[0::2] if options.tuning else tests[1::2], train[: options.train])
-    else:
-        report_costs()
+    plot_learning(load_answers(options.answers), options.nodes, options.plot)
 
 
 if __name__ == "__main__":

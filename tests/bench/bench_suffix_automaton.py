@@ -1,10 +1,9 @@
-"""Cost of the suffix automaton and of the drafters that read a sequence's own past, and what they draft in a replay.
+"""Cost of the suffix automaton and of the drafters that read a sequence's own past.
 
-    python tests/bench/bench_suffix_automaton.py [--answers answers.json]
+    python tests/bench/bench_suffix_automaton.py
 
 Text: the Spec-Bench prompts (../shared/data/spec_bench beside the checkout) as SmolLM2 tokens where both are present,
-else word pieces of library source. Answers: a JSON list of {"category", "prompt", "answer"}, the last two token ids;
-greedy answers make the replay exact. Times are CPU seconds of this thread, the best of several runs.
+else word pieces of library source. Times are CPU seconds of this thread, the best of several runs.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import json
 import re
 import time
 import typing
-from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from measuring import accepted_path, best_seconds
 
 from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
@@ -31,7 +29,6 @@ from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton, war
 from cluster.config import paceline_home
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench" / "question.jsonl"
-DRAFTERS = ("prompt_lookup", "suffix")
 SAMPLING = SamplingParams(seed=0)
 
 
@@ -109,56 +106,23 @@ def report_cost(drafter: CpuDrafter, tokens: np.ndarray) -> None:
         )
 
 
-def report_replay(drafter: CpuDrafter, answers: list[dict[str, typing.Any]], max_nodes: int) -> None:
-    """Tokens a round and nodes a round by category, and predicted against found acceptance."""
-    rounds: dict[str, int] = defaultdict(int)
-    emitted: dict[str, int] = defaultdict(int)
-    drafted: dict[str, int] = defaultdict(int)
-    found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for seq_id, answer in enumerate(answers):
-        prompt = len(answer["prompt"])
-        tokens = np.array(answer["prompt"] + answer["answer"], np.int32)
-        known, size = 0, prompt + 1
-        while size < len(tokens):
-            (tree,) = drafter.propose([DraftContext(seq_id, tokens[:size], known, prompt, max_nodes, SAMPLING)])
-            path = accepted_path(tree, tokens[size:])
-            for node, confidence in enumerate(tree.confidence):
-                bucket = found[min(int(confidence * 5), 4)]
-                bucket[0] += 1
-                bucket[1] += node in path
-            rounds[answer["category"]] += 1
-            drafted[answer["category"]] += len(tree)
-            known = size
-            size = min(size + len(path) + 1, len(tokens))
-            emitted[answer["category"]] += size - known
-        drafter.forget(seq_id)
-    total = sum(rounds.values())
-    print(
-        f"{drafter.name:14} {max_nodes:2} nodes: {sum(emitted.values()) / total:.3f} tokens and"
-        f" {sum(drafted.values()) / total:.2f} nodes a round;",
-        ", ".join(f"{name} {emitted[name] / rounds[name]:.2f}" for name in rounds),
-    )
-    print(
-        "  accepted by confidence:",
-        ", ".join(f"{b / 5:.1f}-{(b + 1) / 5:.1f}: {k / n:.2f} of {n}" for b, (n, k) in sorted(found.items())),
-    )
+def best_seconds(work: Callable[[], object], runs: int = 5) -> float:
+    """CPU seconds of this thread in the best of several runs."""
+    times = []
+    for _ in range(runs):
+        begin = time.thread_time()
+        work()
+        times.append(time.thread_time() - begin)
+    return min(times)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=Path, help="recorded answers to replay")
-    options = parser.parse_args()
     warm_up()
     texts = measured_texts()
     for name, tokens in texts.items():
         report_automaton(name, tokens)
-    for drafter in DRAFTERS:
+    for drafter in ("prompt_lookup", "suffix"):
         report_cost(create_drafter(drafter), next(iter(texts.values())))
-    if options.answers:
-        answers = json.loads(options.answers.read_text(encoding="utf-8"))
-        for max_nodes in (8, 16, 32):
-            for drafter in DRAFTERS:
-                report_replay(create_drafter(drafter), answers, max_nodes)
 
 
 if __name__ == "__main__":

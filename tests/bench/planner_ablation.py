@@ -16,7 +16,6 @@ after a told delay.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -45,6 +44,7 @@ from actors.messages import (
     VerifyItem,
     WorkerInfo,
 )
+from cluster.cli.bench.prompts import make_blocks, pick_rows, read_bench_prompts
 from cluster.offline.engine import LocalEngine
 from cluster.router import draft_choice
 from cluster.router.calibration import KNOTS
@@ -58,7 +58,6 @@ ROW_MS = ((1, 62.0), (4, 62.0), (8, 85.0), (12, 100.0), (16, 120.0))
 ROW_STEPS = (4, 8, 12, 16, 20, 24, 28, 32, 48, 64)  # row counts that a forward is filled up to
 VOCAB_SIZE = 49_152
 KEPT_SUCCESSORS = 16
-_MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 class Answers:
@@ -337,12 +336,8 @@ class Replay:
 
 def _spec_bench(directory: Path) -> list[str]:
     """Ten first turns of each task, the tasks in turn."""
-    rows: dict[str, list[str]] = {}
-    for line in (directory / "question.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        task = "mt_bench" if row["category"] in _MT_BENCH else row["category"]
-        rows.setdefault(task, []).append(row["turns"][0])
-    return [found[turn * len(found) // 10] for turn in range(10) for found in rows.values()]
+    rows = pick_rows(read_bench_prompts(None, directory), 10)[0]
+    return [row.messages[0]["content"] for (row,) in make_blocks(rows, 1)]
 
 
 def _made_up() -> list[str]:
