@@ -104,6 +104,8 @@ def local(
     rows = read_bench_prompts(prompts, spec_bench)
     sets = _drafter_sets(drafters)
     for directory in corpus:
+        if not directory.is_dir():
+            raise InvalidRequest("--corpus", str(directory), "there is no such directory")
         if not any(RETRIEVAL in expand_drafters(names) for names in sets):
             raise InvalidRequest("--corpus", str(directory), f"--drafters must include {RETRIEVAL} to use it")
     dtypes = tuple(_checked_dtype(name) for name in split_names(dtype))
@@ -347,8 +349,8 @@ def check_writable(option: str, file: Path | None) -> None:
     """Check before an hour of measuring. Raises InvalidRequest."""
     if file is None:
         return
-    is_new = not file.exists()
     try:
+        is_new = not file.exists()
         file.open("a").close()  # permissions do not tell all
         if is_new:
             file.unlink()
