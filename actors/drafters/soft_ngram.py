@@ -22,7 +22,6 @@ from cache_service.counts.soft_ngram import (
     Entries,
     SoftNgramTable,
     at_most,
-    decode_entries,
     warm_up,
 )
 from cache_service.store.fair_share import first_to_give_way
@@ -67,7 +66,7 @@ class SoftNgramDrafter(CpuDrafter):
     ) -> None:
         """order: tokens of the longest context. successors: next tokens learnt from each row. budget_bytes: limit of
         all tables; beyond it, the least recently used of the largest owner are dropped. table_bytes: limit of one
-        table, which starts small and grows. delta_bytes: part of each table for counts since the last `export_delta`.
+        table, which starts small and grows. delta_bytes: part of each table for counts since `take_delta`.
         floor: lowest confidence of a node. prompt_weight: weight of a prompt's token, relative to a row of the target.
         merged_rows: limit of the rows that a context from another replica weighs.
 
@@ -161,14 +160,6 @@ class SoftNgramDrafter(CpuDrafter):
     def drop_namespace(self, namespace: str) -> None:
         """Drop the namespace's table."""
         self._tables.pop(namespace, None)
-
-    def export_delta(self, namespace: str) -> bytes:
-        """The shareable counts learnt in a namespace since the last export, for `merge_delta` of another replica."""
-        return self._table(namespace).export_delta()
-
-    def merge_delta(self, namespace: str, data: bytes) -> None:
-        """Merge another replica's export. Raises ValueError for malformed bytes."""
-        self.merge_entries(namespace, decode_entries(data, self._order))
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
         if context.namespace not in self._tables or (self._delta_bytes and not context.reads_cache):

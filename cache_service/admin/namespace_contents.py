@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from cache_service.formats.documents import Piece, assemble
 from cache_service.formats.frame import FrameCodec
+from cache_service.formats.manifest import Manifest
+from cache_service.formats.piece_codec import PieceColumns
+from cache_service.formats.segment import SegmentEntry
 from cache_service.log.log_reader import LogReader, ReaderCounters, ReaderSettings
 from cache_service.store.store import Store
 
@@ -28,18 +31,25 @@ class Contents:
 
 class _Listener:
     def __init__(self) -> None:
-        self.generations: dict[int, list[Piece]] = {}
+        self.pieces: list[Piece] = []  # not copied: the buffers of their views hold nothing else
+
+    def begin(self, manifest: Manifest | None, segments: list[SegmentEntry]) -> bool:
+        return True
+
+    def segment(self, entry: SegmentEntry, columns: PieceColumns) -> None:
+        self.pieces += columns.pieces()
+
+    def segments_told(self) -> None:
+        pass
+
+    def entry(self, entry_id: str, pieces: list[Piece]) -> None:
+        self.pieces += pieces
+
+    def renew(self, manifest: Manifest) -> None:
+        pass
 
     def reset(self) -> None:
-        self.generations.clear()
-
-    def pieces(self, generation: int, pieces: list[Piece]) -> None:
-        # Not copied: the views' buffers hold nothing else.
-        self.generations.setdefault(generation, []).extend(pieces)
-
-    def expire(self, oldest_generation: int) -> None:
-        for generation in [number for number in self.generations if number < oldest_generation]:
-            del self.generations[generation]
+        self.pieces.clear()
 
 
 def read_contents(store: Store, codec: FrameCodec) -> Contents:
@@ -48,5 +58,4 @@ def read_contents(store: Store, codec: FrameCodec) -> Contents:
     reader = LogReader(store, codec, listener, _SETTINGS)
     while reader.step():
         pass
-    pieces = [piece for number in sorted(listener.generations) for piece in listener.generations[number]]
-    return Contents(assemble(pieces), reader.counters)
+    return Contents(assemble(listener.pieces), reader.counters)

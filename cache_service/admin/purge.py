@@ -193,7 +193,7 @@ class Purge:
             raise self._busy()
         if verdict != "ok":
             return 0, None
-        digests = [entry.digest for _, entry in new.segments]
+        digests = [entry.digest for entry in new.segments]
         self._store.keep_segments(digests, self._keep_s)
         return num_removed, frozenset(f"segment:{digest}" for digest in digests)
 

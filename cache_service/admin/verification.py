@@ -163,7 +163,7 @@ class Verifier:
                 self._tokens += checks.entry_tokens(checks.payload.decode_entry(self._codec, frame))
             except FormatError as error:
                 self._problem(f"{prefix}log", f"entry {entry_id}: {error}")
-        named = [] if manifest is None else [ref for _, ref in manifest.segments]
+        named = [] if manifest is None else manifest.segments
         for entry in named:
             kind = f"{prefix}{_SEGMENT}{entry.digest}"
             frame = admin.read_segment_whole(entry.digest, entry.num_bytes)

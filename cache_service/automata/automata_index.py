@@ -1,4 +1,4 @@
-"""What a drafter sees of the shared cache: for each namespace two automata, swapped and extended behind its back."""
+"""A drafter's view of the shared cache: two automata per namespace, which background threads extend and replace."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from cache_service.automata.static_automaton import StaticAutomaton
 
 
 class Automata(NamedTuple):
-    """All that a process knows of one namespace.
+    """The index of one namespace in this process.
 
-    The serial numbers say which base and tail it is, in this process: what a cursor stands in. Who keeps a number, not
-    an automaton, lets go of it when it is replaced.
+    The serial numbers identify base and tail. Whoever keeps cursors keeps the numbers rather than the automata, so that
+    replaced automata are freed.
     """
 
-    base: StaticAutomaton | None  # index of the segments; None where there are none, too few, or it is not built yet
+    base: StaticAutomaton | None  # index of the segments; None: there are none, too few, or it is not built yet
     base_serial: int
-    tail: LiveTail  # index of what came later
+    tail: LiveTail  # index of later log entries
     tail_serial: int
 
 
 class AutomataIndex(Protocol):
-    """Where a drafter finds them. Neither method waits for anything or raises."""
+    """Provides the automata. Neither method waits or raises."""
 
     def follow(self, namespace: str) -> None:
-        """Begin to learn what a namespace holds, if that has not begun."""
+        """Begin to index a namespace, if not yet done."""
         ...
 
     def automata(self, namespace: str) -> Automata | None:
-        """None: nothing is known of that namespace. For this round only: the next may find others."""
+        """None: the namespace is not indexed. Valid for this round only."""
         ...

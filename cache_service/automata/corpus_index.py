@@ -1,9 +1,9 @@
 """A corpus index on disk: a header in JSON and one file of flat arrays that is mapped, not read.
 
-    DIR/header.json   format, what the token ids mean, sizes, and the place and dtype of every array
+    DIR/header.json   format, model and tokenizer of the token ids, sizes, offset and dtype of every array
     DIR/arrays.bin    the arrays, each at a multiple of 64 bytes, little-endian
 
-Nothing in it is code. A file that is cut, changed or of another format is refused before anything follows its numbers.
+Nothing in it is code. Truncated, changed and foreign files are refused before their contents are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class CorpusHeader:
-    """What an index says of itself."""
+    """The descriptive part of the header."""
 
     target: str  # name of the model whose tokenizer made the ids
     tokenizer_fingerprint: str
@@ -44,7 +44,7 @@ class CorpusHeader:
 
 @dataclass(frozen=True, slots=True)
 class CorpusIndex:
-    """An open index. Its arrays are the file's pages: they cost memory only where they are used."""
+    """An open index. Its arrays are mapped: only pages that are used take memory."""
 
     path: Path
     header: CorpusHeader
@@ -52,7 +52,7 @@ class CorpusIndex:
 
 
 def write_index(directory: Path, header: CorpusHeader, automaton: StaticAutomaton) -> None:
-    """Write both files into an existing directory. The caller sees to it that it appears whole. Raises OSError."""
+    """Write both files into an existing directory, which the caller renames when it is complete. Raises OSError."""
     _require_little_endian()
     arrays: dict[str, dict[str, Any]] = {}
     checksum = 0
@@ -77,7 +77,7 @@ def write_index(directory: Path, header: CorpusHeader, automaton: StaticAutomato
 
 
 def open_index(directory: Path, tokenizer_fingerprint: str | None = None, *, verify: bool = True) -> CorpusIndex:
-    """Map an index. Raises CorpusError, one line, for anything that `write_index` has not written.
+    """Map an index. Raises CorpusError, one line, for anything that `write_index` did not write.
 
     tokenizer_fingerprint: the tokenizer that token ids must come from; None: any. verify reads the whole file once,
     about a second a gigabyte; without it a damaged file may crash the process.
@@ -122,8 +122,8 @@ def open_index(directory: Path, tokenizer_fingerprint: str | None = None, *, ver
 
 
 def holds_index_alone(directory: Path) -> bool:
-    """Whether nothing would be lost with a directory but an index, of any version, whole or damaged. Raises OSError for
-    a directory that cannot be read."""
+    """Whether a directory is empty or holds only an index, of any version, whole or damaged. Raises OSError for a
+    directory that cannot be read."""
     if not directory.is_dir():
         return False
     names = {entry.name for entry in directory.iterdir()}

@@ -1,6 +1,6 @@
-"""Pieces of segments as the text that an automaton is built from: whole documents, each with a separator behind it.
+"""Joins the pieces of segments into one text for an automaton: whole documents, each followed by a separator.
 
-It does what `assemble` does, for millions of tokens and without holding the GIL.
+The same as `assemble`, but for millions of tokens and without the GIL.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Int32Array = npt.NDArray[np.int32]
 
 
 def joined_text(segments: Sequence[PieceColumns], vocab_size: int) -> tuple[Int32Array, int]:
-    """The documents of `segments` in one text, int32 [n], and how many separators it has, one behind each document.
+    """The documents of `segments` in one text, int32 [n], and its number of separators, one after each document.
 
-    Each token of a document stands there once, whatever the order and repetition of its pieces; where they disagree,
-    the one that begins first, then the longer, then the earlier wins. A gap in a document, and a token that is not
-    below `vocab_size`, ends it there: what follows is another document.
+    Each token of a document occurs once, whatever the order and repetition of its pieces. Where pieces disagree, the
+    one that begins first wins, then the longer, then the earlier. A document is split at a gap and at a token id that
+    is not below `vocab_size`.
     """
     ids = np.frombuffer(b"".join(segment.document_ids for segment in segments), "<u8").reshape(-1, 2)
     lengths = _concatenated([segment.lengths for segment in segments], np.int64)
@@ -40,14 +40,18 @@ def joined_text(segments: Sequence[PieceColumns], vocab_size: int) -> tuple[Int3
 def warm_up() -> None:
     """Compile the kernel, or load it from numba's cache."""
     columns = PieceColumns(
-        bytes(16), np.zeros(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8),
-        np.zeros(1, np.int32),
-    )  # fmt: skip
+        document_ids=bytes(16),
+        offsets=np.zeros(1, np.int64),
+        lengths=np.ones(1, np.int64),
+        times=np.zeros(1, np.int64),
+        kinds=np.zeros(1, np.uint8),
+        token_ids=np.zeros(1, np.int32),
+    )
     joined_text([columns], 1)
 
 
 def _concatenated(parts: list[npt.NDArray], dtype: type) -> npt.NDArray:
-    """Also of none; a fresh array, since numba would compile another version for read-only ones."""
+    """A fresh array, also of no parts: numba would compile another version for read-only arrays."""
     return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype, casting="same_kind")
 
 

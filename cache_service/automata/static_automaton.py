@@ -73,7 +73,7 @@ class StaticAutomaton:
         above MAX_TOKEN_ID and for automata with appended documents."""
         text, links, clone_links, lengths = automaton.states()
         if int(text.min()) < SEPARATOR:
-            raise ValueError("documents have grown by turns; an automaton is frozen from a text in one piece")
+            raise ValueError("the automaton has appended documents; only one made by `extend` can be frozen")
         source, token, target = automaton.transitions()
         highest = int(text.max(initial=0))
         if highest > MAX_TOKEN_ID:
@@ -106,10 +106,6 @@ class StaticAutomaton:
         return len(self._text) - 1
 
     @property
-    def num_states(self) -> int:
-        return len(self._links) + len(self._clones) - 1
-
-    @property
     def memory_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
 
@@ -121,30 +117,6 @@ class StaticAutomaton:
             np.array(tokens, dtype=np.int32),
         )  # fmt: skip
         return Cursor(int(state), int(length))
-
-    def occurrences(self, cursor: Cursor) -> int:
-        """How often the matched string occurs; 0 for the empty one."""
-        if cursor.state == 0:
-            return 0
-        return 1 if cursor.state > 0 else int(self._clones[~cursor.state, _COUNT])
-
-    def continuations(self, cursor: Cursor) -> tuple[Int32Array, Int32Array]:
-        """Tokens that followed the matched string, and how often; empty for a match of length 0.
-
-        The TOP_CONTINUATIONS most frequent come first, by frequency; the others follow by token.
-        """
-        state = cursor.state
-        if state == 0:
-            return np.empty(0, np.int32), np.empty(0, np.int32)
-        if state > 0:
-            following = self._text[state : state + 1]
-            following = following[following >= 0]
-            return following.copy(), np.ones(len(following), np.int32)
-        edges = self._edges[self._clones[~state, _FIRST_EDGE] : self._clones[~state + 1, _FIRST_EDGE]]
-        counts = np.ones(len(edges), np.int32)
-        is_clone = edges[:, _TARGET] < 0
-        counts[is_clone] = self._clones[~edges[is_clone, _TARGET], _COUNT]
-        return edges[:, _TOKEN].copy(), counts
 
     def grow_tree(
         self,
@@ -169,7 +141,7 @@ class StaticAutomaton:
         )  # fmt: skip
 
     def check_integrity(self) -> str | None:
-        """What would make a walk fail, in words, or None. O(n); works for any int32 arrays of the right shapes."""
+        """The first fault that could make a walk fail, or None. O(n); accepts any int32 arrays of the right shapes."""
         code, where = _check(self._text, self._links, self._clones, self._edges, self._root)
         return None if code == 0 else f"{_FAULTS[code]} (at {where})"
 

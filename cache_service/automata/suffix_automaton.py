@@ -118,27 +118,10 @@ class SuffixAutomaton:
         return int(self._counts[_TOKENS]) - 1
 
     @property
-    def num_states(self) -> int:
-        """At most 2 n - 1, where n >= 2 counts the tokens and the separator before them."""
-        return 1 + int(self._counts[_TOKENS] + self._counts[_CLONES])
-
-    @property
-    def num_transitions(self) -> int:
-        """At most 3 n - 4, where n >= 3 counts the tokens and the separator before them."""
-        return int(self._counts.sum())
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes allocated, spare capacity included."""
         arrays = (self._text, self._links, self._clones, self._table, self._counts)
         return sum(array.nbytes for array in arrays)
-
-    @property
-    def tokens(self) -> Int32Array:
-        """The text in memory order, jumps included: a read-only view, int32 [n], valid until the next extend."""
-        view = self._text[1 : len(self) + 1]
-        view.flags.writeable = False
-        return view
 
     def extend(self, tokens: npt.NDArray[np.integer]) -> None:
         """Append tokens, integers [n], amortised O(1) each. Raises ValueError for ids outside [-1, 2**31 - 1]."""
@@ -172,17 +155,6 @@ class SuffixAutomaton:
             np.array(tokens, dtype=np.int32), np.array(lengths, dtype=np.int64), np.array(after, dtype=np.int64), ends,
         )  # fmt: skip
         return ends
-
-    def match(self) -> tuple[int, int]:
-        """The longest suffix of the text that occurred earlier in it, as (length, end), (0, 0) if there is none.
-
-        tokens[end - length:end] equals the suffix, end < n, and tokens[end] is what followed. The occurrence is the
-        most recent one (see _REFRESHED_LINKS).
-        """
-        state = self._links[len(self) + 1]
-        if state == 0:
-            return 0, 0
-        return int(self._clones[~state, _LENGTH]), int(self._clones[~state, _END]) - 1
 
     def extend_and_draft(
         self,
@@ -256,17 +228,6 @@ class SuffixAutomaton:
         )  # fmt: skip
         return Cursor(int(state), int(length))
 
-    def continuation(self, state: int, count: int) -> Int32Array:
-        """Up to `count` tokens that followed the last seen occurrence of a state, int32; ends at a separator."""
-        size = len(self) + 1
-        place = state if state >= 0 else int(self._clones[~state, _END])
-        found: list[int] = []
-        while len(found) < count and place < size and (token := int(self._text[place])) != SEPARATOR:
-            if token >= 0:
-                found.append(token)
-            place = place + 1 if token >= 0 else _JUMP - token
-        return np.array(found, dtype=np.int32)
-
     def states(self) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
         """Copies of the text with the separator before it, the links of its prefixes from state 0 on, and the links and
         lengths of the clones by row. The link of state 0 is that state."""
@@ -286,11 +247,6 @@ class SuffixAutomaton:
             np.concatenate([clones[:, _TOKEN], slots[:, _SLOT_TOKEN]]),
             np.concatenate([clones[:, _NEXT], slots[:, _SLOT_TARGET]]),
         )
-
-    def check_integrity(self) -> str | None:
-        """What is wrong with the structure, in words, or None. O(n)."""
-        code, where = _check(self._text, self._links, self._clones, self._table, self._counts)
-        return None if code == 0 else f"{_FAULTS[code]} (at {where})"
 
     def _take(self, tokens: npt.NDArray[np.integer]) -> None:
         """Copy tokens behind the text, where the kernels find them."""
@@ -765,92 +721,3 @@ def _grow_tree(  # type: ignore[no-untyped-def]
         state = link_of(links, clones, state)
         length = np.int64(length_of(clones, state))
     return count
-
-
-_FAULTS = {
-    1: "counters exceed their arrays",
-    2: "a suffix link leads to no state",
-    3: "a suffix link leads to a string that is not shorter",
-    4: "a suffix link leads to a string that is not a suffix",
-    5: "a last occurrence lies outside the text",
-    6: "a transition leads to no state",
-    7: "a transition leads to a string that is not longer",
-    8: "a transition leads to a string that does not end with its token",
-    9: "a transition cannot be found under its own key",
-    10: "the table does not hold as many slots as counted",
-    11: "a chain of transitions is broken or does not hold all of them",
-    12: "a state was seen less than once or more often than there is text",
-}
-_COMPARED_TOKENS = 32  # most tokens in which two occurrences of a string are compared
-
-
-@njit(cache=True, nogil=True)
-def _is_state(counts, state):  # type: ignore[no-untyped-def]
-    return state <= counts[_TOKENS] if state >= 0 else ~state < counts[_CLONES]
-
-
-@njit(cache=True, nogil=True)
-def _check(text, links, clones, table, counts):  # type: ignore[no-untyped-def]
-    size = counts[_TOKENS]
-    rows = counts[_CLONES]
-    if not (0 <= size <= len(text) < len(links) and 0 <= rows <= len(clones) and 0 <= counts[_SLOTS] <= len(table)):
-        return 1, size
-    for row in range(rows):
-        if clones[row, _LENGTH] < 1 or clones[row, _END] < clones[row, _LENGTH] or clones[row, _END] > size:
-            return 5, ~row
-        if clones[row, _COUNT] < 1 or clones[row, _COUNT] > size:
-            return 12, ~row
-    for index in range(1, size + 1 + rows):
-        state = index if index <= size else ~(index - size - 1)
-        link = link_of(links, clones, state)
-        if link > 0 or not _is_state(counts, link):
-            return 2, state
-        shorter = length_of(clones, link)
-        if shorter >= length_of(clones, state):
-            return 3, state
-        for back in range(1, min(shorter, _COMPARED_TOKENS) + 1):
-            suffix, whole = text[_end(clones, link) - back], text[_end(clones, state) - back]
-            if suffix < 0 or whole < 0:
-                break  # a slot: the documents' tokens before it stand elsewhere
-            if suffix != whole:
-                return 4, state
-
-    slots = 0
-    from_empty = 0
-    for slot in range(table.shape[0]):
-        if table[slot, _SLOT_TARGET] != 0:
-            slots += 1
-            source = table[slot, _SLOT_SOURCE]
-            target = table[slot, _SLOT_TARGET]
-            token = table[slot, _SLOT_TOKEN]
-            if source > 0 or not _is_state(counts, source) or _locate(table, source, token) != slot:
-                return 9, slot
-            if not _is_state(counts, target):
-                return 6, source
-            if length_of(clones, target) <= length_of(clones, source):
-                return 7, source
-            if token < 0 or text[_end(clones, target) - 1] != token:
-                return 8, source
-            from_empty += source == 0
-    if slots != counts[_SLOTS]:
-        return 10, slots
-    chained = 0
-    for row in range(rows):
-        target = clones[row, _NEXT]
-        if target == 0 or not _is_state(counts, target):
-            return 6, ~row
-        if length_of(clones, target) <= clones[row, _LENGTH]:
-            return 7, ~row
-        # A separator is a fact of the day it was copied: since then the document may have gone on.
-        if clones[row, _TOKEN] >= 0 and text[_end(clones, target) - 1] != clones[row, _TOKEN]:
-            return 8, ~row
-        token = clones[row, _HEAD]
-        while token >= 0:
-            slot = _locate(table, np.int32(~row), token)
-            if slot < 0 or chained > slots:
-                return 11, ~row
-            chained += 1
-            token = table[slot, _SLOT_CHAIN]
-    if chained + from_empty != slots:
-        return 11, 0
-    return 0, 0

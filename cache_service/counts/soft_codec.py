@@ -63,8 +63,8 @@ class SoftManifest(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_o
     parts: tuple[SoftPart, ...] = ()  # oldest first; a context may occur in several
 
     @property
-    def segments(self) -> list[tuple[int, SoftPart]]:
-        return [(0, part) for part in self.parts]
+    def segments(self) -> tuple[SoftPart, ...]:
+        return self.parts
 
 
 SoftPayload = Payload[SoftManifest, SoftPart, Delta, Entries]

@@ -1,36 +1,34 @@
-"""A memory of what a target model thought would come next, by the last 0 to 4 tokens, compiled with numba.
+"""A table of the target's next-token probabilities by context, the last 0 to 4 tokens; compiled with numba.
 
-Every row that a target computes says how probable the next tokens are: far more than the one token that was emitted.
-The table adds these probabilities up by context, and predicts from a mixture of all contexts known, the longest first
+Every row that a target computes tells how probable each next token is, not only which token was emitted. The table
+sums these probabilities by context, and predicts from a mixture of all known contexts, the longest first
 (interpolation as in Jelinek and Mercer, "Interpolated estimation of Markov source parameters from sparse data", 1980).
-Plain n-gram counts are the case of rows that are sure.
+Plain n-gram counts are the special case in which every row is certain of one token.
 
-Layout. Flat arrays, 64 bytes in all for a context: a 64-bit hash of its tokens, up to 8 successors with summed
-probability, how many rows were added, how many drafted tokens were accepted there, and when it was last of use.
-Buckets of 8 slots: a context lives in the bucket that its hash names, so a lookup reads one cache line of keys and
-never probes on; where the bucket is full, the context of least use makes room. So the size is fixed until `grow` is
-called, and there are no tombstones. A context remembers a few rows: older ones fade.
+Layout. Flat arrays, 64 bytes per context: a 64-bit hash of its tokens, up to 8 successors with summed probability, the
+number of rows added, the number of drafted tokens accepted there, and when it was last used. Buckets have 8 slots. A
+context can only be in the bucket that its hash names, so a lookup reads one cache line of keys and never probes
+further. In a full bucket, the least useful context is evicted. So there are no tombstones, and the size is fixed until
+`grow` is called. Counts are bounded, so that older rows fade.
 
-A table grows to twice its size beside what it does, some thousand slots with every call: what is learnt meanwhile of
-those that have been moved goes into both, and the larger one takes the place of the other when it has all. Moving all
-at once would take milliseconds, most of them for memory that is touched for the first time.
+A growing table moves some thousand slots with each call to one of twice its size. Rows learnt meanwhile for moved
+contexts go into both, and the larger table replaces the smaller one when all slots are moved. Moving all slots at once
+would take milliseconds, mostly for memory that is touched for the first time.
 
-A context of two tokens or more is stored only where the one a token shorter was known before: until the shorter one
-recurs both would say the same, and most never do. On greedy answers this halves the contexts and costs no draft.
+A context of two or more tokens is stored only if the context one token shorter was known before: until that one recurs,
+both would predict the same, and most contexts never recur. On greedy answers this halves the contexts, with the same
+drafts.
 
-Tables merge by addition, so replicas may exchange what they learnt in any order: what `export_delta` returns is what
-`merge` takes, and a file holds the same. Where no context names more than 8 successors, fades or is evicted, the order
-makes no difference at all.
+Tables merge by addition, so replicas may exchange their counts in any order. The order makes no difference at all where
+no context has more than 8 successors, fades, or is evicted.
 
 Not thread-safe: one writer, and no reader while it writes. The kernels release the GIL.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +47,7 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
 SLOT_BYTES = 64
-"""A context's."""
+"""Bytes of one context."""
 
 _BUCKET = 8  # slots: their keys fill one cache line
 _UNIT = 2048  # probability 1, and one row, in masses and counts
@@ -58,28 +56,28 @@ _MOST = 65_535  # what a mass or count can hold
 _NO_TOKENS = np.uint64(0x2545F4914F6CDD1D)  # hash of the context of no tokens
 
 MIN_BYTES = _BUCKET * SLOT_BYTES
-"""The least a table can be told to hold."""
+"""Smallest size of a table."""
 
 MAX_BYTES = 2**32 * MIN_BYTES
-"""The most: 32 bits of the hash name the bucket."""
+"""Largest size of a table: 32 bits of the hash name the bucket."""
 
 # Columns of a slot's use.
 _COUNT, _EARNED, _SEEN = 0, 1, 2
 _USE_COLUMNS = 4  # the last one is spare: it makes a slot 64 bytes
 
-# An accepted token says more about a context's worth than a row that merely passed there.
+# Rows that one accepted token weighs, when a context is to be evicted.
 _EARNED_WEIGHT = 4
 
 # Entries of the counters.
 _CONTEXTS, _CLOCK, _SINCE_TICK, _EVICTED, _ROWS = 0, 1, 2, 3, 4
 _COUNTERS = 5
-# _CLOCK: ticks whenever a quarter of the slots was newly filled; a context's worth halves with every tick it sits idle.
+# _CLOCK: ticks when a quarter of the slots has been filled anew; an unused context's utility halves with every tick.
 
-# A context of k tokens and n rows gets n / (n + hesitation[k]) of what longer ones have left over: a row is soft, so
-# one says most of it. And it remembers about window[k] rows: with rejected drafts the near past is dense, and what the
-# target thought of this text says most. Tuned on a replay of 10 greedy answers of SmolLM2-135M-Instruct to Spec-Bench
-# prompts, with the rows of rejected drafts. The window of the context of no tokens matters most: 64 drafts 2
-# to 4 % fewer tokens a round than 16, without that context at all it is a tenth of a token less.
+# A context of k tokens and n rows gets the share n / (n + hesitation[k]) of what longer contexts leave of the mixture,
+# and remembers about window[k] rows. Both are small because a row holds a whole distribution, and recent rows of the
+# same text predict best. Tuned on a replay of 10 greedy answers of SmolLM2-135M-Instruct to Spec-Bench prompts, with
+# the rows of rejected drafts. The window of the empty context matters most: with 64, 2 to 4 % fewer tokens a round are
+# drafted than with 16; without that context, a tenth of a token less.
 _HESITATION = np.array([4.0, 0.5, 0.5, 0.5, 0.5], dtype=np.float32)
 _WINDOW = np.array([16, 8, 8, 8, 8], dtype=np.int64)
 
@@ -88,8 +86,8 @@ _VERSION = 1
 _HEADER = struct.Struct("<8sIIQI")  # magic, version, order, entries, CRC-32 of what follows
 HEADER_BYTES = _HEADER.size
 
-# Slots that move while a table grows: with every call, and with every row or context that it brings, so that the
-# smaller one does not overflow meanwhile.
+# Slots moved by each call while a table grows, and more for each row or context in the call, so that the smaller table
+# does not overflow meanwhile.
 _MOVED_AT_ONCE = 4096
 _MOVED_BY_ROW = 4
 ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
@@ -97,16 +95,16 @@ ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
 
 
 class SoftNgramStats(NamedTuple):
-    """What a table holds and what became of it."""
+    """Sizes, and counts since the start."""
 
     contexts: int
     slots: int
-    evicted: int  # contexts that had to make room
-    rows: int  # rows learnt
+    evicted: int  # contexts
+    rows: int  # learnt
 
 
 class Entries(NamedTuple):
-    """Contexts taken out of a table: what deltas and files are made of."""
+    """Copies of contexts, for deltas and parts."""
 
     keys: npt.NDArray[np.uint64]  # [n]
     tokens: Int32Array  # [n, 8]
@@ -114,12 +112,11 @@ class Entries(NamedTuple):
     use: npt.NDArray[np.uint16]  # [n, 2]: rows in 1/2048, earned tokens
 
     def rows(self, which: slice | npt.NDArray[np.int64]) -> Entries:
-        """Some of them."""
         return Entries(self.keys[which], self.tokens[which], self.masses[which], self.use[which])
 
 
 def at_most(entries: Entries, num_rows: float) -> Entries:
-    """The same contexts, none of them with more than `num_rows` rows."""
+    """The same contexts, with counts scaled down to at most `num_rows` rows each."""
     count = entries.use[:, _COUNT].astype(np.int64)
     most = np.minimum(count, max(1, round(num_rows * _UNIT)))
     masses = (entries.masses * most[:, None] // np.maximum(count, 1)[:, None]).astype(np.uint16)
@@ -135,8 +132,8 @@ class SoftNgramTable:
     )  # fmt: skip
 
     def __init__(self, budget_bytes: int, order: int = 3, *, delta_bytes: int = 0) -> None:
-        """budget_bytes: for all contexts, of which delta_bytes keep what was learnt since the last export (0: nothing
-        is exported); order: tokens of the longest context. Raises ValueError."""
+        """budget_bytes: for all contexts, including delta_bytes for what was learnt since `take_delta` (0: no delta);
+        order: tokens of the longest context. Raises ValueError."""
         if not 1 <= order <= MAX_ORDER:
             raise ValueError(f"order is {order}; it must be in [1, {MAX_ORDER}]")
         if delta_bytes != 0 and delta_bytes < MIN_BYTES:
@@ -154,8 +151,8 @@ class SoftNgramTable:
         self._use = np.zeros((slots, _USE_COLUMNS), np.uint16)
         self._counters = np.zeros(_COUNTERS, np.int64)
         self._delta = SoftNgramTable(delta_bytes, order) if delta_bytes else None
-        self._larger: SoftNgramTable | None = None  # that takes this one's place
-        self._num_moved = 0  # slots whose contexts it has
+        self._larger: SoftNgramTable | None = None  # replaces this table when all slots are moved
+        self._num_moved = 0  # slots
 
     def __len__(self) -> int:
         """Contexts held."""
@@ -163,7 +160,7 @@ class SoftNgramTable:
 
     @property
     def num_slots(self) -> int:
-        """Contexts there is room for, if they were spread evenly."""
+        """Capacity in contexts, if they are spread evenly over the buckets."""
         return len(self._keys)
 
     @property
@@ -172,7 +169,7 @@ class SoftNgramTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes allocated; the operating system backs those that were touched."""
+        """Bytes allocated; pages that were never touched take no memory."""
         return self.num_slots * SLOT_BYTES + sum(
             other.memory_bytes for other in (self._delta, self._larger) if other is not None
         )
@@ -195,10 +192,9 @@ class SoftNgramTable:
         *,
         for_export: bool = True,
     ) -> None:
-        """Add rows: contexts int [rows, width], the last tokens oldest first, -1 where there are none; token_ids and
-        probs [rows, k]: successors, most probable first; a row's probabilities count up to 1 in all, and ids below 0
-        do not. weight: in (0, 1], how many rows each counts for; for_export: they may be in the next export.
-        Raises ValueError."""
+        """Add rows. contexts int [rows, width]: the last tokens, oldest first, -1 where there are none; token_ids and
+        probs [rows, k]: successors, most probable first, of which those beyond a sum of 1 and ids below 0 are ignored;
+        weight: in (0, 1], rows that each counts for; for_export: also add them to the delta. Raises ValueError."""
         shapes = contexts.shape, token_ids.shape, probs.shape
         if [len(shape) for shape in shapes] != [2, 2, 2] or shapes[1] != shapes[2] or shapes[0][0] != shapes[1][0]:
             raise ValueError(f"contexts, token_ids and probs are {shapes}; they must be (n, w), (n, k) and (n, k)")
@@ -217,9 +213,8 @@ class SoftNgramTable:
             self._move_some(self._larger, len(contexts))
 
     def grow(self) -> None:
-        """Begin to make room for twice as many contexts; those that are held stay. Every `learn` and `merge` from then
-        on does a part of it, and the last of them ends it. The delta keeps its size. Nothing where it grows already.
-        Raises ValueError beyond MAX_BYTES."""
+        """Begin to double the capacity; every later `learn` and `merge_entries` moves some slots. The delta keeps its
+        size. No effect while the table grows already. Raises ValueError beyond MAX_BYTES."""
         if self._larger is not None:
             return
         num_bytes = 2 * len(self._keys) * SLOT_BYTES
@@ -229,17 +224,17 @@ class SoftNgramTable:
         self._larger._counters[_CLOCK] = self._counters[_CLOCK]
 
     def finish_growth(self) -> None:
-        """All that is left of it at once."""
+        """Move all remaining slots at once."""
         while self._larger is not None:
             self._move_some(self._larger, 0)
 
     def _move_some(self, larger: SoftNgramTable, num_rows: int) -> None:
         wanted = self._num_moved + _MOVED_AT_ONCE + _MOVED_BY_ROW * num_rows
-        end = min(len(self._keys), wanted + -wanted % _BUCKET)  # whole buckets: what is moved is told by them
+        end = min(len(self._keys), wanted + -wanted % _BUCKET)  # whole buckets: kernels compare buckets with it
         arrays = self._keys, self._tokens, self._masses, self._use
         _spread(self._num_moved, end, *arrays, *larger._arrays)
         self._num_moved = end
-        counters = self._counters.copy()  # both go by one clock
+        counters = self._counters.copy()  # both use one clock
         counters[_CONTEXTS] = len(larger)
         larger._counters[:] = counters
         if end == len(self._keys):
@@ -249,8 +244,8 @@ class SoftNgramTable:
     def draft(
         self, last_tokens: npt.NDArray[np.integer], max_nodes: int, floor: float = 0.0
     ) -> tuple[Int32Array, Int32Array, Float32Array]:
-        """The most probable continuations of last_tokens (ints [n], at least `order` of them where there are so many)
-        as a tree, most probable node first. floor: nodes less probable are left out.
+        """The most probable continuations of last_tokens (ints [n]; the last `order` are used) as a tree, most probable
+        node first. floor: nodes less probable are left out.
 
         Returns token ids int32 [k], parents int32 [k] (-1: root) and confidence float32 [k], k <= max_nodes.
         """
@@ -265,20 +260,19 @@ class SoftNgramTable:
         return token_ids[:count], parents[:count], confidence[:count]
 
     def credit(self, tokens: npt.NDArray[np.integer], num_accepted: int) -> None:
-        """The last num_accepted of tokens (ints [n]) were drafted from here and accepted: the contexts that named
-        them have earned their place. Tokens before them are context."""
+        """Credit the contexts that predicted accepted draft tokens: the last num_accepted of tokens (ints [n]). The
+        tokens before them are context."""
         accepted = max(0, min(num_accepted, len(tokens)))
         text = np.array(tokens[max(0, len(tokens) - accepted - self._order) :], np.int32)
         _credit(*self._arrays, text, accepted, self._order, self.num_slots)
         if self._larger is not None:
             _credit(*self._larger._arrays, text, accepted, self._order, 2 * self._num_moved)
-        if self._delta is not None:  # rows of accepted tokens have just been learnt, so their contexts are there too
+        if self._delta is not None:  # their rows have just been learnt, so it has them
             _credit(*self._delta._arrays, text, accepted, self._order, self._delta.num_slots)
 
     def take_delta(self) -> SoftNgramTable | None:
-        """What was learnt here (not merged) since it was last taken, as a table of its own; None if nothing was. Costs
-        no more than an empty table, however much there is. What did not fit into delta_bytes is left out, least used
-        first."""
+        """What was learnt here, not merged, since the last call, as a table of its own; None if there is nothing. Takes
+        as long as making an empty table. What did not fit into delta_bytes is missing, least used first."""
         delta = self._delta
         if delta is None or not len(delta):
             return None
@@ -290,20 +284,8 @@ class SoftNgramTable:
         """Contexts in the delta."""
         return len(self._delta) if self._delta is not None else 0
 
-    def export_delta(self) -> bytes:
-        """`take_delta` as bytes, for `merge` elsewhere."""
-        delta = self.take_delta()
-        return encode_entries(self._order, delta.entries() if delta is not None else _no_entries())
-
-    def merge(self, data: bytes) -> int:
-        """Add what another table exported or saved; returns its contexts. Raises ValueError for bytes that are not
-        such an export, whole and of this order, and then changes nothing."""
-        entries = decode_entries(data, self._order)
-        self.merge_entries(entries)
-        return len(entries.keys)
-
     def merge_entries(self, entries: Entries) -> None:
-        """Add contexts of a table of this order, as `entries` or `decode_entries` gave them, all or some rows."""
+        """Add contexts of a table of this order."""
         _merge(*self._arrays, *entries, self.num_slots)
         if self._larger is not None:
             _merge(*self._larger._arrays, *entries, 2 * self._num_moved)
@@ -314,38 +296,6 @@ class SoftNgramTable:
         slots = np.flatnonzero(self._keys)
         use = np.ascontiguousarray(self._use[slots, :2])
         return Entries(self._keys[slots], self._tokens[slots], self._masses[slots], use)
-
-    def save(self, path: Path) -> None:
-        """Write all contexts to a file; it appears whole or not at all."""
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                file.write(encode_entries(self._order, self.entries()))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, path: Path, budget_bytes: int, order: int = 3, *, delta_bytes: int = 0) -> SoftNgramTable:
-        """A table with what `save` wrote; of contexts that do not fit, those of least use are left out. Raises
-        ValueError for files that are not such a table, whole and of this order, OSError for unreadable ones."""
-        table = cls(budget_bytes, order, delta_bytes=delta_bytes)
-        table.merge_entries(decode_entries(path.read_bytes(), order, str(path)))
-        return table
-
-    def check_integrity(self) -> str | None:
-        """What is wrong with the structure, in words, or None."""
-        filled = self._keys != 0
-        if int(filled.sum()) != len(self):
-            return f"{int(filled.sum())} slots are filled, {len(self)} counted"
-        if len(np.unique(self._keys[filled])) != len(self):
-            return "a context is held twice"
-        slots = np.flatnonzero(filled)
-        if (_buckets_of(self._keys[filled], len(self._keys) // _BUCKET) != slots // _BUCKET).any():
-            return "a context is in a bucket that its hash does not name"
-        return _fault_of(self.entries())
 
     @property
     def _arrays(self) -> tuple[np.ndarray, ...]:
@@ -366,17 +316,10 @@ def warm_up() -> None:
     table.learn(tokens, tokens, np.full((2, 2), 0.5, np.float32))
     table.draft(tokens[0], 4)
     table.credit(tokens[0], 1)
-    table.merge(table.export_delta())
+    table.merge_entries(table.entries())
     table.grow()
     table.credit(tokens[0], 1)
     table.learn(tokens, tokens, np.full((2, 2), 0.5, np.float32))
-
-
-def _no_entries() -> Entries:
-    shape = (0, MAX_SUCCESSORS)
-    return Entries(
-        np.empty(0, np.uint64), np.empty(shape, np.int32), np.empty(shape, np.uint16), np.empty((0, 2), np.uint16)
-    )
 
 
 def encode_entries(order: int, entries: Entries) -> bytes:
@@ -386,7 +329,7 @@ def encode_entries(order: int, entries: Entries) -> bytes:
 
 
 def decode_entries(data: bytes, order: int, name: str = "delta") -> Entries:
-    """The contexts in the bytes, checked; ValueError says what of `name` is wrong."""
+    """Raises ValueError, which begins with `name`, for bytes that `encode_entries` did not make for this order."""
     if len(data) < _HEADER.size:
         raise ValueError(f"{name}: {len(data)} bytes; the header alone has {_HEADER.size}")
     magic, version, found, count, checksum = _HEADER.unpack_from(data)
@@ -414,7 +357,7 @@ def decode_entries(data: bytes, order: int, name: str = "delta") -> Entries:
 
 
 def _fault_of(entries: Entries) -> str | None:
-    """What no table ever holds, in words, or None."""
+    """Why no table can hold these entries, or None."""
     named = entries.masses > 0
     if not entries.keys.all():
         return "a context has no hash"
@@ -428,10 +371,6 @@ def _fault_of(entries: Entries) -> str | None:
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         return "a context names a successor twice"
     return None
-
-
-def _buckets_of(keys: npt.NDArray[np.uint64], num_buckets: int) -> npt.NDArray[np.int64]:
-    return ((keys >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32)).astype(np.int64)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -461,7 +400,8 @@ def _find(keys, key):  # type: ignore[no-untyped-def]
 def _spread(  # type: ignore[no-untyped-def]
     first, end, keys, tokens, masses, use, new_keys, new_tokens, new_masses, new_use, new_counters
 ):
-    """Copy the contexts of some buckets into arrays twice as long: those of one go to two that no other one's go to."""
+    """Copy the contexts of slots first to end into arrays twice as long. A bucket's contexts go to two buckets that get
+    no others."""
     for slot in range(first, end):
         if keys[slot] != 0:
             place = ~_find(new_keys, keys[slot])
@@ -478,12 +418,12 @@ def _spread(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _claim(keys, masses, use, counters, key, first, newcomer):  # type: ignore[no-untyped-def]
-    """An emptied slot of the bucket for a new context: a free one, or that of the context of least use. -1 if every
-    one there is of more use than the newcomer."""
+    """A cleared slot of the bucket for a new context: a free one, or that of the context with least utility. -1: all
+    have more utility than the new one."""
     clock = np.uint16(counters[_CLOCK] & 0xFFFF)
     best = first
     least = np.int64(2**62)
-    start = np.int64(key & np.uint64(_BUCKET - 1))  # so that equals do not always give way at the same place
+    start = np.int64(key & np.uint64(_BUCKET - 1))  # so that ties are not always broken at the same slot
     for step in range(_BUCKET):
         slot = first + ((start + step) & (_BUCKET - 1))
         if keys[slot] == 0:
@@ -519,7 +459,7 @@ def _utility(count, earned):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def _fade(masses, use, slot, count):  # type: ignore[no-untyped-def]
-    """Scale what a context holds down to a smaller count."""
+    """Scale a context down to a smaller count."""
     had = np.int64(use[slot, _COUNT])
     use[slot, _COUNT] = np.uint16(count)
     for i in range(MAX_SUCCESSORS):
@@ -535,13 +475,13 @@ def _halve(masses, use, slot):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def _rank(mass, token):  # type: ignore[no-untyped-def]
-    """Orders successors by mass, equal ones by token, so that merging does not depend on who merges whom."""
+    """Orders successors by mass, then by token, so that the result of a merge does not depend on its direction."""
     return (np.int64(mass) << 32) | (np.int64(0x7FFFFFFF) - np.int64(token))
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _add_known(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
-    """Add mass to a successor that the context names already; returns whether it does."""
+    """Add mass to a successor of the context; returns whether it has this successor."""
     for i in range(MAX_SUCCESSORS):
         if tokens[slot, i] == token and masses[slot, i] > 0:
             masses[slot, i] += np.uint16(mass)
@@ -551,7 +491,7 @@ def _add_known(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-de
 
 @njit(cache=True, nogil=True, inline="always")
 def _add_new(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
-    """A successor that the context does not name takes a free place, or that of the least if it has more."""
+    """Put a new successor into a free place, or replace the least one if that has less mass."""
     place = 0
     for i in range(1, MAX_SUCCESSORS):
         if _rank(masses[slot, i], tokens[slot, i]) < _rank(masses[slot, place], tokens[slot, place]):
@@ -563,8 +503,8 @@ def _add_new(tokens, masses, slot, token, mass):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, units, order, orders, end):  # type: ignore[no-untyped-def]
-    """Add rows of weight `units`. orders: int64 [rows], the longest context that each row is added to; -1: as long as
-    shorter ones are known, and becomes that. end: slots from there on are left alone."""
+    """Add rows of weight `units`. orders: int64 [rows], the longest context that each row is added to; -1 is replaced
+    by the longest one to be stored. end: slots from there on are not changed."""
     width = contexts.shape[1]
     row_mass = np.zeros(token_ids.shape[1], np.int64)
     counters[_ROWS] += len(contexts)
@@ -613,14 +553,14 @@ def _merge(keys, tokens, masses, use, counters, new_keys, new_tokens, new_masses
             slot = _claim(keys, masses, use, counters, new_keys[entry], ~slot, _utility(count, earned))
             if slot < 0:
                 continue
-        # Both sides are halved alike, so that their rows go on weighing the same.
+        # Halve both sides, so that a row weighs the same in both.
         shift = np.uint16(np.int64(use[slot, _COUNT]) + count > _MOST)
         if shift:
             _halve(masses, use, slot)
         use[slot, _COUNT] += new_use[entry, _COUNT] >> shift
         use[slot, _EARNED] = np.uint16(min(np.int64(use[slot, _EARNED]) + earned, np.int64(_MOST)))
         use[slot, _SEEN] = np.uint16(counters[_CLOCK] & 0xFFFF)
-        # What both know comes first, so that nothing makes room for less than it has in all.
+        # Known successors first, so that none is replaced before its masses are added up.
         is_added = np.zeros(MAX_SUCCESSORS, np.bool_)
         for i in range(MAX_SUCCESSORS):
             mass = new_masses[entry, i] >> shift
@@ -703,7 +643,7 @@ def _push(heap_chance, heap_token, heap_parent, size, chance, token, parent):  #
 
 @njit(cache=True, nogil=True, inline="always")
 def _drop_top(heap_chance, heap_token, heap_parent, size):  # type: ignore[no-untyped-def]
-    """Remove the top of a heap that has `size` items without it; the item at `size` finds its place."""
+    """Remove the top of a heap of `size` + 1 items."""
     chance, token, parent = heap_chance[size], heap_token[size], heap_parent[size]
     at = 0
     while True:

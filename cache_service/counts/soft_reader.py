@@ -61,10 +61,10 @@ class SoftReader(FoldedLogReader[SoftManifest, SoftPart, Delta, Entries]):
             return None
         return super()._start(stored)
 
-    def _begin(self, manifest: SoftManifest | None) -> Sequence[tuple[int, SoftPart]]:
-        return [] if manifest is None else manifest.segments
+    def _begin(self, manifest: SoftManifest | None) -> Sequence[SoftPart]:
+        return () if manifest is None else manifest.segments
 
-    def _deliver_segment(self, generation: int, ref: SoftPart, segment: Entries) -> None:
+    def _deliver_segment(self, ref: SoftPart, segment: Entries) -> None:
         self._deliver(segment)
 
     def _deliver_entry(self, place: Place[SoftManifest, SoftPart], entry_id: str, entry: Delta) -> None:

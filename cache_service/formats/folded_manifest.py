@@ -49,8 +49,8 @@ class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     @abstractmethod
-    def segments(self) -> Sequence[tuple[int, SegmentRef]]:
-        """(generation, segment), oldest first."""
+    def segments(self) -> Sequence[SegmentRef]:
+        """Oldest first."""
 
     def check(self) -> None:
         """Raises FormatError where fields contradict each other."""

@@ -59,8 +59,8 @@ class Manifest(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.generations[0].number
 
     @property
-    def segments(self) -> list[tuple[int, SegmentEntry]]:
-        return [(generation.number, segment) for generation in self.generations for segment in generation.segments]
+    def segments(self) -> list[SegmentEntry]:
+        return [segment for generation in self.generations for segment in generation.segments]
 
     def check(self) -> None:
         numbers = [generation.number for generation in self.generations]

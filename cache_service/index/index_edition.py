@@ -67,7 +67,7 @@ class _Start:
 
 
 class Edition:
-    """A SegmentListener in the follower's thread; builds its base in the builder's thread."""
+    """A Listener in the follower's thread; builds its base in the builder's thread."""
 
     def __init__(
         self, keys: StoreKeys, settings: EditionSettings, files: IndexFiles, builder: Turns, counts: EditionCounts
@@ -92,12 +92,12 @@ class Edition:
         self.num_resets = 0
         self.automata = self._empty()
 
-    # SegmentListener
+    # Listener
 
-    def begin(self, manifest: Manifest | None, segments: list[tuple[int, SegmentEntry]]) -> bool:
+    def begin(self, manifest: Manifest | None, segments: list[SegmentEntry]) -> bool:
         self._oldest_generation = 0 if manifest is None else manifest.oldest_generation
-        has_base = sum(entry.num_tokens for _, entry in segments) >= self._settings.base_tokens
-        content = self._name_of(entry for _, entry in segments) if has_base else None
+        has_base = sum(entry.num_tokens for entry in segments) >= self._settings.base_tokens
+        content = self._name_of(segments) if has_base else None
         self._files.keep(self.name, content)
         start = _Start() if content is not None else None
         with self._lock:

@@ -168,7 +168,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         self.counters.folded_entries += fold.num_entries
         if old.folded_id != START:
             self.counters.trimmed_entries += self._store.trim_log(new.version, old.folded_id)
-        live, before = ([ref.digest for _, ref in manifest.segments] for manifest in (new, old))
+        live, before = ([ref.digest for ref in manifest.segments] for manifest in (new, old))
         self._store.keep_live_segments(live, settings.keep_s)
         self._store.keep_segments([digest for digest in before if digest not in set(live)], settings.retire_s)
         return True

@@ -47,7 +47,7 @@ class Place(Generic[ManifestT, RefT]):
     version: int  # the manifest's
     cursor: str  # id of the last entry read
     manifest: ManifestT | None = None
-    segments: deque[tuple[int, RefT]] = field(default_factory=deque)  # (generation, segment), still to be read
+    segments: deque[RefT] = field(default_factory=deque)  # still to be read
     num_segments: int = 0  # to read at this start
     is_anchored: bool = False  # the cursor's entry was seen in the log
     has_caught_up: bool = False  # the end of the log was reached once
@@ -74,11 +74,11 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         self._has_delivered = False  # whether the listener holds anything
 
     @abstractmethod
-    def _begin(self, manifest: ManifestT | None) -> Sequence[tuple[int, RefT]]:
-        """Start reading. Returns the segments to read, oldest first, each with its generation."""
+    def _begin(self, manifest: ManifestT | None) -> Sequence[RefT]:
+        """Start reading. Returns the segments to read, oldest first."""
 
     @abstractmethod
-    def _deliver_segment(self, generation: int, ref: RefT, segment: SegmentT) -> None: ...
+    def _deliver_segment(self, ref: RefT, segment: SegmentT) -> None: ...
 
     @abstractmethod
     def _deliver_entry(self, place: Place[ManifestT, RefT], entry_id: str, entry: EntryT) -> None: ...
@@ -135,7 +135,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         return manifest if manifest.epoch == stored.epoch else None
 
     def _read_segment(self, place: Place[ManifestT, RefT]) -> None:
-        generation, ref = place.segments[0]
+        ref = place.segments[0]
         frame = self.store.read_segment(ref.digest, ref.num_bytes)
         place.segments.popleft()  # only now, so that it is retried after a fault of the store
         if frame is None:
@@ -148,7 +148,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
             self.counters.corrupt_segments += 1
             return
         self.counters.segments += 1
-        self._deliver_segment(generation, ref, segment)
+        self._deliver_segment(ref, segment)
 
     def _read_log(self, place: Place[ManifestT, RefT]) -> bool:
         view = self.store.read_log(place.cursor, self._read_entries + 1)

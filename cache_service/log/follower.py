@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cache_service.errors import StoreError
 from cache_service.formats.frame import FrameCodec
-from cache_service.log.log_reader import Listener, LogReader, ReaderSettings, SegmentListener
+from cache_service.log.log_reader import Listener, LogReader, ReaderSettings
 from cache_service.options import Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.store import Store
@@ -43,7 +43,7 @@ class Follower:
     def follow(
         self,
         namespace: str,
-        listener: Listener | SegmentListener,
+        listener: Listener,
         key: str | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> LogReader:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Manifest
 from cache_service.formats.piece_codec import PieceColumns
 from cache_service.formats.segment import SegmentEntry
-from cache_service.formats.stream_id import parse_id
 from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, Place, ResetReason
 from cache_service.log.payload import TOKENS
 from cache_service.options import Options
@@ -27,22 +26,8 @@ log = logging.getLogger(__name__)
 class Listener(Protocol):
     """Receives the contents of a namespace. Called from one thread; its exceptions are logged and counted."""
 
-    def reset(self) -> None:
-        """Forget everything; all contents follow again."""
-
-    def pieces(self, generation: int, pieces: list[Piece]) -> None:
-        """Pieces of a generation, possibly repeated. Their token_ids are views: copy what you keep."""
-
-    def expire(self, oldest_generation: int) -> None:
-        """Forget earlier generations."""
-
-
-@runtime_checkable
-class SegmentListener(Protocol):
-    """A Listener that receives segments and log entries separately."""
-
-    def begin(self, manifest: Manifest | None, segments: list[tuple[int, SegmentEntry]]) -> bool:
-        """A start. segments: those to be read, oldest first, each with its generation. False: skip them."""
+    def begin(self, manifest: Manifest | None, segments: list[SegmentEntry]) -> bool:
+        """A start. segments: those to be read, oldest first. False: skip them."""
 
     def segment(self, entry: SegmentEntry, columns: PieceColumns) -> None:
         """One segment. Lost, damaged and late segments are left out."""
@@ -84,7 +69,7 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         self,
         store: Store,
         codec: FrameCodec,
-        listener: Listener | SegmentListener,
+        listener: Listener,
         settings: ReaderSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -106,15 +91,12 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         """Seconds since Redis last answered; 0 if it never has."""
         return 0.0 if self._read_at is None else self._clock() - self._read_at
 
-    def _begin(self, manifest: Manifest | None) -> list[tuple[int, SegmentEntry]]:
+    def _begin(self, manifest: Manifest | None) -> list[SegmentEntry]:
         self._deadline = self._clock() + self._settings.warm_deadline_s
         segments = newest_segments(manifest, self._settings.warm_tokens) if manifest is not None else []
-        listener = self._listener
-        if not isinstance(listener, SegmentListener):
-            return segments
         self._has_delivered = manifest is not None
         wanted: list[bool] = []
-        self._tell(lambda: wanted.append(listener.begin(manifest, segments)))
+        self._tell(lambda: wanted.append(self._listener.begin(manifest, segments)))
         return segments if all(wanted) else []
 
     def _read_segment(self, place: Place[Manifest, SegmentEntry]) -> None:
@@ -123,32 +105,24 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
             place.segments.clear()
         else:
             super()._read_segment(place)
-        if not place.segments and isinstance(self._listener, SegmentListener):
+        if not place.segments:
             self._tell(self._listener.segments_told)
 
-    def _deliver_segment(self, generation: int, ref: SegmentEntry, segment: PieceColumns) -> None:
+    def _deliver_segment(self, ref: SegmentEntry, segment: PieceColumns) -> None:
         self.counters.segment_tokens += ref.num_tokens
-        listener = self._listener
-        if isinstance(listener, SegmentListener):
-            self._tell(lambda: listener.segment(ref, segment))
-        else:
-            self._deliver(listener, generation, segment.pieces())
+        self._tell(lambda: self._listener.segment(ref, segment))
 
     def _deliver_entry(self, place: Place[Manifest, SegmentEntry], entry_id: str, entry: list[Piece]) -> None:
         self.counters.entries += 1
         self.counters.entry_tokens += sum(len(piece.token_ids) for piece in entry)
-        listener = self._listener
-        if isinstance(listener, SegmentListener):
-            self._has_delivered = True
-            self._tell(lambda: listener.entry(entry_id, entry))
-        else:
-            self._deliver(listener, generation_of(place.manifest, entry_id), entry)
+        self._has_delivered = True
+        self._tell(lambda: self._listener.entry(entry_id, entry))
 
     def _deliver_reset(self) -> None:
         self._tell(self._listener.reset)
 
     def _renew(self, place: Place[Manifest, SegmentEntry], version: int) -> ResetReason | None:
-        """Take over the new manifest's generations. Survivors of dropped generations reach only segment listeners."""
+        """Take over the new manifest, unless even its oldest generation is newer than what was read."""
         stored = self.store.read_manifest()
         if stored.epoch != place.epoch:
             return "epoch"
@@ -159,16 +133,8 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         place.manifest = manifest
         if manifest.oldest_generation > (known.open_generation.number if known is not None else 0):
             return "generation"
-        listener = self._listener
-        if isinstance(listener, SegmentListener):
-            self._tell(lambda: listener.renew(manifest))
-        elif manifest.oldest_generation > (known.oldest_generation if known is not None else 0):
-            self._tell(lambda: listener.expire(manifest.oldest_generation))
+        self._tell(lambda: self._listener.renew(manifest))
         return None
-
-    def _deliver(self, listener: Listener, generation: int, pieces: list[Piece]) -> None:
-        self._has_delivered = True
-        self._tell(lambda: listener.pieces(generation, pieces))
 
     def _tell(self, message: Callable[[], None]) -> None:
         try:
@@ -178,21 +144,12 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
             self.counters.listener_faults += 1
 
 
-def newest_segments(manifest: Manifest, max_tokens: int) -> list[tuple[int, SegmentEntry]]:
-    """The newest segments with at most `max_tokens` in all, oldest first, each with its generation."""
-    chosen: list[tuple[int, SegmentEntry]] = []
-    for generation, entry in reversed(manifest.segments):
+def newest_segments(manifest: Manifest, max_tokens: int) -> list[SegmentEntry]:
+    """The newest segments with at most `max_tokens` in all, oldest first."""
+    chosen: list[SegmentEntry] = []
+    for entry in reversed(manifest.segments):
         max_tokens -= entry.num_tokens
         if max_tokens < 0:
             break
-        chosen.append((generation, entry))
+        chosen.append(entry)
     return chosen[::-1]
-
-
-def generation_of(manifest: Manifest | None, entry_id: str) -> int:
-    """The generation that a log entry has been or will be folded into."""
-    if manifest is None:
-        return 0
-    if parse_id(entry_id) <= parse_id(manifest.folded_id):
-        return manifest.folded_generation
-    return manifest.open_generation.number

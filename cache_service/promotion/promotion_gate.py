@@ -225,7 +225,7 @@ class PromotionGate:
             allowed = self._decide(due_s, self._rest_s)
         time_s = released_s if due_s is None else due_s
         if allowed == before:
-            self._gate.keep(KEEP_S, [] if manifest is None else [entry.digest for _, entry in manifest.segments])
+            self._gate.keep(KEEP_S, [] if manifest is None else [entry.digest for entry in manifest.segments])
         elif not self._write(token, epoch, replaces=version, time_s=time_s, allowed=allowed, old=manifest):
             return None
         if due_s is not None:
@@ -298,7 +298,7 @@ class PromotionGate:
             return self._refused(result)
         self.counters.batches += 1
         live = {entry.digest for entry in entries}
-        retired = [entry.digest for _, entry in old.segments if entry.digest not in live] if old is not None else []
+        retired = [entry.digest for entry in old.segments if entry.digest not in live] if old is not None else []
         self._store.keep_segments(retired, _RETIRE_S)
         return True
 
@@ -322,7 +322,7 @@ class PromotionGate:
 
     def _segment(self, manifest: Manifest) -> dict[bytes, Phrase]:
         found: dict[bytes, Phrase] = {}
-        for _, entry in manifest.segments:
+        for entry in manifest.segments:
             frame = self._store.read_segment(entry.digest, entry.num_bytes)
             try:
                 pieces = decode_segment(self._codec, entry.digest, frame) if frame is not None else []

@@ -82,8 +82,8 @@ def report_automaton(name: str, tokens: np.ndarray) -> None:
     print(
         f"{name:22} {count:9,} tokens: build {count / build / 1e6:5.2f} M tokens/s, match"
         f" {match / (count - count // 2) * 1e6:.3f} us/token, {growing.memory_bytes / count:.1f} B/token"
-        f" (at most {most:.1f} on the way), {growing.num_states / count:.2f} states and"
-        f" {growing.num_transitions / count:.2f} transitions a token"
+        f" (at most {most:.1f} on the way), {1 + len(growing.states()[2]) / count:.2f} states and"
+        f" {1 + len(growing.transitions()[0]) / count:.2f} transitions a token"
     )
 
 

@@ -159,7 +159,7 @@ def test_what_was_imported_for_long_lives_on_when_traffic_writes_beside_it(names
         compactor.release()
     assert namespace.store.append_in_epoch(namespace.store.begin_epoch(60), frame, 1_000, 60)
     manifest = Manifest.decode(namespace.codec, namespace.store.read_manifest().frame)
-    live = {f"segment:{entry.digest}" for _, entry in manifest.segments}
+    live = {f"segment:{entry.digest}" for entry in manifest.segments}
     for kind in ("epoch", "log", "manifest", *live):
         assert 999_000 < namespace.redis.ttl(namespace.keys.key(kind)) <= 1_000_000, kind
     retired = [kind for kind in keys_of(namespace) if kind.startswith("segment:") and kind not in live]
@@ -283,7 +283,7 @@ def test_a_compactor_that_was_at_work_brings_nothing_back(namespace):
     epoch = namespace.store.begin_epoch()
     administration(namespace).purge(namespace.keys)
     assert not before.commit(prepared)
-    (_, entry), *_ = prepared.manifest.segments
+    entry, *_ = prepared.manifest.segments
     assert not namespace.store.write_segment(entry.digest, b"anything", 60, token, epoch), "between purge and new data"
     assert keys_of(namespace) == ["purges"]
     namespace.append(piece("b", 0, [4]))

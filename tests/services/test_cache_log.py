@@ -293,7 +293,7 @@ def test_damaged_entries_and_segments_are_left_out(namespace):
         namespace.redis.xadd(namespace.keys.log, {b"e": bad})
     namespace.redis.xadd(namespace.keys.log, {b"other": b"field"})
     manifest = Manifest.decode(namespace.codec, namespace.store.read_manifest().frame)
-    digests = [entry.digest for _, entry in manifest.segments]
+    digests = [entry.digest for entry in manifest.segments]
     assert len(digests) == 3
     namespace.redis.setrange(namespace.keys.segment(digests[0]), 30, b"x")
     namespace.redis.delete(namespace.keys.segment(digests[1]))
@@ -310,7 +310,7 @@ def test_a_segment_grown_far_beyond_its_size_is_not_fetched_whole(namespace):
     namespace.append(piece("a", 0, [1]))
     fold_all(folding)
     manifest = Manifest.decode(namespace.codec, namespace.store.read_manifest().frame)
-    ((_, entry),) = manifest.segments
+    (entry,) = manifest.segments
     namespace.redis.setrange(namespace.keys.segment(entry.digest), 50_000_000, b"x")
     assert len(namespace.store.read_segment(entry.digest, entry.num_bytes)) == entry.num_bytes + 1
     assert namespace.read()[1].corrupt_segments == 1
@@ -408,8 +408,8 @@ def test_a_manifest_of_an_erased_key_is_replaced(namespace):
 
 def test_a_listener_that_fails_is_counted_and_told_the_rest(namespace):
     class Failing(Documents):
-        def pieces(self, generation, pieces):
-            super().pieces(generation, pieces)
+        def entry(self, entry_id, pieces):
+            super().entry(entry_id, pieces)
             raise RuntimeError
 
     documents = Failing()
@@ -518,7 +518,7 @@ def test_nothing_lives_for_ever(namespace):
     fold_all(folding)
     namespace.append(piece("b", 0, [2]))
     fold = folding.prepare()
-    ((_, entry),), ((_, retired),) = fold.manifest.segments, fold.replaces.segments
+    (entry,), (retired,) = fold.manifest.segments, fold.replaces.segments
     assert folding.commit(fold)
     redis = namespace.redis
     assert redis.ttl(namespace.keys.segment(entry.digest)) > 600

@@ -11,6 +11,7 @@ from cache_service.formats.documents import Piece, assemble, document_id_of
 from cache_service.formats.entry_codec import encode_entry
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.store_keys import StoreKeys
+from cache_service.formats.stream_id import parse_id
 from cache_service.log.log_reader import LogReader, ReaderSettings
 from cache_service.store.connection import Connection
 from cache_service.store.store import Store
@@ -41,22 +42,44 @@ def until(condition, patience_s=PATIENCE_S):
 
 
 class Documents:
-    """A listener that keeps everything by generation."""
+    """A listener that keeps everything by generation, and drops generations as the manifest does."""
 
     def __init__(self):
         self.generations = {}
         self.num_resets = 0
 
+    def begin(self, manifest, segments):
+        self._manifest = manifest
+        generations = () if manifest is None else manifest.generations
+        self._generation_of = {entry.digest: each.number for each in generations for entry in each.segments}
+        return True
+
+    def segment(self, entry, columns):
+        self._keep(self._generation_of[entry.digest], columns.pieces())
+
+    def segments_told(self):
+        pass
+
+    def entry(self, entry_id, pieces):
+        manifest = self._manifest
+        if manifest is None:
+            self._keep(0, pieces)
+        elif parse_id(entry_id) <= parse_id(manifest.folded_id):
+            self._keep(manifest.folded_generation, pieces)
+        else:
+            self._keep(manifest.open_generation.number, pieces)
+
+    def renew(self, manifest):
+        self._manifest = manifest
+        self.generations = {g: pieces for g, pieces in self.generations.items() if g >= manifest.oldest_generation}
+
     def reset(self):
         self.generations = {}
         self.num_resets += 1
 
-    def pieces(self, generation, pieces):
+    def _keep(self, generation, pieces):
         copies = [Piece(p.document_id, p.offset, p.token_ids.copy(), p.kind, p.time_s) for p in pieces]
         self.generations.setdefault(generation, []).extend(copies)
-
-    def expire(self, oldest_generation):
-        self.generations = {g: pieces for g, pieces in self.generations.items() if g >= oldest_generation}
 
     @property
     def contents(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from cache_service.automata.corpus_index import ARRAYS_FILE, HEADER_FILE, Corpus
 from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton
 from cache_service.errors import CorpusError
+from paceline_testing.automata import continuations, occurrences
 
 
 def header_of(tokens: np.ndarray) -> CorpusHeader:
@@ -70,8 +72,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_ids_beyond_sixteen_bits_survive(index_dir: Path) -> None:
     automaton = open_index(index_dir).automaton
     cursor = automaton.advance(Cursor(), np.array([3, 70_000, 2], np.int32))
-    assert (cursor.length, automaton.occurrences(cursor)) == (3, 2)
-    assert automaton.continuations(automaton.advance(Cursor(), np.array([200_018], np.int32)))[0].tolist() == [5]
+    assert (cursor.length, occurrences(automaton, cursor)) == (3, 2)
+    assert continuations(automaton, automaton.advance(Cursor(), np.array([200_018], np.int32)))[0] == [5]
 
 
 def test_arrays_are_mapped_and_cannot_be_written(index_dir: Path) -> None:
@@ -176,8 +178,6 @@ def test_arrays_that_are_cut_longer_gone_or_changed_are_refused(copy: Path) -> N
 
 
 def test_a_matching_checksum_does_not_make_a_broken_structure_good(copy: Path) -> None:
-    import zlib
-
     header = json.loads((copy / HEADER_FILE).read_text())
     data = bytearray((copy / ARRAYS_FILE).read_bytes())
     offset = header["arrays"]["links"]["offset"] + 4

@@ -17,7 +17,7 @@ from cache_service.log.compactor import CompactorSettings
 from cache_service.log.fold_plan import FoldLimits, after_fold, num_absorbed
 from cache_service.log.folded_log_reader import Place, reset_reason
 from cache_service.log.follower import FollowerSettings
-from cache_service.log.log_reader import ReaderSettings, generation_of, newest_segments
+from cache_service.log.log_reader import ReaderSettings, newest_segments
 from cache_service.log.publisher import PublisherSettings
 from cache_service.log.tenant_share import share_of
 from cache_service.store.circuit_breaker import CircuitBreaker
@@ -133,14 +133,9 @@ MANIFEST = Manifest(
 
 
 def test_a_warm_start_takes_the_newest_segments_oldest_first():
-    assert newest_segments(MANIFEST, 25) == [(2, entry(20)), (3, entry(5))]
+    assert newest_segments(MANIFEST, 25) == [entry(20), entry(5)]
     assert newest_segments(MANIFEST, 4) == []
     assert len(newest_segments(MANIFEST, 100)) == 3
-
-
-def test_an_entry_belongs_where_it_was_or_will_be_folded():
-    assert [generation_of(MANIFEST, entry_id) for entry_id in ("6-9", "7-0", "7-1", "10-0")] == [2, 2, 3, 3]
-    assert generation_of(None, "1-0") == 0
 
 
 @pytest.mark.parametrize(
