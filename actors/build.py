@@ -1,4 +1,4 @@
-"""From a model on disk to an engine, with a KV cache of a size that fits."""
+"""Builds engines from models on disk, with KV caches that fit into memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from actors.options import DraftOptions, TargetOptions
 logger = logging.getLogger(__name__)
 
 _MAX_AUTO_TOKENS = 1 << 20
-_DRAFT_KV_FRACTION = 0.1  # of free memory, for a draft model's KV cache
+_DRAFT_KV_FRACTION = 0.1  # share of free memory for a draft model's KV cache
 
 
 def build_target_engine(source: ModelSource, options: TargetOptions | None = None, *, rank: int = 0) -> TargetEngine:
@@ -77,9 +77,8 @@ def build_draft_engine(
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Load a draft model, with a reduced vocabulary or not, and size its own KV cache.
 
-    target: the model it drafts for; where their vocabularies differ, drafts are translated through the text. None: the
-    vocabularies are equal. `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0.
-    Raises ModelError.
+    target: the model it drafts for; drafts are translated through the text if the vocabularies differ. None: they are
+    equal. `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0. Raises ModelError.
     """
     options = options or DraftOptions()
     texts = None
@@ -104,7 +103,7 @@ def build_draft_engine(
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values that one token takes on one rank; with an encoder, those of either side's tokens."""
+    """Bytes of keys and values of one token on one rank; with an encoder, of a token of either side."""
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
     heads = text.num_attention_heads

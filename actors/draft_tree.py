@@ -1,4 +1,4 @@
-"""The draft tree: what every drafter proposes and the target verifies. A chain has the parents -1, 0, 1, ..."""
+"""The draft tree, which every drafter proposes and the target verifies. A chain has the parents -1, 0, 1, ..."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class TopProbs(msgspec.Struct, frozen=True, array_like=True):
-    """A truncated draft distribution per node: q is *defined* as these pairs, so nothing is lost by sending few."""
+    """A truncated draft distribution for each node. q is *defined* as these pairs, so sending few loses nothing."""
 
     token_ids: np.ndarray  # int32 [n * k]
     probs: np.ndarray  # float32 [n * k], each run of k sums to 1
@@ -25,8 +25,8 @@ class DraftTree(msgspec.Struct, frozen=True, array_like=True):
     rise from parent to child. confidence[i] estimates the probability that node i is on the accepted path.
 
     The target computes a required node whether it pays or not, because its drafter reads the target's prediction
-    there; the parents of a required node are required. A required node with confidence 0 is not a guess: nothing is
-    concluded from its being wrong. Only drafters inside the router may require nodes; `required` has no encoding.
+    there. Parents of required nodes are required. A required node with confidence 0 is no guess and does not count in
+    statistics. Only drafters inside the router may require nodes; `required` has no encoding.
     """
 
     token_ids: np.ndarray  # int32 [n]

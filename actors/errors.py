@@ -15,7 +15,7 @@ Every class passes its arguments to `Exception.__init__`, so it survives picklin
 
 from __future__ import annotations
 
-_MAX_SHOWN_CHARS = 256  # of a wrong value: gRPC clients refuse errors of more than a few kilobytes
+_MAX_SHOWN_CHARS = 256  # longer values are cut: gRPC clients refuse errors of more than a few kilobytes
 
 
 class PacelineError(Exception):
@@ -56,7 +56,7 @@ class Unavailable(PacelineError):
 
 
 class RouterLost(Unavailable):
-    """The router died, left, or has no target group while others have; the call can be begun or continued elsewhere."""
+    """The router died, left, or has no target group while others have. Another router can continue the call."""
 
 
 class DeadlineExceeded(PacelineError):

@@ -1,4 +1,4 @@
-"""What Paceline's processes log to stderr: text, or a JSON object a line, with the id of the request it is about.
+"""Logging to stderr: text, or one JSON object a line, with the request id.
 
 No prompt, answer or key is ever logged.
 """
@@ -21,7 +21,7 @@ from actors.printable import printable
 from cache_service.options import Options
 
 PACKAGES = ("cluster", "actors", "cache_service")
-OTHERS = ("opentelemetry",)  # that warn of what we have them do: a collector that is away
+OTHERS = ("opentelemetry",)  # libraries whose warnings matter: an unreachable collector
 REQUEST_ID_HEADER = "x-request-id"
 
 request_id: ContextVar[str] = ContextVar("paceline_request_id", default="")  # id of the call that is being answered
@@ -31,19 +31,19 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "req
 
 
 class ObservabilityConfig(Options):
-    """What is told of requests and rounds beside the metrics, which are always there."""
+    """Logs and traces. Metrics are always on."""
 
     log_format: Literal["text", "json"] = "text"
     """Format of log lines, which go to stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """The least level that is logged. info: a line for each request and its parts."""
+    """Lowest level that is logged. info: a line for each request and its parts."""
     otlp_endpoint: str | None = None
     """Collector of spans, OTLP over HTTP: http://collector:4318. null: no tracing. Headers for the collector come from
     $OTEL_EXPORTER_OTLP_HEADERS."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of requests that are traced, of those whose callers have not decided it."""
+    """Share of requests that are traced, unless their callers decide it."""
     round_spans: Annotated[int, Field(ge=0, le=256)] = 16
-    """The first rounds of a request that have spans of their own."""
+    """Rounds of a request, from the first, that have spans of their own."""
 
     @model_validator(mode="after")
     def _address(self) -> ObservabilityConfig:
@@ -53,14 +53,14 @@ class ObservabilityConfig(Options):
 
 
 def request_id_of(given: str | None) -> str:
-    """The id that a client has given its call, or a new one where it has given none, or none fit for a log."""
+    """The client's request id, or a new one if it is missing or unfit for a log."""
     return given if given is not None and _POSSIBLE_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def configure_logging(config: ObservabilityConfig, component: str) -> None:
-    """Have Paceline's own loggers in this process write to stderr. component: gateway, router, target or draft.
+    """Let Paceline's loggers in this process write to stderr. component: gateway, router, target or draft.
 
-    Called again, it replaces what was said before. Loggers of others than those stay as they are.
+    A second call replaces the first. Other loggers are not changed.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_with_request_id)
@@ -74,7 +74,7 @@ def configure_logging(config: ObservabilityConfig, component: str) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """A line each; what follows a line break is indented, so that no message can look like another record."""
+    """One line a record. Further lines are indented, so that no message can look like another record."""
 
     def __init__(self, component: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {component} %(name)s [%(request_id)s] %(message)s")
@@ -87,7 +87,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, component, request_id, message, what `extra` names, and the traceback."""
+    """One object a line: time, level, logger, component, request_id, message, fields of `extra`, traceback."""
 
     def __init__(self, component: str) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class JsonFormatter(logging.Formatter):
             fields["traceback"] = self.formatException(record.exc_info)
         try:
             return msgspec.json.encode(fields, enc_hook=repr).decode()
-        except (TypeError, ValueError, OverflowError, RecursionError):  # numbers of over 64 bits, texts that are none
+        except (TypeError, ValueError, OverflowError, RecursionError):  # integers beyond 64 bits, unpaired surrogates
             return json.dumps({name: printable(str(value)) for name, value in fields.items()})
 
 
@@ -118,7 +118,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _with_request_id(record: logging.LogRecord) -> bool:
-    """A record says itself whose it is, or is that of the call in whose course it was made."""
+    """Add the id of the current call, unless the record has one."""
     if not hasattr(record, "request_id"):
         record.request_id = request_id.get()
     return True

@@ -153,7 +153,7 @@ class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
     round_id: int
     items: list[DraftItem]
     finished: list[int] = []  # sequences to forget
-    dropped: list[str] = []  # namespaces to drop what was learnt of, before these items
+    dropped: list[str] = []  # namespaces to drop before these items
     drops_all: bool = False  # drop all namespaces: the sender does not know which have been purged
 
 
@@ -164,7 +164,7 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     stale_seq_ids: list[int] = []
     elapsed_s: float = 0.0
     num_ahead: int = 0  # sequences that the worker had drafted ahead for
-    num_ready: int = 0  # of these, sequences whose whole draft was ready
+    num_ready: int = 0  # sequences among num_ahead whose whole draft was ready
 
 
 class VerifyItem(msgspec.Struct, frozen=True, array_like=True):

@@ -1,9 +1,8 @@
-"""What to draft while the target verifies: the trees behind the likely outcomes of the draft that was sent.
+"""Drafting while the target verifies: trees after the likely outcomes of the draft that was sent.
 
-An outcome is how far the draft is accepted and the token that the target puts behind it (Kumar et al. 2026,
-"Speculative Speculative Decoding", arXiv:2603.03251). The outcomes that are likeliest by the draft model's own
-confidence are taken, however they spread over lengths and tokens. Behind each of them grows the tree that would be
-asked for next: if it comes to that, the answer is there.
+An outcome is the accepted part of the draft and the target's next token (Kumar et al. 2026, "Speculative Speculative
+Decoding", arXiv:2603.03251). The likeliest outcomes by the draft model's own confidence are chosen. For each of them
+the tree grows that would be requested next, so that the answer is ready if the outcome occurs.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from actors.draft_model.growing_tree import GrowingTree
 from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
 from actors.draft_tree import DraftTree
 
-# An outcome that is less likely is not worth the rows.
-_MIN_CHANCE = 0.02
-# Ends of a draft that are computed to see what may come behind them.
-_MAX_ENDS = 16
+_MIN_CHANCE = 0.02  # less likely outcomes do not pay
+_MAX_ENDS = 16  # limit of sent nodes that are computed to find outcomes after them
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """What was asked for, and will be again."""
+    """Limits of a requested tree. The next request is assumed to be the same."""
 
     max_nodes: int
     max_depth: int
@@ -31,18 +28,18 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Paths to guess behind, in one forward, and how likely it is that they are of use."""
+    """Paths to compute in one forward, and the probability that they are useful."""
 
     chance: float
     paths: list[Path]
 
 
 class DraftAhead:
-    """The trees behind the likely outcomes of one draft."""
+    """Grows trees for the likely outcomes of one draft."""
 
     def __init__(self, sent: DraftTree, known: KnownGuesses, shape: TreeShape, room: int, count: int) -> None:
-        """sent: the draft; known: all guesses of its sequence, which grow as they are made; room: positions left
-        behind the committed text; count: outcomes to draft for."""
+        """sent: the draft; known: all guesses of its sequence, to which new ones are added; room: positions left after
+        the committed text; count: outcomes to draft for."""
         self._known = known
         self._shape = shape
         self._room = room
@@ -51,8 +48,8 @@ class DraftAhead:
         self._growths: list[tuple[float, Growth]] | None = None
 
     def wanted(self) -> list[Wanted]:
-        """What to compute next, for the likeliest outcome first; nothing if all trees are there. What comes of it is
-        put into the known guesses before the next call."""
+        """What to compute next, for the likeliest outcome first; empty if all trees are complete. The caller adds the
+        results to the known guesses before the next call."""
         if self._growths is None:
             ends = self._unknown_ends()
             if ends:
@@ -62,7 +59,7 @@ class DraftAhead:
         return [wanted for wanted in grown if wanted.paths]
 
     def _outcomes(self) -> list[tuple[float, Path]]:
-        """The likeliest ones whose last token was not sent: else the target would go on with it."""
+        """The likeliest outcomes. Their last tokens were not sent: otherwise the target would continue behind them."""
         found = []
         for path, confidence in self._confidence.items():
             if len(path) >= self._room:
@@ -74,7 +71,7 @@ class DraftAhead:
         return sorted(found, key=lambda item: -item[0])[: self._count]
 
     def _unknown_ends(self) -> list[Path]:
-        """Sent nodes without a guess behind them, where there might be a likelier outcome than those known so far."""
+        """Sent nodes without guesses, after which there may be a likelier outcome than those known so far."""
         outcomes = self._outcomes()
         bar = outcomes[-1][0] if len(outcomes) >= self._count else _MIN_CHANCE
         ends = [
@@ -90,7 +87,7 @@ class DraftAhead:
 
 
 def _confidence_by_path(tree: DraftTree) -> dict[Path, float]:
-    """By node, parents before children; that of the committed text is 1."""
+    """Confidence of each node by its path, parents first; 1 for the committed text."""
     paths: list[Path] = []
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))

@@ -1,13 +1,12 @@
-"""A draft model that guesses a chain or a tree per sequence: the drafter behind the name `draft_model`, and, with the
-lookahead drafter beside it, behind `ouroboros`.
+"""The engine of a draft model: guesses a chain or a tree for each sequence, for the drafters `draft_model` and
+`ouroboros`.
 
-It draws with the target's own noise, `argmax(process(q) + G)` (design: coupled sampling), so no probabilities travel;
-with `acceptance: rejection` it draws from its truncated distribution instead and sends that along
-(Leviathan et al. 2023). Siblings are the tokens that come next in `process(q) + G`: those that the target will draw
-where its logits are a little different. Trees grow best first, as in EAGLE-2 (Li et al. 2024).
+It draws with the target's own noise, `argmax(process(q) + G)` (coupled sampling), so no probabilities are sent. With
+`acceptance: rejection` it draws from its truncated distribution instead and sends that along (Leviathan et al. 2023).
+Siblings are the next best tokens of `process(q) + G`, which the target draws if its logits differ a little. Trees grow
+best first, as in EAGLE-2 (Li et al. 2024).
 
-After a draft has been sent, `work_ahead` goes on to draft for its likely outcomes (`draft_ahead.py`), a forward at a
-time.
+After a draft has been sent, `work_ahead` drafts for its likely outcomes (`draft_ahead.py`), one forward at a time.
 """
 
 from __future__ import annotations
@@ -41,19 +40,15 @@ from actors.options import LookaheadOptions
 
 logger = logging.getLogger(__name__)
 
-# Nodes of one tree at most, whatever a message asks for; the configuration has the same limit.
-_MAX_NODES = 256
-# Rows a forward of prompts; longer ones are computed in several.
-_MAX_PREFILL_ROWS = 512
-# Rows a forward ahead: a request that arrives meanwhile waits for it.
-_MAX_AHEAD_ROWS = 64
-# Draft nodes of one sequence, those of likely outcomes included, beyond which no more are drafted ahead.
-_MAX_AHEAD_NODES = 512
+_MAX_NODES = 256  # limit of one tree, as in the configuration
+_MAX_PREFILL_ROWS = 512  # rows of a forward of prompts; longer prompts take several
+_MAX_AHEAD_ROWS = 64  # rows of a forward ahead, which an arriving request must wait for
+_MAX_AHEAD_NODES = 512  # limit of one sequence's draft nodes for drafting ahead
 
 
 @dataclass(slots=True)
 class _Draft:
-    """One sequence being drafted for."""
+    """A draft in progress."""
 
     sequence: Sequence
     shape: TreeShape
@@ -71,7 +66,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """One sequence being drafted ahead for."""
+    """A sequence that is drafted ahead for."""
 
     sequence: Sequence
     known: KnownGuesses
@@ -89,9 +84,8 @@ class DraftEngine:
         lookahead: LookaheadOptions | None = None,
         ahead: int = 0,
     ) -> None:
-        """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: they are equal.
-        lookahead None: its defaults. ahead: outcomes of each draft that `work_ahead` drafts for; none for
-        encoder-decoder models."""
+        """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
+        ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self.num_ahead_failures = 0
         self._runner = make_runner(model, options.num_slots)
@@ -99,9 +93,9 @@ class DraftEngine:
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
-        self._unfit: set[int] = set()  # sequences that the model cannot read
+        self._unfit: set[int] = set()  # sequences with tokens or positions that the model lacks
         self._ouroboros: OuroborosDrafter | None = None
-        self._max_outcomes = 0  # a decoder that takes a tree path by path would compute all of it in each forward
+        self._max_outcomes = 0  # an encoder-decoder model would compute the whole tree in each forward
         if isinstance(self._runner, ModelRunner):
             self._ouroboros = OuroborosDrafter(self._runner, lookahead or LookaheadOptions(), self._max_len, vocab_map)
             self._max_outcomes = ahead
@@ -110,8 +104,8 @@ class DraftEngine:
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
-        """One tree per item, in order; empty where there is no room for the sequence, or where it has tokens or
-        positions that the model has not."""
+        """One tree for each item, in order. It is empty if there is no room for the sequence, or if it has tokens or
+        positions that the model lacks."""
         started = time.perf_counter()
         self._forget_namespaces(batch)
         for seq_id in batch.finished:
@@ -123,7 +117,7 @@ class DraftEngine:
         stale: list[int] = []
         unfit: list[int] = []
         drafts: list[_Draft | OuroborosDraft] = []
-        hoped: set[int] = set()  # sequences whose draft may be there
+        hoped: set[int] = set()  # sequences that were drafted ahead for
         for item in items:
             seq_id = item.delta.seq_id
             self._ahead.pop(seq_id, None)
@@ -140,7 +134,7 @@ class DraftEngine:
                     hoped.add(seq_id)
                 drafts.append(self._start(sequence, item))
             else:
-                # Forgotten, so that the next delta is answered stale and starts over when there is room.
+                # Forgotten, so that the next delta is answered stale and the sequence is sent again.
                 self._table.forget(seq_id)
         self._prefill(drafts)
         trees = self._propose(drafts)
@@ -157,7 +151,7 @@ class DraftEngine:
         )
 
     def _forget_namespaces(self, batch: DraftBatch) -> None:
-        """Only phrases outlive their sequences; guesses that were made ahead do not."""
+        """Phrases outlive their sequences. Guesses do not."""
         if self._ouroboros is None:
             return
         if batch.drops_all:
@@ -166,8 +160,8 @@ class DraftEngine:
             self._ouroboros.drop_namespace(namespace)
 
     def _fits(self, item: DraftItem) -> bool:
-        """Whether the model can read the sequence. One that it cannot read is answered, or it would come whole again
-        every other round; in a forward it would take all the others of its batch with it."""
+        """Whether the model has the sequence's tokens and positions. Others would fail the whole forward. They are
+        answered, not stale: otherwise they would be sent whole every other round."""
         delta, begin = item.delta, self._table.begin_of(item)
         if delta.start == 0:
             self._unfit.discard(delta.seq_id)
@@ -181,14 +175,14 @@ class DraftEngine:
         return False
 
     def _most_tokens(self, begin: SequenceStart) -> int:
-        """Tokens of a sequence that the model has positions for."""
+        """Limit of a sequence's tokens by the model's positions."""
         if self._max_side_len is None:
             return self._max_len
-        # A decoder's first position is that of the token before the output.
+        # The decoder's first position is that of the token before the output.
         return begin.num_prompt_tokens + self._max_side_len - 1 if begin.num_prompt_tokens <= self._max_side_len else 0
 
     def _take_in(self, sequence: Sequence, item: DraftItem, known: KnownGuesses | None) -> bool:
-        """Apply the delta. False, and nothing changed, where there is no room."""
+        """Apply the delta. Returns False and changes nothing if there is no room."""
         delta = item.delta
         if known is not None and isinstance(self._runner, ModelRunner) and _is_followed(sequence, item, known.width):
             nodes = known.follow(tuple(delta.token_ids.tolist()))
@@ -201,7 +195,7 @@ class DraftEngine:
 
     def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | OuroborosDraft:
         shape = _shape_of(item)
-        # What is sent under rejection are draws from q with their probabilities, which phrases have not.
+        # Rejection needs draws from q with their probabilities, which phrases do not have.
         if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
             # The last guesses of a tree are not computed.
             room = self._most_tokens(sequence.begin) - sequence.length + 1
@@ -210,7 +204,7 @@ class DraftEngine:
         return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
 
     def _readable(self, runs: np.ndarray) -> list[list[int]]:
-        """Those without tokens that the model has not."""
+        """The runs, separated by -1, whose tokens the model has."""
         if runs.dtype.kind != "i":
             return []
         found: list[list[int]] = [[]]
@@ -222,8 +216,7 @@ class DraftEngine:
         return [run for run in found if run and max(run) < self._num_ids]
 
     def _start_tree(self, sequence: Sequence, shape: TreeShape) -> _Draft:
-        # The accept test of rejection is for one token drawn from q, and its residual for the next draw after that one
-        # failed: so there is a chain, whatever was asked for.
+        # The rejection rule judges one token drawn from q at each position, so the draft is a chain.
         branch = 1 if sequence.draws_from_probs else shape.branch
         known = self._known.pop(sequence, None) or KnownGuesses(branch + self._max_outcomes)
         most_new = most_computed(shape.max_nodes, shape.max_depth, branch)
@@ -236,9 +229,11 @@ class DraftEngine:
 
     @torch.inference_mode()
     def work_ahead(self) -> bool:
-        """Make one forward for the likely outcomes of drafts that have been sent, the likeliest of all sequences first.
-        False when there is nothing left to do until the next batch. Never raises: a failure costs what has been
-        drafted ahead, and is counted."""
+        """Make one forward for the likely outcomes of the drafts sent, the likeliest of all sequences first.
+
+        Returns False when nothing is left to do until the next batch. Never raises: a failure is counted, and costs
+        what has been drafted ahead.
+        """
         if not self._ahead:
             return False
         try:
@@ -273,7 +268,7 @@ class DraftEngine:
         return list(wants.values())
 
     def _has_room_ahead(self, want: Want) -> bool:
-        """Reserve it, unless blocks are getting short."""
+        """Reserve blocks for the paths, if enough stay free."""
         num_nodes = len(want.known.nodes) + len(want.paths)
         needed = self._blocks_for(want.sequence, num_nodes)
         return (
@@ -283,14 +278,13 @@ class DraftEngine:
         )
 
     def _blocks_for(self, sequence: Sequence | None, more: int) -> int:
-        """Blocks that the sequence lacks, None: a new one, for `more` slots behind its text."""
+        """Blocks that a sequence (None: a new one) lacks for `more` slots after its text."""
         if sequence is None:
             return -(-more // self.pool.block_size)
         return max(0, -(-(sequence.length + more) // self.pool.block_size) - len(sequence.blocks))
 
     def _make_room(self, items: Sequences[DraftItem]) -> None:
-        """Where blocks might be too few for these items, give up all that is known beyond what each sequence would have
-        anyway."""
+        """Give up everything that was drafted ahead if the blocks might not suffice for these items."""
         if not self._known:
             return
         needed = 0
@@ -320,7 +314,7 @@ class DraftEngine:
         return [self._finished(draft) if isinstance(draft, _Draft) else next(found) for draft in drafts]
 
     def _finished(self, draft: _Draft) -> DraftTree:
-        """What is sent. Its outcomes can be drafted for from now on."""
+        """The tree to send. Registers its outcomes for drafting ahead."""
         sequence, known = draft.sequence, draft.growth.known
         tree = draft.growth.tree.finished()
         if sequence.draws_from_probs:
@@ -333,15 +327,15 @@ class DraftEngine:
         return tree
 
     def _prefill(self, drafts: list[_Draft | OuroborosDraft]) -> None:
-        """Compute committed tokens until at most one chunk is left, which goes with the first guess. Where no guess is
-        wanted only the last token is left, whose logits the first guess will want."""
+        """Compute committed tokens until one chunk is left, which goes with the first guess. If no guess is wanted,
+        only the last token is left, because the next guess needs its logits."""
         for draft in drafts:
             most_left = _MAX_PREFILL_ROWS if draft.max_nodes else 1
             while (pending := draft.sequence.num_pending) > most_left:
                 self._guesser.compute(draft.sequence, min(pending - 1, _MAX_PREFILL_ROWS))
 
     def _grow(self, drafts: list[_Draft]) -> None:
-        """A forward for each depth, of all sequences and all nodes that guesses are wanted behind."""
+        """One forward for each step of all trees."""
         while True:
             wants = []
             for draft in drafts:
@@ -353,9 +347,7 @@ class DraftEngine:
                 return
             self._guesser.guess(wants)
 
-    def answer(self, batch: DraftBatch) -> DraftResult:
-        """`draft` under the name that every worker's engine has."""
-        return self.draft(batch)
+    answer = draft  # the name that every worker's engine has
 
     def clear(self) -> None:
         """Forget every sequence; their next deltas are answered stale."""
@@ -374,13 +366,13 @@ class DraftEngine:
 
 
 def _shape_of(item: DraftItem) -> TreeShape:
-    """What is asked for, within the limit of one tree."""
+    """The requested shape, within the limit of one tree."""
     max_nodes = min(item.max_nodes, _MAX_NODES)
     return TreeShape(max_nodes, min(item.max_depth or max_nodes, max_nodes), item.branch)
 
 
 def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:
-    """Whether what is known of the sequence, `width` guesses behind each path, can answer the item."""
+    """Whether guesses of this width can answer the item."""
     is_tree = item.method == "tree" and not sequence.draws_from_probs
     return is_tree and item.max_nodes > 0 and item.branch <= width
 

@@ -1,4 +1,4 @@
-"""A draft tree while it grows: which nodes to compute next, and which are the best in the end."""
+"""A draft tree while it grows: decides which nodes to compute next, and which to send in the end."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from actors.draft_tree import DraftTree
 
 ROOT = -1
 
-# Below this chance of being reached, what a further guess behind a node costs is more than it can earn.
-_MIN_CONFIDENCE = 0.08
-# Nodes computed in one forward: so many rows take hardly longer than one.
-_MAX_EXPANDED = 4
+_MIN_CONFIDENCE = 0.08  # guesses after less likely nodes do not pay
+_MAX_EXPANDED = 4  # nodes computed in one forward: so few rows take hardly longer than one
 
 
 def most_computed(max_nodes: int, max_depth: int, branch: int) -> int:
-    """Nodes of a `GrowingTree` that may come to be computed, at most."""
+    """Limit of the nodes of a `GrowingTree` that are computed."""
     return max(0, min(max_depth, max_nodes) - 1) * (1 if branch == 1 else _MAX_EXPANDED)
 
 
 class GrowingTree:
-    """Nodes in the order of their making, so parents come before children.
+    """Nodes in order of creation, so parents come before children.
 
-    A step computes some nodes (`expandable`) and hangs guesses below each of them (`add`). Only
-    the `max_nodes` most probable nodes come out in the end, and no child is more probable than its parent: so nodes
-    are computed in the order of their probability, wherever in the tree they are.
+    A step computes some nodes (`expandable`) and adds guesses below each of them (`add`). Only the `max_nodes` most
+    probable nodes come out in the end, and no child is more probable than its parent, so nodes are computed in order of
+    their probability.
     """
 
     def __init__(self, max_nodes: int, max_depth: int, branch: int) -> None:
-        """max_nodes: of the tree that comes out; max_depth: steps, hence tokens of the longest path; branch: most
-        guesses below a node, 1 for a chain."""
+        """max_nodes: limit of the final tree; max_depth: limit of steps, hence of a path's length; branch: guesses
+        below a node, 1 for a chain."""
         self.branch = branch
         self._max_nodes = max_nodes
         self._max_depth = max_depth
@@ -46,29 +44,29 @@ class GrowingTree:
         return len(self._tokens)
 
     def expandable(self) -> list[int]:
-        """What to compute in the next step: [ROOT] first, then the most probable nodes; empty when it is done."""
+        """Nodes to compute in the next step: [ROOT] first, then the most probable ones; empty when done."""
         if self._num_steps >= self._max_depth or self._max_nodes == 0:
             return []
         if self._num_steps == 0:
             return [ROOT]
-        # Below the last of the best there is no room for a child.
+        # A child of the last of the best nodes would have no room.
         wanted = [node for node in self._best()[: self._max_nodes - 1] if node not in self._computed]
         return [node for node in wanted if self._confidence[node] >= _MIN_CONFIDENCE][:_MAX_EXPANDED]
 
     def begin_step(self, nodes: Iterable[int]) -> None:
-        """The step that computes `nodes`, as `expandable` gave them, has been made."""
+        """Record that the step which computes `nodes`, from `expandable`, has been made."""
         self._num_steps += 1
         self._computed.update(nodes)
 
     def add(self, parent: int, token: int, share: float) -> None:
-        """A guess below a node. share: its probability where the parent is right."""
+        """Add a guess below a node. share: its probability given that the parent is right."""
         before = 1.0 if parent == ROOT else self._confidence[parent]
         self._tokens.append(token)
         self._parents.append(parent)
         self._confidence.append(min(before, before * share))
 
     def path(self, node: int) -> list[int]:
-        """Tokens from below the root to the node, itself included."""
+        """Tokens from the root's child to the node."""
         tokens = []
         while node != ROOT:
             tokens.append(self._tokens[node])
@@ -82,7 +80,7 @@ class GrowingTree:
         return DraftTree(*self._part(nodes), confidence)
 
     def _best(self) -> list[int]:
-        # Stable: a parent, which is older, stays before a child that is as probable.
+        # Stable: a parent stays before an equally probable child.
         return sorted(range(len(self)), key=lambda node: -self._confidence[node])
 
     def _part(self, nodes: Sequences[int]) -> tuple[np.ndarray, np.ndarray]:

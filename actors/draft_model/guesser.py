@@ -1,4 +1,4 @@
-"""Forwards of a draft model that end in guesses: the tokens that come next behind paths of some sequences."""
+"""Forwards of a draft model that guess the next tokens after paths of sequences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from actors.engine.sequence import Sequence
 from actors.messages import no_tokens
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
-# Pairs sent per node with acceptance == "rejection"; q is defined as these, so few suffice (256 bytes a node).
-_NUM_PROBS = 32
+_NUM_PROBS = 32  # pairs that define q under rejection, 256 bytes a node
 
 _Probs = tuple[np.ndarray, np.ndarray]
 _Guess = tuple[list[tuple[int, float]], _Probs | None]
@@ -25,7 +24,7 @@ _Guess = tuple[list[tuple[int, float]], _Probs | None]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Guesses that one sequence wants: [()] for those behind its text, whose end is pending, or nodes to compute."""
+    """Paths of one sequence to guess after: [()] for its text, whose end is pending, or nodes to compute."""
 
     sequence: Sequence
     known: KnownGuesses
@@ -34,27 +33,27 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of logits: what comes behind one path."""
+    """A row of logits: the next token after one path."""
 
     want: Want
     path: Path
 
 
 class Guesser:
-    """The draft model and its way from logits to guesses."""
+    """Runs the draft model and turns its logits into guesses."""
 
     def __init__(self, runner: ModelRunner | EncoderDecoderRunner, vocab_map: torch.Tensor | None) -> None:
-        """vocab_map: as the draft engine's."""
+        """vocab_map: see DraftEngine."""
         self._runner = runner
         self._vocab_map = vocab_map
 
     def compute(self, sequence: Sequence, count: int) -> None:
-        """The next `count` pending tokens of a text, without a guess."""
+        """Compute the next `count` pending tokens of a text, without a guess."""
         self._forward([SequenceRows(sequence, count, no_tokens(), no_tokens())])
         sequence.computed(count, no_tokens(), no_tokens())
 
     def guess(self, wants: Sequences[Want]) -> None:
-        """One forward for all of them; the guesses are known afterwards. Where it fails nothing has changed."""
+        """Make all guesses in one forward and record them. A failure changes nothing."""
         parts = [_rows_of(want) for want in wants]
         logits = self._forward(parts)
         rows = [_Row(want, path) for want in wants for path in want.paths]
@@ -83,8 +82,8 @@ class Guesser:
         ]
 
     def _forward(self, parts: list[SequenceRows]) -> torch.Tensor:
-        """Compute the rows; logits, [rows, outputs], behind the last committed token of each part that gets so far and
-        behind the new nodes of the others."""
+        """Compute the rows. Returns logits [rows, outputs] after the last committed token of each part that reaches it,
+        and after the new nodes of the others."""
         return self._runner.run(parts, [_num_wanted(part) for part in parts])
 
 

@@ -1,10 +1,9 @@
-"""Lookahead decoding on the draft model: the drafter behind the name `ouroboros`.
+"""Lookahead decoding on the draft model: the drafter `ouroboros`.
 
-A forward computes, behind the draft so far, the phrases that the pool has for its last token and the lookahead window,
-all as one tree. The model's own draws are followed through it as far as they go: several tokens a forward instead of
-one. The draft is then continued, without a forward, by the newest phrases behind its last token, for the target to
-choose from (Ouroboros, Zhao et al. 2024, arXiv:2402.13720). The pool learns from the window, from what the target
-has committed, and from what it had in mind at the drafts that it refused.
+A forward computes one tree after the draft so far: the pool's phrases for its last token, and the lookahead window. The
+model's own draws are followed through the tree, so that a forward gives several tokens. In the end the newest phrases
+after the last token are appended without a forward (Ouroboros, Zhao et al. 2024, arXiv:2402.13720). The pool learns
+from the window, from committed tokens, and from the target's predictions after rejected draft tokens.
 
 Draws are those of the draft engine, `argmax(process(q) + G)`, so that this works at any temperature.
 """
@@ -36,24 +35,24 @@ from actors.sampling.sampler import likeliest_tokens, rows_for
 
 @dataclass(slots=True)
 class _State:
-    """What outlives a draft of a sequence."""
+    """State of a sequence between drafts."""
 
     scope: Hashable  # key of its phrases in the pool
     window: LookaheadWindow
     suffix_shares: list[float]  # shared by its namespace
-    chain: list[int] = field(default_factory=list)  # the last draft that was sent, and the suffixes behind it
+    chain: list[int] = field(default_factory=list)  # the last draft that was sent, without its suffixes
     suffixes: TokenTrie = field(default_factory=TokenTrie)
 
 
 @dataclass(slots=True)
 class OuroborosDraft:
-    """One sequence being drafted for."""
+    """A draft in progress."""
 
     sequence: Sequence
     max_nodes: int  # in the resulting tree; 0: no draft is wanted
-    num_wanted: int  # tokens that the model drafts, or a few more
+    num_wanted: int  # the model drafts at least so many tokens
     chain: list[int] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)  # probability of each, behind those before it
+    shares: list[float] = field(default_factory=list)  # probability of each, given those before it
     num_computed: int = 0  # first tokens of the chain that have KV
     given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
     is_ready = False  # never drafted ahead
@@ -61,27 +60,27 @@ class OuroborosDraft:
 
 @dataclass(slots=True)
 class _Step:
-    """What one forward computes for a draft, and the walk through it."""
+    """One forward of a draft, and the walk through its tree."""
 
     draft: OuroborosDraft
-    last_token: int  # the one that phrases and window hang below
+    last_token: int  # parent of phrases and window
     trie: TokenTrie
-    node: int  # as far as the model's draws have been followed; at first that of the last token
+    node: int  # reached by the model's draws so far; at first the node of the last token
     rows: dict[int, int]  # rows of logits, by node
-    ends: list[int]  # nodes at which the window's columns end; none where it has no room
+    ends: list[int]  # nodes at which the window's columns end; empty if it has no room
     path: list[int] = field(default_factory=list)  # nodes followed
     is_walking: bool = True
 
 
 class OuroborosDrafter(Drafter[OuroborosDraft]):
-    """The pool of a draft worker and the windows of its sequences. The engine keeps the sequences themselves."""
+    """Holds the pool of a draft worker and the windows of its sequences. The engine holds the sequences."""
 
     name = OUROBOROS
 
     def __init__(
         self, runner: ModelRunner, options: LookaheadOptions, max_positions: int, vocab_map: torch.Tensor | None
     ) -> None:
-        """max_positions: tokens the model was made for; vocab_map: as the draft engine's."""
+        """max_positions: limit of the model; vocab_map: see DraftEngine."""
         self._runner = runner
         self._options = options
         self._max_positions = max_positions
@@ -93,14 +92,14 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
 
     @property
     def most_nodes(self) -> int:
-        """Nodes that a forward computes beside those of the draft."""
+        """Limit of the nodes of a forward, without those of the draft."""
         options = self._options
         window = LookaheadWindow.most_nodes(options.window_size, options.lookahead_level)
         return window + options.num_guesses * options.phrase_length
 
     def observe_tokens(self, sequence: Sequence, num_new: int, corrections: Sequences[list[int]] = ()) -> None:
-        """Take note of a sequence's last `num_new` committed tokens, its prompt at first. corrections: texts of what
-        the target had in mind; what it has committed is newer than those."""
+        """Learn from a sequence's last `num_new` committed tokens, its prompt at first, and from `corrections`, the
+        target's predictions after rejected draft tokens."""
         state = self._states.get(sequence)
         if state is None:
             state = self._states[sequence] = self._new_state(sequence)
@@ -112,8 +111,8 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             state.chain = []
 
     def drop_namespace(self, namespace: str) -> None:
-        """Drop a namespace's phrases and the acceptance shares of its suffixes. Phrases that only one request uses end
-        with the request."""
+        """Drop a namespace's phrases and the acceptance shares of its suffixes. Phrases of a single request end with
+        it."""
         self.pool.drop_scope(namespace)
         self._suffix_shares.drop_namespace(namespace)
 
@@ -133,7 +132,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         return _State(scope, window, self._suffix_shares.of(begin.namespace))
 
     def _judge(self, state: _State, committed: list[int]) -> None:
-        """How often a suffix's next token comes true where those before it have, by depth."""
+        """Update the acceptance shares of suffixes by depth."""
         if committed[: len(state.chain)] != state.chain:
             return
         node = ROOT
@@ -148,8 +147,8 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     def start(
         self, sequence: Sequence, max_nodes: int, num_wanted: int, runs: list[list[int]] | None = None
     ) -> OuroborosDraft:
-        """A draft with room for its forwards, or one that nothing is wanted of where there is none. runs: texts that
-        the last token may begin; they take the places that the pool leaves, and are not kept."""
+        """A draft with blocks for its forwards, or an empty one if there is no room. runs: texts that may follow from
+        the last token on; they fill up missing phrases and are not kept."""
         most = min(num_wanted, max_nodes) + self.most_nodes
         if not max_nodes or not sequence.reserve(sequence.length + most):
             return OuroborosDraft(sequence, 0, 0)
@@ -163,15 +162,14 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         return draft
 
     def _phrases(self, draft: OuroborosDraft, token: int, count: int) -> list[Phrase]:
-        """Up to `count` behind a token: those of the pool, the newest first, then those that were given."""
+        """Up to `count` phrases after a token: the pool's, newest first, then the given ones."""
         found = self.pool.newest(self._states[draft.sequence].scope, token, count)
         if len(found) < count:
             found += [phrase for phrase in draft.given.get(token, ()) if phrase not in found]
         return found[:count]
 
     def propose(self, asked: Sequences[OuroborosDraft]) -> list[DraftTree]:
-        """Draft all chains, one forward for all of them at a time, and the suffixes behind them. Only the last tokens
-        of a sequence may be pending."""
+        """Draft all chains, one forward for all of them at a time, and append their suffixes."""
         while steps := [step for draft in asked if (step := self._next_step(draft)) is not None]:
             logits = self._forward(steps)
             while walking := [step for step in steps if step.is_walking]:
@@ -181,7 +179,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         return [self._finished(draft) for draft in asked]
 
     def _next_step(self, draft: OuroborosDraft) -> _Step | None:
-        # Tokens that positions are left for behind the chain.
+        # Positions left after the chain.
         room = self._max_positions - draft.sequence.length - len(draft.chain)
         if len(draft.chain) >= draft.num_wanted or room < 0:
             return None
@@ -203,7 +201,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         )
 
     def _forward(self, steps: list[_Step]) -> torch.Tensor:
-        """Compute the steps' trees and whatever is pending; logits, [rows, outputs], of the nodes in each `rows`."""
+        """Compute the steps' trees and all pending tokens. Returns logits [rows, outputs] of the nodes in `rows`."""
         parts: list[SequenceRows] = []
         logit_rows: list[int] = []
         first_row = 0
@@ -219,7 +217,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             first_node = first_row + part.count - part.first_node
             for node in step.rows:
                 step.rows[node] = len(logit_rows)
-                logit_rows.append(first_node + node)  # ROOT, which is -1, is the last token before the nodes
+                logit_rows.append(first_node + node)  # ROOT (-1) is the last token before the nodes
             parts.append(part)
             first_row += part.num_rows
         logits = self._runner.forward(pack(parts), np.asarray(logit_rows, dtype=np.int64))
@@ -229,7 +227,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         return logits
 
     def _walk(self, steps: list[_Step], logits: torch.Tensor) -> None:
-        """Draw the next token of each draft, and follow it where it has been computed."""
+        """Draw the next token of each draft, and follow it if its node has been computed."""
         positions = np.asarray([step.draft.sequence.length + len(step.draft.chain) for step in steps])
         paths = [np.asarray(step.draft.chain, dtype=np.int32) for step in steps]
         sampling = rows_for([step.draft.sequence.sampling for step in steps], np.arange(len(steps)), positions, paths)
@@ -238,7 +236,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         for step, token, share in zip(steps, tokens[:, 0].tolist(), shares[:, 0].tolist(), strict=True):
             draft = step.draft
             step.is_walking = False
-            if not share > 0.0:  # every token is masked, or nothing the model says is a number
+            if not share > 0.0:  # all tokens are masked, or the logits are NaN
                 draft.num_wanted = len(draft.chain)
                 continue
             draft.chain.append(token)
@@ -252,11 +250,11 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 self._keep(step)
 
     def _keep(self, step: _Step) -> None:
-        """Move the KV of the nodes that were followed to the chain's own slots, if the chain goes on."""
+        """Move the KV of the followed nodes to the chain's slots, if the chain continues."""
         draft, sequence = step.draft, step.draft.sequence
         is_last = len(draft.chain) >= draft.num_wanted or sequence.length + len(draft.chain) > self._max_positions
         if not step.path or is_last:
-            return  # at the end the sequence has the whole tree, and finds in it what the target accepts
+            return  # the sequence keeps the whole last tree, and finds in it what the target accepts
         slots = sequence.slots(sequence.length + len(step.trie))[sequence.length :]
         first = draft.num_computed
         draft.num_computed += len(step.path)
@@ -272,7 +270,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             self.pool.insert(state.scope, token, phrase)
 
     def _finished(self, draft: OuroborosDraft) -> DraftTree:
-        """The chain and the suffixes behind it: the likeliest max_nodes nodes."""
+        """The likeliest max_nodes nodes of the chain and its suffixes."""
         state = self._states[draft.sequence]
         chain = draft.chain[: draft.max_nodes]
         tree = GrowingTree(draft.max_nodes, draft.max_nodes, 1)

@@ -1,12 +1,11 @@
-"""A draft model whose vocabulary is not the target's: it drafts by way of the text.
+"""Drafts with a draft model whose vocabulary differs from the target's, by way of the text.
 
-The target's committed tokens become text and the text becomes tokens of the draft model; its guess goes the way back.
-The target verifies what comes out like any other draft. That is string-level exact match (Timor et al. 2025,
-"Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies").
+The target's committed tokens are decoded, the text is encoded for the draft model, and its guess goes the way back. The
+target verifies it like any other draft. This is string-level exact match (Timor et al. 2025, "Accelerating LLM
+Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies").
 
-The target's noise is per token of its own vocabulary and says nothing about the draft model's tokens, so the guess is
-the greedy chain, whatever the request's sampling is. Given the committed tokens it is no random draw: under
-`acceptance: rejection` each token comes with all the mass, q = 1, which the accept test takes as it takes any other q.
+The target's noise belongs to tokens of its own vocabulary, so the guess is the greedy chain, whatever the request's
+sampling is. Under `acceptance: rejection` each token is sent with q = 1.
 """
 
 from __future__ import annotations
@@ -27,19 +26,18 @@ from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, 
 from actors.models.token_text import TokenText
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
-# Draft tokens guessed for each token wanted, at most: one-byte tokens against long words would take too long.
-_MAX_RATIO = 3.0
+_MAX_RATIO = 3.0  # limit of draft tokens guessed for each token wanted
 
 
 class RetokenizedDraftEngine:
-    """A `DraftEngine` that speaks the target's tokens, around one that speaks its own.
+    """A `DraftEngine` for the target's tokens, around one for the draft model's tokens.
 
-    Sequences are begun, continued and found stale by the same rules. Where committed text spells otherwise with more
-    text behind it, the inner engine begins the sequence anew, and its prefix cache has all but the end.
+    Sequences start, continue and go stale by the same rules. If more text changes the tokens of earlier text, the inner
+    engine restarts the sequence; its prefix cache has all but the end.
     """
 
     def __init__(self, inner: DraftEngine, target: TokenText, draft: TokenText) -> None:
-        self.num_unaligned = 0  # guesses of which nothing came out in the target's tokens
+        self.num_unaligned = 0  # guesses that gave no token of the target
         self._inner = inner
         self._target, self._draft = target, draft
         self._sequences: dict[int, RetokenizedSequence] = {}
@@ -49,7 +47,7 @@ class RetokenizedDraftEngine:
         return self._inner.pool
 
     def draft(self, batch: DraftBatch) -> DraftResult:
-        """One chain per item, in order; empty where the draft model cannot follow or its guess does not realign."""
+        """One chain for each item, in order; empty if the draft model cannot follow or its guess does not realign."""
         started = time.perf_counter()
         for seq_id in batch.finished:
             self._sequences.pop(seq_id, None)
@@ -71,9 +69,7 @@ class RetokenizedDraftEngine:
             elapsed_s=time.perf_counter() - started,
         )
 
-    def answer(self, batch: DraftBatch) -> DraftResult:
-        """`draft` under the name that every worker's engine has."""
-        return self.draft(batch)
+    answer = draft  # the name that every worker's engine has
 
     def clear(self) -> None:
         """Forget every sequence; their next deltas are answered stale."""
@@ -89,7 +85,7 @@ class RetokenizedDraftEngine:
         return self._inner.check_integrity()
 
     def _bring_up_to_date(self, item: DraftItem) -> bool:
-        """False, and the sequence forgotten, if the delta is stale."""
+        """Returns False and forgets the sequence if the delta is stale."""
         delta = item.delta
         sequence = self._sequences.get(delta.seq_id)
         if delta.start == 0 and item.begin is not None and len(delta.token_ids):
@@ -102,7 +98,7 @@ class RetokenizedDraftEngine:
         return True
 
     def _guess(self, items: Sequences[DraftItem], batch: DraftBatch, stale: Sequences[int]) -> dict[int, DraftTree]:
-        """The inner engine's chains by sequence, of those that it can follow."""
+        """The inner engine's chains by sequence, for those that it can follow."""
         asked: list[DraftItem] = []
         unfit: list[int] = []
         for item in items:
@@ -112,7 +108,7 @@ class RetokenizedDraftEngine:
             else:
                 asked.append(asking)
         for item in asked:
-            self._sequences[item.delta.seq_id].num_sent = 0  # should the engine fail or have no room, begin anew
+            self._sequences[item.delta.seq_id].num_sent = 0  # restart if the engine fails or has no room
         result = self._inner.draft(
             DraftBatch(
                 round_id=batch.round_id,
@@ -129,16 +125,15 @@ class RetokenizedDraftEngine:
         return dict(zip(result.seq_ids, result.trees, strict=True))
 
     def _inner_item(self, item: DraftItem) -> DraftItem | None:
-        """None where the draft model has nothing to begin with."""
+        """The item for the inner engine, or None if the draft model has no token of the text."""
         sequence = self._sequences[item.delta.seq_id]
         depth = _depth(item)
         if depth:
-            # As many draft tokens as the text so far took for that many of the target's, and one to see what the last
-            # one becomes.
+            # In proportion to the tokens of the text so far, and one more to complete the last token.
             ratio = len(sequence.draft_ids) / sequence.num_tokens
             depth = math.ceil(depth * min(ratio, _MAX_RATIO)) + 1
         if sequence.num_sent == len(sequence.draft_ids):
-            sequence.num_sent = 0  # nothing new to compute, and logits are not kept
+            sequence.num_sent = 0  # no new tokens: restart, because logits are not kept
         token_ids = np.asarray(sequence.draft_ids[sequence.num_sent :], np.int32)
         if not len(token_ids):
             return None

@@ -11,19 +11,17 @@ from actors.draft_tree import DraftTree
 from actors.messages import SequenceStart
 from actors.models.token_text import TokenText
 
-# Draft tokens at the end that more text may still change, and how far behind them a word is looked for to begin at.
-_OPEN_TOKENS = 8
-_MOST_REDONE = 64
-# Bytes of text before a place that tell how what follows is spelled: a long word and the one before it.
-_CONTEXT_BYTES = 48
+_OPEN_TOKENS = 8  # draft tokens at the end that more text may change
+_MOST_REDONE = 64  # limit of draft tokens that are encoded again
+_CONTEXT_BYTES = 48  # bytes of text before a place that decide how the text after it is encoded
 _INSIDE = -1  # the token ends inside a character, or inside text that the tokenizer changes
 
 
 class RetokenizedSequence:
-    """What the target has committed, and what the draft model is to be told of it.
+    """Committed text of the target, as tokens of the draft model.
 
-    `draft_ids` spell the committed text as far as it is whole characters; bytes of a character that has only begun are
-    `open_bytes` until it is whole. Bytes that are no character at all are U+FFFD to the draft model.
+    `draft_ids` are the tokens of all whole characters. Bytes of an incomplete character at the end are `open_bytes`.
+    Invalid bytes are U+FFFD for the draft model.
     """
 
     def __init__(self, begin: SequenceStart, target: TokenText, draft: TokenText) -> None:
@@ -31,7 +29,7 @@ class RetokenizedSequence:
         self._has_begun = False
         self.num_tokens = 0  # target tokens
         self.draft_ids = list(draft.prefix)
-        self.num_sent = 0  # draft_ids[:num_sent] are what the draft engine knows; 0: nothing
+        self.num_sent = 0  # the draft engine has draft_ids[:num_sent]
         self._ends = [0] * len(draft.prefix)  # bytes of text up to each draft token's end, or _INSIDE
         self._text = bytearray()  # UTF-8
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -46,7 +44,7 @@ class RetokenizedSequence:
         return self._decoder.getstate()[0]
 
     def extend(self, token_ids: Sequences[int]) -> None:
-        """Take in the target's next tokens, int [n]. Work grows with n, not with the sequence."""
+        """Append the target's next tokens, int [n]. Takes O(n), whatever the length of the sequence."""
         spelled = self._spelled(token_ids) if self._has_begun else self._beginning(token_ids)
         self.num_tokens += len(token_ids)
         new = self._decoder.decode(spelled)
@@ -55,11 +53,11 @@ class RetokenizedSequence:
             self._respell(self._first_to_redo())
 
     def realign(self, guess: DraftTree, most: int) -> DraftTree | None:
-        """The draft model's chain, as at most `most` tokens of the target behind the committed ones.
+        """The draft model's chain as at most `most` tokens of the target after the committed ones.
 
-        None where the guess does not go on from the committed bytes, or the target's tokenizer has no token begin
-        there. A last token that more text might make longer is left out, unless it is the only one. Confidence is the
-        draft model's where tokens end together, and falls evenly, in logarithms, along the bytes between.
+        None if the guess does not continue the committed bytes, or if no token of the target starts there. A last token
+        that more text might lengthen is left out, unless it is the only one. Confidence is the draft model's where
+        tokens of both end together, and log-linear in the bytes between.
         """
         spelled, ends, is_open = self._spell(guess.token_ids.tolist())
         skip = len(self.open_bytes)
@@ -89,8 +87,7 @@ class RetokenizedSequence:
         return b"".join(map(self._target.bytes_of, token_ids))
 
     def _beginning(self, token_ids: Sequences[int]) -> bytes:
-        """What a text's first tokens spell without what the target's tokenizer adds: the draft model's adds its own.
-        Tokens that spell nothing may come before."""
+        """The bytes of a text's first tokens, without what the target's tokenizer adds to every text."""
         prefix = self._target.prefix
         has_prefix = self.num_tokens == 0 and tuple(token_ids[: len(prefix)]) == prefix
         spelled = self._spelled(token_ids[len(prefix) :] if has_prefix else token_ids)
@@ -98,9 +95,9 @@ class RetokenizedSequence:
         return spelled.removeprefix(b" ") if self._target.adds_space else spelled
 
     def _spell(self, draft_ids: list[int]) -> tuple[bytes, list[int], bool]:
-        """Whole characters that the guessed tokens spell, each token's end in bytes, and whether more may follow.
+        """Whole characters of the guessed tokens, the end of each token in bytes, and whether more text may follow.
 
-        A special token that the target has no equal of ends the text: there is nothing to write for it.
+        A special token that the target lacks ends the text.
         """
         pieces: list[bytes] = []
         is_open = True
@@ -119,8 +116,8 @@ class RetokenizedSequence:
         return spelled, np.cumsum([len(piece) for piece in pieces], dtype=np.int64).tolist(), is_open
 
     def _first_to_redo(self) -> int:
-        """The first draft token to spell anew. What is far enough back, and before the beginning of a word if one is
-        near, stays as it is: new text at the end cannot change it."""
+        """The first draft token to encode again: some tokens back, at the start of a word if one is near. New text at
+        the end cannot change the tokens before."""
         count = len(self._ends)
         if count <= _OPEN_TOKENS:
             return len(self._draft.prefix)
@@ -133,17 +130,17 @@ class RetokenizedSequence:
         return places[0] if places else count
 
     def _ends_at(self, first: int) -> int | None:
-        """Where the text of token `first` begins, if a character begins there."""
+        """Start of token `first` in the text, if a character starts there."""
         end = self._ends[first - 1] if first else 0
         return None if end == _INSIDE else end
 
     def _respell(self, first: int) -> None:
-        """Replace the draft tokens from `first` on by those of the text from there on."""
+        """Encode the text again from draft token `first` on."""
         begin = self._ends_at(first) or 0
         text = self._text[begin:].decode()
         token_ids = self._draft.encode_behind(self._context(begin), text) if begin else self._draft.encode_start(text)
         if token_ids is None:
-            # The tokenizer changes the text, so which token stands for what is not known inside of it.
+            # The tokenizer changes the text, so the ends of its tokens are unknown.
             token_ids = self._draft.encode(text)
             ends = [_INSIDE] * (len(token_ids) - 1) + [len(self._text)]
         else:
@@ -157,7 +154,7 @@ class RetokenizedSequence:
         self._ends[first:] = ends
 
     def _ends_of(self, token_ids: list[int]) -> list[int]:
-        """Ends in the text of tokens that spell its end; inside a character, _INSIDE."""
+        """Ends of the last tokens in the text; _INSIDE for an end inside a character."""
         lengths = np.array([len(self._draft.bytes_of(token)) for token in token_ids], np.int64)
         ends = (len(self._text) - lengths.sum() + lengths.cumsum()).tolist()
         return [end if end > 0 and self._begins_character(end) else _INSIDE for end in ends]

@@ -209,7 +209,7 @@ class PaddedPlan:
         key = key.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
         value = value.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
         # [S * Q, kv_heads * shared, D] -> [S, kv_heads, shared * Q, D]
-        grouped = query.reshape(sequences, num_rows, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
+        grouped = query.reshape((sequences, num_rows, kv_heads, shared, -1)).permute((0, 2, 3, 1, 4))
         grouped = grouped.reshape(sequences, kv_heads, shared * num_rows, -1)
         mask = self._mask(group, scoring.sliding_window, shared, query.dtype)
         if scoring.softcap is None:
@@ -220,7 +220,7 @@ class PaddedPlan:
             if mask is not None:
                 scores = scores + mask
             attended = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value)
-        attended = attended.view(sequences, kv_heads, shared, num_rows, -1).permute(0, 3, 1, 2, 4)
+        attended = attended.view((sequences, kv_heads, shared, num_rows, -1)).permute((0, 3, 1, 2, 4))
         return attended.reshape(sequences * num_rows, heads, -1)
 
     def _mask(self, group: _Group, sliding_window: int | None, shared: int, dtype: torch.dtype) -> torch.Tensor | None:

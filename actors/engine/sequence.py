@@ -1,4 +1,4 @@
-"""What a worker holds of one sequence: its tokens, its KV blocks, and the draft nodes it computed last."""
+"""A worker's copy of one sequence: its tokens, its KV blocks, and the draft nodes computed last."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from actors.sampling.sampler import SequenceSampling
 
 
 class Sequence:
-    """A worker's copy of a sequence.
+    """The first `num_computed` of `length` known tokens have valid KV, at logical slots 0 .. num_computed - 1.
 
-    Of `length` known tokens the first `num_computed` have valid KV, at logical slots 0 .. num_computed - 1. Draft
-    nodes of the last round lie behind the known tokens: node i at logical slot length + i.
+    Draft nodes of the last round are after the known tokens: node i at logical slot length + i.
     """
 
     def __init__(self, seq_id: int, begin: SequenceStart, pool: BlockPool) -> None:
@@ -48,7 +47,7 @@ class Sequence:
 
     @property
     def draws_from_probs(self) -> bool:
-        """Whether drafts are draws from a distribution that goes with them, as the rejection rule wants them."""
+        """Whether drafts are draws from a distribution that is sent along, as the rejection rule needs."""
         return self.sampling.params.acceptance == "rejection"
 
     @property
@@ -74,15 +73,14 @@ class Sequence:
         self._length = needed
 
     def reuse_prefix(self) -> None:
-        """Take over cached blocks that hold the beginning of a new sequence. The last token is always computed, for
-        its logits."""
+        """Use cached blocks with the beginning of a new sequence. The last token is always computed, for its logits."""
         blocks, hashes = self._pool.find_prefix(self.begin.namespace, self.tokens[: self._length - 1])
         self.blocks, self._hashes = blocks, hashes
         self.num_computed = self.num_cached = len(blocks) * self._pool.block_size
         self._map_slots()
 
     def apply(self, delta: SequenceDelta, kv: KvCache) -> None:
-        """Take in new committed tokens and keep the KV of draft nodes that turned out right."""
+        """Append committed tokens and keep the KV of accepted draft nodes."""
         if len(self._tree_tokens):
             path = self._walk(delta.token_ids)
             self._keep(path, kv)
@@ -90,7 +88,7 @@ class Sequence:
         self.extend(delta.token_ids)
 
     def _walk(self, token_ids: np.ndarray) -> list[int]:
-        """Nodes of the last tree along token_ids, at most all but the last: its logits are still needed."""
+        """Nodes of the last tree along token_ids, without the last token: its logits are still needed."""
         path: list[int] = []
         parent = -1
         for token in token_ids[:-1].tolist():
@@ -112,8 +110,8 @@ class Sequence:
         self.num_computed += len(path)
 
     def follow(self, token_ids: np.ndarray, path: list[int], behind: list[int], kv: KvCache) -> None:
-        """Take in new committed tokens, int32 [n], that are all draft nodes, `path`, and keep the KV of the nodes
-        `behind` the last of them, in ascending order: from now on they are the draft nodes."""
+        """Append committed tokens, int32 [n], which are the draft nodes `path`. The nodes `behind` the last of them,
+        ascending, keep their KV and become the draft nodes."""
         assert self.num_pending == 0, "draft nodes without the tokens before them"
         nodes = np.asarray([*path, *behind])
         moved = np.flatnonzero(nodes != np.arange(len(nodes)))
@@ -127,7 +125,7 @@ class Sequence:
         self.extend(token_ids)
 
     def cut_tree(self, count: int) -> None:
-        """Give up draft nodes beyond the first `count`, and blocks with room for no more than them."""
+        """Drop draft nodes beyond the first `count`, and blocks that only they used."""
         self._tree_tokens, self._tree_parents = self._tree_tokens[:count], self._tree_parents[:count]
         kept = -(-(self._length + count) // self._pool.block_size)
         if kept < len(self.blocks):
@@ -136,7 +134,7 @@ class Sequence:
             self._map_slots()
 
     def reserve(self, count: int) -> bool:
-        """Have blocks for at least `count` logical slots; False (and nothing taken) if there are not enough."""
+        """Allocate blocks for `count` logical slots. Returns False and takes nothing if there are not enough."""
         needed = -(-count // self._pool.block_size) - len(self.blocks)
         if needed > 0:
             taken = self._pool.allocate(needed, self.blocks[-1] if self.blocks else -1)
@@ -152,12 +150,12 @@ class Sequence:
         self._slots = (starts + np.arange(size)).reshape(-1)
 
     def computed(self, count: int, tree_tokens: np.ndarray, tree_parents: np.ndarray) -> None:
-        """A forward has filled `count` further known tokens and, behind them, the nodes of a tree."""
+        """Record that a forward has computed `count` further known tokens and the nodes of a tree after them."""
         self.num_computed += count
         self._tree_tokens, self._tree_parents = tree_tokens, tree_parents
 
     def publish(self) -> None:
-        """Offer blocks that are full of computed, committed tokens to other sequences."""
+        """Share full blocks of computed, committed tokens with other sequences."""
         size = self._pool.block_size
         while (len(self._hashes) + 1) * size <= self.num_computed:
             index = len(self._hashes)

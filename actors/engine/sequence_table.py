@@ -1,4 +1,4 @@
-"""The sequences a worker holds, brought up to date by deltas. Target and draft engines share it."""
+"""The sequences of a worker, updated by deltas. Used by target and draft engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Item = TypeVar("_Item", VerifyItem, DraftItem)
 
 
 def distinct(items: Sequences[_Item]) -> list[_Item]:
-    """The items without those whose sequence an earlier one names: a round computes a sequence once."""
+    """The first item of each sequence: a round computes a sequence once."""
     first: dict[int, _Item] = {}
     for item in items:
         first.setdefault(item.delta.seq_id, item)
@@ -37,18 +37,17 @@ class SequenceTable:
         return self._sequences.get(seq_id)
 
     def begin_of(self, item: VerifyItem | DraftItem) -> SequenceStart | None:
-        """What is known of the item's sequence besides its tokens; None for one that is not known."""
+        """The item's SequenceStart, sent now or before; None for an unknown sequence."""
         if item.delta.start == 0:
             return item.begin
         sequence = self._sequences.get(item.delta.seq_id)
         return None if sequence is None else sequence.begin
 
     def find(self, delta: SequenceDelta, begin: SequenceStart | None) -> Sequence | None:
-        """The sequence as it was before this delta, a fresh one for start == 0, or None if the delta is stale: the
-        sequence is unknown here, has another length, or has nothing left to compute.
+        """The sequence before this delta, a new one for start == 0, or None if the delta is stale.
 
-        The last happens when a round was carried out and its answer lost: logits are not kept, so there is nothing to
-        say about a sequence without computing a row of it.
+        A delta is stale if the sequence is unknown, has another length, or has nothing left to compute. The last
+        happens when the answer of a round was lost: logits are not kept.
         """
         sequence = self._sequences.get(delta.seq_id)
         if delta.start == 0:
@@ -62,9 +61,9 @@ class SequenceTable:
         return sequence
 
     def bring_up_to_date(self, sequence: Sequence, delta: SequenceDelta, max_rows: int) -> bool:
-        """Apply the delta and have room for up to max_rows of its uncomputed tokens.
+        """Apply the delta and reserve room for up to max_rows of its uncomputed tokens.
 
-        False, and nothing changed, when there is no room.
+        Returns False and changes nothing if there is no room.
         """
         if delta.start > 0:
             new = len(delta.token_ids)
@@ -82,7 +81,7 @@ class SequenceTable:
         return True
 
     def forget(self, seq_id: int) -> None:
-        """Free a sequence's blocks; unknown ids are fine."""
+        """Free a sequence's blocks. Unknown ids are ignored."""
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
             sequence.free()

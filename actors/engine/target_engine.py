@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One sequence of the round, with where its rows lie."""
+    """One sequence of the round and the place of its rows."""
 
     item: VerifyItem
     rows: SequenceRows
@@ -66,7 +66,7 @@ class TargetEngine:
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
 
     def attach_eagle_head(self, eagle_head: HiddenStateDrafter) -> None:
-        """Before the first round; it drafts for the items that want it to."""
+        """Call before the first round. The head drafts for items with `head_nodes`."""
         self._eagle_head = eagle_head
 
     @property
@@ -84,7 +84,7 @@ class TargetEngine:
 
     @torch.inference_mode()
     def verify(self, batch: VerifyBatch) -> VerifyResult:
-        """Run one round. Sequences it does not know, or knows at another length, come back in `stale_seq_ids`."""
+        """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`."""
         started = time.perf_counter()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
@@ -121,8 +121,8 @@ class TargetEngine:
         )
 
     def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
-        """Rows of this round. A tree that does not belong behind the last token is left out. Where a tree has no room,
-        its first nodes are kept whatever their tokens: under rejection, the choice must not depend on the tokens."""
+        """Rows of this round. Invalid trees, and those before the last token is computed, are left out. A tree without
+        enough room is cut to its first nodes: under rejection the choice must not depend on the tokens."""
         pending = sequence.num_pending
         count = min(pending, max(1, item.max_rows))
         tree = item.tree
@@ -176,7 +176,7 @@ class TargetEngine:
         outcomes: dict[int, tuple[int, np.ndarray]],
         outcome: _Outcome,
     ) -> None:
-        """Show the head the committed rows and let it draft behind them. If it fails, the round has no drafts of it."""
+        """Let the head read the committed rows and draft after them. If it fails, its drafts are missing."""
         seen = [part for part in parts if part.item.head_nodes >= 0]
         if not seen:
             return
@@ -224,9 +224,7 @@ class TargetEngine:
         accepted, next_token = verify_rejection(logits, _row_sampling([part]), tokens, probs)
         return next_token, np.arange(accepted, dtype=np.int32)
 
-    def answer(self, batch: VerifyBatch) -> VerifyResult:
-        """`verify` under the name that every worker's engine has."""
-        return self.verify(batch)
+    answer = verify  # the name that every worker's engine has
 
     def search_beams(
         self,
@@ -279,7 +277,7 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
 
 
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
-    """Whether each node of a chain has its draft distribution; others cannot be judged by the rejection rule."""
+    """Whether the tree is a chain with a draft distribution for each node, as the rejection rule needs."""
     count = len(tree) * probs.k
     return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain(tree.parents)
 
@@ -296,13 +294,13 @@ def _most_probable(logits: torch.Tensor, count: int) -> Successors:
 
 
 def _slots(rows: SequenceRows) -> np.ndarray:
-    """Where the keys and values of the rows go. int64."""
+    """Slots of the rows' keys and values, int64."""
     begin = rows.sequence.num_computed
     return rows.sequence.slots(begin + rows.num_rows)[begin:]
 
 
 def _row_sampling(parts: Sequences[_Part]) -> RowSampling:
-    """How each logit row is sampled: a root row yields the token at index `length`, a node of depth d the token at
+    """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
     `length` + d."""
     samplings = [part.rows.sequence.sampling for part in parts]
     row_sequence = np.repeat(np.arange(len(parts)), [1 + len(part.rows.tree_tokens) for part in parts])
@@ -316,7 +314,7 @@ def _row_sampling(parts: Sequences[_Part]) -> RowSampling:
 
 
 def _paths(tokens: np.ndarray, parents: np.ndarray) -> list[np.ndarray]:
-    """Draft tokens from the root to each row's node, inclusive; the first path is the root's, which is empty."""
+    """Draft tokens from the root to each row's node. The first path, the root's, is empty."""
     paths = [no_tokens()]
     for token, parent in zip(tokens, parents, strict=True):
         paths.append(np.append(paths[parent + 1], token))

@@ -1,4 +1,4 @@
-"""Limits of the options of lookahead decoding, on a draft model or on the target itself."""
+"""Limits of the options of lookahead decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_POOL_PHRASES = 1 << 20
 def broken_limit(
     window_size: int, lookahead_level: int, guess_set_size: int, pool_phrases: int
 ) -> tuple[str, int, str] | None:
-    """Name, value and limit of the first that is out of range, or None."""
+    """Name, value and limit of the first option that is out of range, or None."""
     for name, value, least, most in (
         ("window_size", window_size, 1, MAX_WINDOW_SIZE),
         ("lookahead_level", lookahead_level, 2, MAX_LOOKAHEAD_LEVEL),

@@ -1,6 +1,6 @@
-"""Phrases by the token that they follow, found by lookahead decoding and tried again.
+"""The pool of lookahead decoding (Fu et al. 2024, arXiv:2402.02057): phrases by the token before them.
 
-The pool of lookahead decoding (Fu et al. 2024, arXiv:2402.02057), with a bound on the whole of it.
+Its total size is bounded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import numpy as np
 
 Phrase = tuple[int, ...]
 
-# Tokens of a text that are taken in at a time, which bounds the time that a long prompt takes.
-_MAX_LEARNT = 1024
+_MAX_LEARNT = 1024  # limit of a text's tokens that are learnt at a time
 
 
 class PhrasePool:
-    """At most `per_token` phrases of `length` tokens for each first token, and at most `max_phrases` in all.
+    """At most `per_token` phrases of `length` tokens after each token, and at most `max_phrases` in all.
 
-    A phrase that is inserted again becomes the newest; where there is no room, the oldest goes. What is inserted under
-    one scope is found under that scope only. A phrase of four tokens takes about half a kilobyte.
+    A phrase that is inserted again becomes the newest. The oldest is dropped for lack of room. Phrases are found only
+    in the scope in which they were inserted. A phrase of four tokens takes about half a kilobyte.
     """
 
     def __init__(self, length: int, per_token: int, max_phrases: int) -> None:
@@ -35,7 +34,7 @@ class PhrasePool:
         return len(self._ages)
 
     def newest(self, scope: Hashable, token: int, count: int) -> list[Phrase]:
-        """Up to `count` phrases behind a token, newest first."""
+        """Up to `count` phrases after a token, newest first."""
         phrases = self._phrases.get((scope, token), {})
         return [phrase for phrase, _ in zip(reversed(phrases), range(count), strict=False)]
 
@@ -62,11 +61,11 @@ class PhrasePool:
             self.insert(scope, tokens[begin - 1], tuple(tokens[begin:end]))
 
     def insert_text(self, scope: Hashable, text: np.ndarray, num_new: int) -> None:
-        """Insert the runs that end in the last `num_new` tokens of a text, int32 [n], or in the last 1024 of them."""
+        """Insert the runs that end in the last `num_new` (at most 1024) tokens of a text, int32 [n]."""
         self.insert_runs(scope, text[-(min(num_new, _MAX_LEARNT) + self.length) :].tolist())
 
     def drop_scope(self, scope: Hashable) -> None:
-        """Drop the phrases of a scope. Looks through all of the pool: about 10 ms where it holds 65,536."""
+        """Drop the phrases of a scope. Scans the pool: about 10 ms for 65,536 phrases."""
         for owner, token in [key for key in self._phrases if key[0] == scope]:
             for phrase in self._phrases.pop((owner, token)):
                 del self._ages[owner, token, phrase]

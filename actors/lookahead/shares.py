@@ -1,4 +1,4 @@
-"""Acceptance shares of tried phrases: how often a token is right where those before it were, running, by depth."""
+"""Acceptance shares of phrases: running average, by depth, of how often a token is right if those before it are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cache_service.store.fair_share import first_to_give_way
 
 Shares = TypeVar("Shares")
 
-_MAX_NAMESPACES = 64  # whose shares are known at a time
+_MAX_NAMESPACES = 64
 
 _FIRST_SHARE, _NEXT_SHARE = 0.2, 0.5  # priors of a phrase's first token, and of each further one
 _WEIGHT = 0.02  # weight of a new observation
@@ -27,8 +27,8 @@ def share_after(share: float, came_true: bool) -> float:
 
 
 class SharesByNamespace(Generic[Shares]):
-    """Shares by namespace: they reveal something about its text, so they are never used for another namespace. Beyond
-    the limit, the owner with most namespaces loses the one that began a sequence least recently."""
+    """Shares by namespace, because they reveal something about its text. Beyond the limit, the owner with most
+    namespaces loses the one that started a sequence least recently."""
 
     def __init__(self, make_first: Callable[[], Shares]) -> None:
         self._make_first = make_first
@@ -44,5 +44,5 @@ class SharesByNamespace(Generic[Shares]):
         return self._shares[namespace]
 
     def drop_namespace(self, namespace: str) -> None:
-        """New sequences begin with the first shares again."""
+        """New sequences start with the initial shares again."""
         self._shares.pop(namespace, None)

@@ -1,4 +1,4 @@
-"""Branches of tokens with equal beginnings merged: the nodes of one forward."""
+"""Branches of tokens with equal beginnings merged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = -1
 
 
 class TokenTrie:
-    """Nodes in the order of their making, so parents come before children; siblings have distinct tokens."""
+    """Nodes in order of creation, so parents come before children. Siblings have distinct tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -21,11 +21,11 @@ class TokenTrie:
         return len(self.tokens)
 
     def children(self, node: int) -> dict[int, int]:
-        """Nodes below a node, by token, in the order of their making."""
+        """Nodes below a node, by token, in order of creation."""
         return self._children.get(node, {})
 
     def add(self, parent: int, tokens: Iterable[int]) -> list[int]:
-        """The nodes of a branch below `parent`; those that are not there yet are made."""
+        """The nodes of a branch below `parent`. Missing nodes are created."""
         nodes = []
         for token in tokens:
             below = self._children.setdefault(parent, {})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
+from actors.models.loader import ModelInfo, choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.staging import directory_lock, staged_directory
@@ -119,11 +119,7 @@ def build_drafter(
     report = progress or (lambda stage, done, total: None)
     refuse_encoder(source, "a drafter built from its first layers")
     info = read_model_info(source)
-    recipe = recipe or DrafterRecipe()
-    vocab_size = output_vocab_size(recipe, info)
-    recipe = replace(recipe, vocab_size=vocab_size)
-    limits = {"layers": (1, info.num_layers), "vocab_size": (1, info.vocab_size)}
-    check_recipe("drafter", recipe, {**limits, "answer_tokens": (1, 10**5), "epochs": (0, 10**4)})
+    recipe = _checked(recipe or DrafterRecipe(), info)
     device = choose_device(device)
     tokenizer = load_tokenizer(source)
     key = json.dumps([info.weights_fingerprint, asdict(recipe), list(prompts) if prompts is not None else None])
@@ -137,7 +133,7 @@ def build_drafter(
         writing = _target_text(writer, prompts, recipe, checkpoint, report=report)
         evaluations = {name: writer.answer(asked) for name, asked in (evaluate or {}).items()}
         draft = _first_layers(source, target, recipe.layers).to(device)
-        trainer = _Trainer(draft, frequent_tokens(writing.vocab_mass, vocab_size), recipe, device)
+        trainer = _Trainer(draft, frequent_tokens(writing.vocab_mass, output_vocab_size(recipe, info)), recipe, device)
         del target, writer  # frees the target's memory
         trainer.fit_readout(writing.answers, report)
         before = trainer.agreement(writing.held_out)
@@ -159,6 +155,14 @@ def build_drafter(
         if checkpoint is not None:
             checkpoint.remove()
     return card
+
+
+def _checked(recipe: DrafterRecipe, info: ModelInfo) -> DrafterRecipe:
+    """The recipe with its vocabulary size. Raises ModelError."""
+    recipe = replace(recipe, vocab_size=output_vocab_size(recipe, info))
+    limits = {"layers": (1, info.num_layers), "vocab_size": (1, info.vocab_size)}
+    check_recipe("drafter", recipe, {**limits, "answer_tokens": (1, 10**5), "epochs": (0, 10**4)})
+    return recipe
 
 
 def _target_text(

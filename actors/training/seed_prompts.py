@@ -1,6 +1,7 @@
-"""Prompts that make a target model talk about many things: text to fit its draft model on.
+"""Prompts on many subjects, for the text that a draft model is fitted on.
 
-Templates times fillers, in the proportions of mixed assistant traffic. No text of any benchmark is in here.
+Templates filled with the texts of seed_texts.json, in the proportions of mixed assistant traffic. None is from a
+benchmark.
 """
 
 from __future__ import annotations
@@ -12,125 +13,18 @@ from pathlib import Path
 
 from actors.errors import ModelError
 
-
-def _items(text: str) -> tuple[str, ...]:
-    return tuple(" ".join(item.split()) for item in text.split("|"))
-
-
-_TOPICS = _items(
-    """
-    the water cycle | photosynthesis | the French Revolution | black holes | the stock market | chess openings |
-    sourdough bread | electric cars | the Roman Empire | volcanoes | machine learning | the human heart | jazz music
-    | coral reefs | inflation | solar panels | the Silk Road | vaccines | plate tectonics | democracy | coffee | the
-    Great Wall of China | sleep | honey bees | the internet | Shakespeare | the Amazon rainforest | bridges |
-    antibiotics | the moon landing | public transport | chocolate | the Cold War | glaciers | time management | the
-    violin | supply and demand | earthquakes | DNA | the Renaissance | wind power | yoga | the printing press |
-    football | ocean currents | stress | the periodic table | urban gardening | the Vikings | memory | climate
-    change | sharks | the Olympic Games | nutrition | steam engines | penguins | taxes | poetry | gravity | ancient
-    Egypt | robots | the immune system | tea | the Industrial Revolution | rainbows | languages | batteries |
-    mountain climbing | whales | money | the solar system | dreams | recycling | castles | photography | mathematics
-    | migration of birds | friendship | nuclear energy | maps
-    """
-)
-_PEOPLE = _items(
-    """
-    a tired teacher | a young sailor | two old friends | a curious robot | a lighthouse keeper | a village doctor |
-    a lost dog | a detective in Lisbon | a shy dragon | a famous chef | an astronaut | a librarian | a retired boxer
-    | a street musician | a girl who talks to birds | a clockmaker | a nurse on night shift | a farmer in a dry year
-    """
-)
-_PLACES = _items(
-    """
-    Kyoto | Iceland | Morocco | the Scottish Highlands | New York | Peru | Venice | Cape Town | Norway | Istanbul |
-    Vietnam | Costa Rica | Berlin | the Greek islands | Mexico City | New Zealand | Prague | India
-    """
-)
-_PERSONAS = _items(
-    """
-    a pirate captain | a medieval knight | a strict grammar teacher | a friendly barista | Isaac Newton | a sports
-    commentator | a travel guide | a wise grandmother | a science fiction author | a museum director | a start-up
-    founder | a gardener
-    """
-)
-_NAMES = _items(
-    """
-    Anna | Ben | Carla | David | Ella | Farid | Grace | Hugo | Ines | Jonas | Kira | Leo | Mina | Noah | Olga | Paul
-    | Rosa | Sam | Tara | Victor
-    """
-)
-_GOODS = _items(
-    """
-    apples | books | tickets | pencils | cookies | stamps | marbles | eggs | chairs | bottles of juice | flowers |
-    toy cars
-    """
-)
-_TASKS = _items(
-    """
-    reverses a string | finds the largest number in a list | checks whether a word is a palindrome | computes
-    factorials | counts the vowels in a text | merges two sorted lists | removes duplicates from a list | sorts a
-    dictionary by value | reads a CSV file and sums a column | prints the first n Fibonacci numbers | checks whether
-    a number is prime | converts Celsius to Fahrenheit | finds the longest word in a sentence | implements a stack |
-    implements binary search | counts words in a file | flattens a nested list | generates a random password |
-    validates an e-mail address | downloads a web page | computes the greatest common divisor | transposes a matrix
-    | groups anagrams | parses a date
-    """
-)
-_CODE_LANGUAGES = ("Python", "Python", "Python", "JavaScript", "Java", "C++", "SQL", "Rust")
-_QUESTIONS = _items(
-    """
-    Who invented the telephone? | What is the capital of Australia? | When did the Second World War end? | Why is
-    the sky blue? | How many bones does an adult have? | Who painted the Mona Lisa? | What is the tallest mountain?
-    | Where does the Nile begin? | What language is spoken in Brazil? | Who wrote the Odyssey? | What causes tides?
-    | Which planet has the most moons? | How long does light take from the sun to the earth? | What is the boiling
-    point of water? | Who was the first woman in space? | When was the Eiffel Tower built? | What is the largest
-    desert on earth? | How does a refrigerator work? | What do pandas eat? | Who discovered penicillin? | What is
-    the currency of Japan? | Which metal is liquid at room temperature? | Where was Mozart born? | What is the
-    meaning of the word ephemeral? | How many players are on a basketball team? | What is the speed of sound? | Who
-    sang the theme of the film? | What is the smallest country in the world? | When did the Berlin Wall fall? | Who
-    plays the doctor in the series?
-    """
-)
-_FOREIGN = (
-    ("German", "Der Zug nach Hamburg hat heute eine Stunde Verspätung, weil ein Baum auf die Gleise gefallen ist."),
-    ("German", "Die Regierung will die Steuern für kleine Unternehmen im nächsten Jahr senken."),
-    ("German", "Viele Menschen ziehen aufs Land, weil die Mieten in den Städten stark gestiegen sind."),
-    ("German", "Der Verein verlor das letzte Spiel der Saison mit zwei zu drei und bleibt auf dem vierten Platz."),
-    ("German", "Forscher haben im Süden des Landes die Reste eines alten Tempels gefunden."),
-    ("German", "Nach dem Sturm waren tausende Haushalte ohne Strom, sagte ein Sprecher der Polizei."),
-    ("German", "Die neue Brücke soll im Herbst eröffnet werden und kostet doppelt so viel wie geplant."),
-    ("German", "Meine Schwester arbeitet seit zehn Jahren als Ärztin in einem kleinen Krankenhaus."),
-    ("German", "Das Museum zeigt bis Ende März Bilder junger Künstler aus ganz Europa."),
-    ("German", "Der Präsident traf sich am Montag mit Vertretern der Opposition in der Hauptstadt."),
-    ("German", "Experten warnen davor, dass der Preis für Weizen weiter steigen könnte."),
-    ("German", "Am Abend saßen wir am See und sahen zu, wie die Sonne hinter den Bergen verschwand."),
-    ("German", "Die Firma entlässt fast ein Drittel ihrer Mitarbeiter und schließt zwei Werke."),
-    ("German", "Wer früh bucht, bekommt die Karten für das Konzert deutlich billiger."),
-    ("French", "Le marché du village ouvre chaque samedi matin à huit heures."),
-    ("French", "Les étudiants demandent plus de professeurs et des salles moins bruyantes."),
-    ("French", "Il a plu toute la nuit, mais le ciel est clair ce matin."),
-    ("Spanish", "Mi abuelo me enseñó a pescar cuando yo tenía seis años."),
-    ("Spanish", "El hospital nuevo atenderá a más de mil pacientes cada día."),
-    ("Spanish", "La película cuenta la historia de dos hermanos que vuelven a su pueblo."),
-    ("Italian", "La biblioteca resta aperta fino a mezzanotte durante gli esami."),
-    ("Italian", "Il treno per Napoli parte dal binario sette."),
-)
-_EVENTS = _items(
-    """
-    The city council of {place} voted on Tuesday to close the old harbour road to cars from next spring. Shop owners
-    fear for their trade, while residents hope for cleaner air. The mayor said that a free shuttle bus would run
-    every ten minutes and that the plan would be reviewed after a year. | A storm crossed {place} overnight, tearing
-    roofs from houses and leaving thousands without power. Rescue teams brought {count} people to safety, officials
-    said on Friday. Schools stay closed until Monday, and trains run on two lines only. Meteorologists expect calmer
-    weather by the weekend. | {name} Keller, a {count}-year-old runner from {place}, won the national marathon on
-    Sunday in heavy rain. It was her third victory in a row. 'The last five kilometres were the hardest of my life,'
-    she told reporters, before thanking her coach and the volunteers along the course. | Researchers in {place} have
-    built a battery that charges in {count} minutes and lasts for ten years, according to a study published this
-    week. The cell uses sodium instead of lithium, which is cheaper and easier to find. The team warned that mass
-    production is still several years away. | Police in {place} are looking for two men who stole {count} paintings
-    from a private house late on Wednesday. The works are said to be worth more than three million euros. A
-    neighbour saw a white van shortly before midnight. Nobody was hurt, and the owner has offered a reward.
-    """
-)
+_TEXTS = json.loads(Path(__file__).with_name("seed_texts.json").read_text(encoding="utf-8"))
+_TOPICS = _TEXTS["topics"]
+_PEOPLE = _TEXTS["people"]
+_PLACES = _TEXTS["places"]
+_PERSONAS = _TEXTS["personas"]
+_NAMES = _TEXTS["names"]
+_GOODS = _TEXTS["goods"]
+_TASKS = _TEXTS["tasks"]
+_QUESTIONS = _TEXTS["questions"]
+_EVENTS = _TEXTS["events"]
+_FOREIGN = _TEXTS["foreign"]
+_CODE_LANGUAGES = _TEXTS["code_languages"]
 
 
 def built_in_prompts(seed: int = 0) -> Iterator[str]:

@@ -80,10 +80,7 @@ def write_answers(
             chosen = best.clone()
             warm = (heat[live] > 0).nonzero()[:, 0]
             if len(warm):
-                probs = torch.softmax(logits[warm], -1)
-                chosen[warm] = _sample(probs.pow(1 / heat[live][warm, None]), generator)
-                if vocab_mass is not None:
-                    vocab_mass += probs.sum(0).cpu()
+                chosen[warm] = _sample(logits[warm], heat[live][warm], generator, vocab_mass)
             rows = live.cpu()
             hidden[rows, step], written[rows, step], greedy[rows, step] = state.cpu(), chosen.cpu(), best.cpu()
             lengths[rows] = step + 1
@@ -115,10 +112,18 @@ def _left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.
     return ids, mask
 
 
-def _sample(weights: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw a column of each row [n, V] by weight, int64 [n]. torch.multinomial draws n V numbers, ten times slower."""
+def _sample(
+    logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator, vocab_mass: torch.Tensor | None
+) -> torch.Tensor:
+    """Draw a column of each row [n, V], int64 [n]. Ten times faster than torch.multinomial, which draws n V numbers.
+
+    The probabilities at temperature 1 are added to `vocab_mass`.
+    """
     import torch
 
-    below = weights.cumsum(-1)
+    probs = torch.softmax(logits, -1)
+    if vocab_mass is not None:
+        vocab_mass += probs.sum(0).cpu()
+    below = probs.pow(1 / temperatures[:, None]).cumsum(-1)
     point = torch.rand((len(below), 1), generator=generator, device=below.device) * below[:, -1:]
     return torch.searchsorted(below, point, right=True)[:, 0].clamp(max=below.shape[1] - 1)
