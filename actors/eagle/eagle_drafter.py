@@ -1,8 +1,8 @@
-"""Drafts of an EAGLE head from the hidden states that the target has just computed.
+"""Drafts of an EAGLE head from the target's hidden states.
 
-After each round the head runs over the positions whose features are new, then grows a tree: the `top_k` likeliest
-children of each of a level's `top_k` likeliest nodes, `depth` levels far, of which the likeliest nodes are kept
-(EAGLE-2, Li et al. 2024, arXiv:2406.16858). Only what has become certain leaves keys and values behind.
+After each round the head runs over the positions with new features, then grows a tree: the `top_k` likeliest children
+of each of a level's `top_k` likeliest nodes, for `depth` levels. The likeliest nodes of all are kept (EAGLE-2, Li et
+al. 2024, arXiv:2406.16858). Only committed positions keep keys and values.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from actors.engine.model_runner import row_tier
 from actors.engine.packed_linear import pack_linears
 from actors.options import EagleOptions
 
-_SCRATCH_SLOTS = 4096  # keys and values of trees that grow at a time
+_SCRATCH_SLOTS = 4096  # slots for keys and values of growing trees
 
 
 @dataclass(slots=True)
 class _Tree:
-    """All nodes remembered for one sequence, in order of depth; scores are log-probabilities of their paths."""
+    """All candidate nodes of one sequence, in order of depth. Scores are log-probabilities of their paths."""
 
     max_nodes: int
     context: np.ndarray  # int64: slots of the committed positions that have keys and values
@@ -48,8 +48,8 @@ class _Tree:
     place: dict[int, int] = field(default_factory=dict)  # node -> its index among them
 
     def add(self, parents: np.ndarray, tokens: np.ndarray, scores: np.ndarray, top_k: int) -> None:
-        """Remember children, [n] each, and choose which of them to expand: the best `top_k`, but none that is behind
-        so many better nodes that neither it nor its children can be among those kept."""
+        """Add children, [n] each, and choose which of them to expand: the best `top_k`, without those that cannot be
+        among the final `max_nodes`."""
         first = len(self.tokens)
         self.tokens = np.concatenate([self.tokens, tokens])
         self.parents = np.concatenate([self.parents, parents])
@@ -61,7 +61,7 @@ class _Tree:
         self.frontier = best
 
     def expand(self) -> np.ndarray:
-        """Scratch places for the frontier; returns what its nodes see of all places so far, bool [frontier, places]."""
+        """Give the frontier scratch places. Returns which of all places its nodes see, bool [frontier, places]."""
         before = len(self.sight)
         count = before + len(self.frontier)
         sight = np.zeros((count, count), np.bool_)
@@ -76,10 +76,10 @@ class _Tree:
         return sight[before:]
 
     def best(self) -> DraftTree:
-        """The `max_nodes` likeliest nodes, likeliest first. Scores only fall along a path and equal ones keep their
-        order, so that every parent comes before its children and every beginning of the list is a tree."""
+        """The `max_nodes` likeliest nodes, likeliest first. Scores fall along a path and the sort is stable, so parents
+        come before their children and every prefix of the list is a tree."""
         order = np.argsort(-self.scores, kind="stable")[: self.max_nodes]
-        new_index = np.full(len(self.scores) + 1, -1, np.int32)  # the last one is that of the root, parent -1
+        new_index = np.full(len(self.scores) + 1, -1, np.int32)  # the last entry is for the root, -1
         new_index[order] = np.arange(len(order), dtype=np.int32)
         return DraftTree(
             self.tokens[order].astype(np.int32),
@@ -91,15 +91,15 @@ class _Tree:
 class EagleDrafter(Drafter[HeadRows]):
     """A head with keys and values of its own, in the same slots as the target's.
 
-    Rows that the target computed without the head leave a gap there, which later rows do not see: a gap costs
-    acceptance, nothing else. Where a prefix is shared, the last position of a block may have seen another next token.
+    Rows that the target computed without the head leave a gap, which later rows do not see; a gap only costs
+    acceptance. In a shared prefix, the last position of a block may have seen another next token.
     """
 
     name = EAGLE
 
     def __init__(self, model: PreTrainedModel, head: EagleHead, num_slots: int, options: EagleOptions) -> None:
-        """model: the target as its engine runs it, with its linear layers packed already. head: on the model's device
-        and of its dtype. num_slots: of the target's KV cache."""
+        """model: the target with its linear layers packed already. head: with the model's device and dtype. num_slots:
+        slots of the target's KV cache."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
         embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
@@ -119,12 +119,12 @@ class EagleDrafter(Drafter[HeadRows]):
         self._is_known = np.zeros(num_slots, np.bool_)  # slots whose position the head has seen
 
     def computed(self, slots: np.ndarray) -> None:
-        """The target has written these slots (int64): what the head had there was of other tokens."""
+        """The target has overwritten these slots (int64), so the head's keys and values there are invalid."""
         self._is_known[slots] = False
 
     def propose(self, asked: Sequences[HeadRows]) -> list[DraftTree]:
-        """Run over all rows, with the features that `tap` has kept since it was opened, then grow the trees that are
-        wanted. Empty for rows with max_nodes 0."""
+        """Run over all rows with the features that `tap` has captured, then grow the trees. Rows with max_nodes 0 get
+        an empty tree."""
         features = self.tap.take(1 + max(int(part.feature_rows.max()) for part in asked))
         hidden, contexts = self._catch_up(asked, features)
         growing = [(index, part) for index, part in enumerate(asked) if part.max_nodes > 0]
@@ -182,12 +182,12 @@ class EagleDrafter(Drafter[HeadRows]):
         return hidden, contexts
 
     def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor) -> None:
-        """hidden [trees, h]: of each root."""
+        """hidden [trees, h]: hidden states of the roots."""
         top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees))
         scores, tokens = self._children(hidden, len(trees), top_k)
         for row, tree in enumerate(trees):
             tree.add(np.full(tokens.shape[1], -1), tokens[row], scores[row], top_k)
-        # Rows of `hidden` that hold the features of the frontiers: what predicted a node stands for its parent.
+        # Rows of `hidden` with the features of the frontiers: the output that predicted a node is its parent's feature.
         feature_rows = [np.full(len(tree.frontier), row) for row, tree in enumerate(trees)]
         for level in range(1, self.options.depth + 1):
             active = [index for index, tree in enumerate(trees) if len(tree.frontier)]
@@ -221,7 +221,7 @@ class EagleDrafter(Drafter[HeadRows]):
             scratch = np.arange(tree.first_slot, tree.first_slot + places)
             context = np.concatenate([tree.context, scratch])
             own_positions = np.full(count, tree.position + level)
-            # Only a sliding window would ask for the positions of slots, and the head has none.
+            # Positions of slots matter only for sliding windows, which the head does not have.
             spans.append(
                 SequenceSpan(
                     first_row=first_row,
@@ -239,7 +239,7 @@ class EagleDrafter(Drafter[HeadRows]):
         return PackedBatch(np.concatenate(token_ids), np.concatenate(positions), np.concatenate(slots), tuple(spans))
 
     def _forward(self, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray) -> torch.Tensor:
-        """Hidden states of the batch's rows and, behind them, of rows that fill it up, [rows, h]."""
+        """Hidden states of the batch's rows and, after them, of padding rows, [rows, h]."""
         num_rows = row_tier(batch.num_rows)
         padding = (0, num_rows - batch.num_rows)
         plan = PaddedPlan(batch, self._kv, self._device, num_rows)

@@ -1,4 +1,4 @@
-"""EAGLE heads: one decoder layer beside the target that continues the target's own hidden states.
+"""EAGLE heads: one decoder layer that continues the target's hidden states.
 
 EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-2 (Li et al. 2024, arXiv:2406.16858) share the published format of
 a head that predicts the next hidden state, which the target's output layer turns into tokens. EAGLE-3 (Li et al. 2025,
@@ -25,12 +25,11 @@ _PREFIXES = {"eagle": "layers.0.", "eagle3": "midlayer."}
 _MIN_TARGET_LAYERS = 3  # EAGLE-3 reads the inputs of layers 2, L / 2 and L - 3
 _BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 _VOCABULARY_KEYS = ("d2t", "t2d")
-# Published checkpoints carry them along; the head makes its own.
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
+_IGNORED_ENDINGS = ("rotary_emb.inv_freq",)  # computed by the head itself
 
 
 class HeadLayer(nn.Module):
-    """A Llama decoder layer as the heads have it.
+    """The Llama decoder layer of a head.
 
     EAGLE: no norm before attention. EAGLE-3: attention reads the normed embedding beside the normed feature, 2h wide.
     """
@@ -61,11 +60,11 @@ class HeadLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """A head of either kind. Row t takes the embedding of token t + 1 and the target's feature of position t; what
-    comes out stands for the feature of position t + 1, in the place of which it is used to draft further.
+    """A head of either kind. Row t takes the embedding of token t + 1 and the target's feature of position t. Its
+    output predicts the feature of position t + 1, and replaces it in further drafting.
 
-    The feature of EAGLE is the target's last hidden state, the input of its output layer; that of EAGLE-3 the inputs
-    of the layers `feature_layers`, side by side.
+    EAGLE's feature is the target's last hidden state, the input of its output layer; EAGLE-3's is the concatenation of
+    the inputs of the layers `feature_layers`.
     """
 
     draft_ids: Tensor | None  # int64 [Vd]: token of each output column; None: column c stands for token c
@@ -79,7 +78,7 @@ class EagleHead(nn.Module):
         has_own_embedding: bool = False,
         has_bias: bool = False,
     ) -> None:
-        """vocab_size: columns of the own output layer; None: it is the target's. has_bias: of `fc`."""
+        """vocab_size: columns of an own output layer; None: the target's is used. has_bias: whether `fc` has a bias."""
         super().__init__()
         self.config = config
         self.kind: HeadKind = kind
@@ -93,14 +92,14 @@ class EagleHead(nn.Module):
         self.norm = LlamaRMSNorm(size, config.rms_norm_eps) if kind == "eagle3" else None
         self.lm_head = nn.Linear(size, vocab_size, bias=False) if vocab_size is not None else None
         self.register_buffer("draft_ids", None, persistent=False)
-        with torch.device("cpu"):  # real even while the weights are made on the meta device
+        with torch.device("cpu"):  # not on the meta device, unlike the weights
             self.rotary_emb = LlamaRotaryEmbedding(config)
 
     def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, **attention: Any) -> Tensor:
         """embeddings [batch, rows, h], positions int64 [batch, rows]; features are the target's, [batch, rows, h or
         3h], or earlier outputs of this head, [batch, rows, h]. Returns [batch, rows, h].
 
-        attention: what the attention function of `config` wants, such as `attention_mask`.
+        attention: arguments of the attention function of `config`, such as `attention_mask`.
         """
         rotary = self.rotary_emb(embeddings, positions)
         attention.setdefault("attention_mask", None)
@@ -113,7 +112,7 @@ class EagleHead(nn.Module):
         return output
 
     def logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:
-        """Logits [..., Vd] of what `forward` returned. target_head: the target's output layer."""
+        """Logits [..., Vd] of outputs of `forward`. target_head: the target's output layer."""
         if self.norm is not None:
             hidden = self.norm(hidden)
         logits: Tensor = (target_head if self.lm_head is None else self.lm_head)(hidden)
@@ -129,8 +128,8 @@ def load_eagle_head(
 ) -> EagleHead:
     """Load the head in directory `path` (config.json beside safetensors, or an older pytorch_model.bin) for a target.
 
-    The kind is told by the keys: `midlayer.*` is EAGLE-3. Raises ModelError naming file, key, shape and expected shape
-    for whatever is missing, unknown or of another size.
+    Keys `midlayer.*` mean EAGLE-3. Raises ModelError with file, key, shape and expected shape for anything missing,
+    unknown or of another size.
     """
     path = Path(path)
     if not path.is_dir():
@@ -195,7 +194,7 @@ def _read_config(path: Path, target: PretrainedConfig) -> LlamaConfig:
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
-    """All tensors of the checkpoint, and the file that each of them is from."""
+    """All tensors of the checkpoint, and the file of each."""
     from safetensors.torch import load_file
 
     weight_files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
@@ -232,7 +231,7 @@ def _draft_vocab_size(
 
 
 def _add_biases(head: EagleHead, tensors: dict[str, Tensor], prefix: str) -> None:
-    """Biases of attention are there or not, whatever config.json says (Qwen2 has three of the four)."""
+    """Add the attention biases of the checkpoint, whatever config.json says (Qwen2 has three of the four)."""
     attention = head.layer.self_attn
     for name in _BIASES:
         if f"{prefix}self_attn.{name}" in tensors:

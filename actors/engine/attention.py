@@ -1,8 +1,8 @@
-"""The one attention function behind every model: writes keys and values into the paged cache, attends per sequence.
+"""The attention function of all models: writes keys and values into the paged cache and attends for each sequence.
 
-Registered with transformers' `AttentionInterface`, so that model code stays untouched. The plan of a forward travels
-as the keyword argument `paged_plan` through the model's own `**kwargs`; no mask function is registered under the name,
-so models build no mask of their own.
+Registered with transformers' `AttentionInterface`, so models are not patched. The plan of a forward is passed as the
+keyword argument `paged_plan` through the model's own `**kwargs`. No mask function is registered under the name, so
+models build no mask.
 """
 
 from __future__ import annotations
@@ -22,23 +22,20 @@ from actors.errors import ModelError
 
 ATTENTION_NAME = "paceline_paged"
 
-# Sequences with few rows share one padded attention call; a prefill chunk beside them would pad them to its length.
-_MAX_PADDED_ROWS = 64
+_MAX_PADDED_ROWS = 64  # sequences with more rows, such as prefill chunks, have a call of their own
+_PADDING_FOR_A_CALL = 512  # slots of padding that cost as much as a further attention call
 
-# Slots of padding that cost as much as a further attention call.
-_PADDING_FOR_A_CALL = 512
-
-# Arguments that change attention itself (sinks, biases, masks of heads) and are not supported.
+# Unsupported arguments that change attention: sinks, biases, masks of heads.
 _NOT_COMPUTED = ("s_aux", "sinks", "position_bias", "alibi", "head_mask", "block_mask")
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer turns products of queries and keys into weights."""
+    """A layer's parameters of the attention weights."""
 
     scale: float
     sliding_window: int | None  # positions a row sees, itself included; None: all
-    softcap: float | None  # scores are squashed into (-softcap, softcap); None: they are not
+    softcap: float | None  # limits scores to (-softcap, softcap); None: no limit
 
 
 class AttentionPlan(Protocol):
@@ -65,7 +62,7 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim]."""
-    # Ignoring an argument that is not computed here would silently change the output.
+    # Ignoring an unsupported argument would silently change the output.
     unknown = [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]
     if attention_mask is not None or unknown:
         raise ModelError(
@@ -86,7 +83,7 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 def group_spans(spans: Sequences[SequenceSpan]) -> list[list[SequenceSpan]]:
-    """Groups of sequences that share a padded call: those with few rows and contexts of similar length."""
+    """Groups of sequences for one padded call: those with few rows and contexts of similar length."""
     groups = [[span] for span in spans if span.num_rows > _MAX_PADDED_ROWS]
     few = sorted((span for span in spans if span.num_rows <= _MAX_PADDED_ROWS), key=lambda span: -len(span.slots))
     longest = 0
@@ -121,7 +118,7 @@ class PaddedPlan:
     """
 
     def __init__(self, batch: PackedBatch, kv: KvCache, device: torch.device, num_rows: int) -> None:
-        """num_rows: rows of the forward, those behind the batch's own only fill it up and attend to nothing."""
+        """num_rows: rows of the forward. Those after the batch's own are padding."""
         slots = np.full(num_rows, kv.padding_slot, dtype=np.int64)
         slots[: batch.num_rows] = batch.slots
         self.kv = kv
@@ -184,7 +181,7 @@ class PaddedPlan:
             attended = self._attend_group(group, padded, keys=keys, values=values, scoring=scoring)
             kept = attended.index_select(0, group.back)
             row = 0
-            for span in group.spans:  # packed rows of the group need not be adjacent: prefills may lie between
+            for span in group.spans:  # rows of a group need not be adjacent: prefills may be between
                 output[span.first_row : span.first_row + span.num_rows] = kept[row : row + span.num_rows]
                 row += span.num_rows
         return output
@@ -224,12 +221,12 @@ class PaddedPlan:
         return attended.reshape(sequences * num_rows, heads, -1)
 
     def _mask(self, group: _Group, sliding_window: int | None, shared: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive [S, 1, shared * Q, L], or None where everything is visible. Built once a forward, not per layer."""
+        """Additive [S, 1, shared * Q, L], or None if everything is visible. Built once a forward, not per layer."""
         if sliding_window in group.masks:
             return group.masks[sliding_window]
         sequences, num_rows, num_slots = len(group.spans), group.num_rows, group.num_slots
         allowed = np.zeros((sequences, num_rows, num_slots), dtype=bool)
-        allowed[:, :, 0] = True  # a padded row must see something, or its softmax is undefined
+        allowed[:, :, 0] = True  # a padded row must see one slot, or its softmax is undefined
         for index, span in enumerate(group.spans):
             allowed[index, : span.num_rows, : len(span.slots)] = visible(span, sliding_window)
         mask = None

@@ -1,4 +1,4 @@
-"""One forward's worth of rows: the known but uncomputed tokens of each sequence, then the nodes of its draft tree."""
+"""The rows of one forward: the uncomputed tokens of each sequence, then the nodes of its draft tree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from actors.engine.sequence import Sequence
 class SequenceRows:
     """Rows that one sequence contributes: `count` committed tokens from num_computed on, then a draft tree.
 
-    A tree that grows over several forwards is given whole each time; its first nodes then have their KV already.
+    A tree that grows over several forwards is passed whole each time; its first nodes have their KV already.
     """
 
     sequence: Sequence
-    count: int  # >= 1, or 0 where all known tokens are computed and nodes are to follow
+    count: int  # >= 1, or 0 if all known tokens are computed and there are nodes
     tree_tokens: np.ndarray  # int32 [n]; empty unless `count` completes the known tokens
     tree_parents: np.ndarray  # int32 [n]
     first_node: int = 0  # nodes before this one are computed; more than 0 only with count == 0
@@ -31,15 +31,14 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """Where a sequence's rows lie in the packed input, and which slots they attend to."""
+    """Place of a sequence's rows in the packed input, and the slots that they attend to."""
 
     first_row: int
     num_rows: int
     slots: np.ndarray  # int64 [context]: physical slots in logical order; the last num_rows are the rows' own
     row_positions: np.ndarray  # int64 [num_rows]: depth positions, equal for siblings
     slot_positions: np.ndarray  # int64 [context]
-    # bool [nodes, m]: which of the last m slots the last `nodes` rows see, their ancestors and themselves; None for
-    # rows that are plainly causal
+    # bool [nodes, m]: which of the last m slots the last `nodes` rows see (ancestors and themselves); None: causal
     tree_mask: np.ndarray | None
 
 
@@ -110,7 +109,7 @@ def visible(span: SequenceSpan, sliding_window: int | None) -> np.ndarray:
     allowed = np.arange(context)[None, :] <= np.arange(own, context)[:, None]
     if span.tree_mask is not None:
         nodes, reach = span.tree_mask.shape
-        rows = min(nodes, span.num_rows)  # fewer where the first nodes were computed before
+        rows = min(nodes, span.num_rows)  # fewer if the first nodes were computed before
         allowed[-rows:, -reach:] = span.tree_mask[-rows:]
     if sliding_window is not None:
         allowed &= span.row_positions[:, None] - span.slot_positions[None, :] < sliding_window

@@ -1,7 +1,7 @@
-"""Beam search: the likeliest whole continuation among those that the best few at every step lead to.
+"""Beam search with `transformers`.
 
-The beams are `transformers`' own, run on the engine's model with its packed or quantized weights. They keep keys and
-values of their own, which the engine's cache, its drafts and its batches have no part in.
+It runs on the engine's model with its packed or quantized weights, but with keys and values of its own: the engine's
+cache, drafts and batches are not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from actors.models.quiet import quiet_transformers
 
-# What the decoder of an encoder-decoder model needs of the model's own defaults.
+# Defaults of the model that the decoder of an encoder-decoder model needs.
 _OF_DECODERS = ("decoder_start_token_id", "bos_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
 
 
@@ -63,9 +63,9 @@ def search_beams(
 
 @contextmanager
 def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Attend without the engine's cache, and generate by what is asked for alone, not by the model's own defaults."""
+    """Attend without the engine's cache, and ignore the model's generation defaults."""
     attention, defaults = model.config._attn_implementation, model.generation_config
-    if not model.config.is_encoder_decoder:  # these attend as they always did
+    if not model.config.is_encoder_decoder:  # their attention was not replaced
         model.set_attn_implementation("sdpa")
     model.generation_config = GenerationConfig()
     try:

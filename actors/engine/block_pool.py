@@ -1,4 +1,4 @@
-"""Which KV block belongs to whom: allocation, sharing of equal prefixes by hash, eviction of the least recently used.
+"""Allocation of KV blocks, sharing of equal prefixes by hash, and LRU eviction.
 
 Knows block numbers and token ids only; the tensors live in `kv_cache.py`.
 """
@@ -18,8 +18,8 @@ def root_hash(namespace: str) -> bytes:
 
 
 def block_hash(parent: bytes, token_ids: np.ndarray) -> bytes:
-    """Identity of a full block: its tokens (int32) and, through the parent, all before them. 128 bits, so a collision
-    is out of reach even for somebody who looks for one."""
+    """Identity of a full block: its tokens (int32) and, through the parent, all before them. 128 bits, so that nobody
+    can construct a collision."""
     return hashlib.blake2b(parent + token_ids.astype(np.int32, copy=False).tobytes(), digest_size=16).digest()
 
 
@@ -52,10 +52,10 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int, after: int = -1) -> list[int] | None:
-        """`count` blocks with one reference each, or None (and nothing changed) if there are not so many.
+        """`count` blocks with one reference each, or None (and nothing changes) if there are too few.
 
-        Takes the blocks that follow `after` while they are blank: contiguous slots are read without a gather. A cached
-        one is worth more as what it is, as long as there are blank ones.
+        Takes the blocks that follow `after` while they are blank, because contiguous slots are read without a gather.
+        Cached blocks are taken only if no blank one is left.
         """
         if count > len(self._free):
             return None
@@ -78,7 +78,7 @@ class BlockPool:
         return self._blocks[number].hash is None
 
     def release(self, blocks: list[int]) -> None:
-        """Drop one reference each. Blocks with a hash stay findable until their room is needed."""
+        """Drop one reference each. Blocks with a hash stay cached until they are needed."""
         # In reverse, so that the end of a sequence is evicted before its beginning, which more prompts share.
         for number in reversed(blocks):
             block = self._blocks[number]
@@ -90,7 +90,7 @@ class BlockPool:
                     self._free.move_to_end(number, last=False)
 
     def find_prefix(self, namespace: str, token_ids: np.ndarray) -> tuple[list[int], list[bytes]]:
-        """Longest run of cached full blocks that token_ids (int32 [n]) begins with; takes a reference on each.
+        """The longest run of cached full blocks at the start of token_ids (int32 [n]). Takes a reference on each.
 
         Returns the blocks and their hashes.
         """

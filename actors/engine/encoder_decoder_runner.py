@@ -1,10 +1,8 @@
-"""Runs an encoder-decoder model of transformers (T5, BART, ...): the prompt through the encoder, the rest through the
-decoder.
+"""Runs an encoder-decoder model of transformers (T5, BART, ...): the encoder reads the prompt, the decoder the rest.
 
-Any architecture works whose decoder goes on from an `EncoderDecoderCache`. Such decoders know no position ids and no
-mask for trees. A draft tree is therefore computed as what it stands for: a batch of its paths from the root, behind one
-and the same text. A chain is one path and costs nothing extra. Sequences are computed one after the other, so the
-logits of one do not depend on its company.
+Any architecture works whose decoder continues from an `EncoderDecoderCache`. Such decoders take neither position ids
+nor masks for trees, so a draft tree is computed as a batch of its paths from the root. A chain is one path and costs
+nothing extra. Sequences are computed one after the other, so the logits of one do not depend on the others.
 """
 
 from __future__ import annotations
@@ -27,26 +25,24 @@ from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.models.decoder_start import DecoderStart
 
-# Keys and values that the paths of a tree may take in one forward, in tokens: each has a copy of the text before it.
-_MAX_COPIED_TOKENS = 16384
-# Largest share of the spread of a row's logits by which one way of computing it may differ from another.
-_TOLERANCE = 0.05
+_MAX_COPIED_TOKENS = 16384  # tokens of all paths in one forward: each has a copy of the text before it
+_TOLERANCE = 0.05  # allowed difference of two computations of a row, relative to the spread of its logits
 
 
 class EncoderDecoderSequence(Sequence):
-    """A sequence whose first `begin.num_prompt_tokens` tokens are the encoder's and whose others are the decoder's.
+    """The first `begin.num_prompt_tokens` tokens are the encoder's, the others the decoder's.
 
-    Its keys and values are in `memory`. The pool's blocks only count them, a prompt token, too, for the decoder's keys
-    and values of the encoder's output. Nothing is shared: each of them depends on the whole prompt.
+    Keys and values are in `memory`; the pool's blocks only count them. A prompt token counts for the decoder's keys and
+    values of the encoder's output. Nothing is shared, because all of them depend on the whole prompt.
     """
 
     memory: Memory | None = None
 
     def reuse_prefix(self) -> None:
-        """There are no prefixes to share."""
+        """No prefix is shared."""
 
     def publish(self) -> None:
-        """Nor is there anything to offer."""
+        """No block is shared."""
 
     def _keep(self, path: list[int], kv: KvCache) -> None:
         if self.num_computed == self.length:
@@ -59,7 +55,7 @@ class EncoderDecoderSequence(Sequence):
 
 @dataclass(slots=True)
 class _Branches:
-    """What the paths of a tree have brought: nothing of it is in the cache yet."""
+    """Keys and values of a tree's paths, which are not in the cache yet."""
 
     paths: list[list[int]]  # the last cached token's successors on each path
     layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each, [paths, heads, longest path, head_dim]
@@ -67,7 +63,7 @@ class _Branches:
 
 @dataclass(slots=True)
 class Memory:
-    """What is kept of a sequence: the encoder's output, and the decoder's keys and values."""
+    """The encoder's output and the decoder's keys and values of a sequence."""
 
     encoded: torch.Tensor  # [1, prompt, hidden]
     cache: EncoderDecoderCache
@@ -75,7 +71,7 @@ class Memory:
     branches: _Branches | None = None
 
     def rewind(self, token_ids: Sequences[int]) -> None:
-        """Keep the keys and values of the longest common beginning of `token_ids` and what has been computed."""
+        """Keep the keys and values of the longest common prefix of `token_ids` and the computed tokens."""
         branches, self.branches = self.branches, None
         same = _common(self.cached, token_ids)
         if same < len(self.cached):
@@ -91,21 +87,21 @@ class Memory:
             self.cached += rest[: shared[best]]
 
     def copies(self, count: int) -> EncoderDecoderCache:
-        """The cache for so many continuations of the same text at once; the original stays as it is."""
+        """A copy of the cache for `count` continuations of the text."""
         return EncoderDecoderCache(
             _repeated(self.cache.self_attention_cache, count), _repeated(self.cache.cross_attention_cache, count)
         )
 
 
 class EncoderDecoderRunner:
-    """An encoder-decoder model; answers as `ModelRunner` does."""
+    """An encoder-decoder model with the interface of `ModelRunner`."""
 
     sequence_type = EncoderDecoderSequence
-    row_steps: tuple[int, ...] = ()  # every row has its price
+    row_steps: tuple[int, ...] = ()  # no padding
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises ModelError for a model that does not say how its decoder begins, or whose decoder gives other logits
-        for several tokens at once than for one after the other."""
+        """Raises ModelError for a model without a start token, or whose decoder gives other logits for several tokens
+        at once than for one after the other."""
         pack_linears(model)
         self.model = model.eval()
         self.device = next(model.parameters()).device
@@ -115,13 +111,12 @@ class EncoderDecoderRunner:
 
     @torch.inference_mode()
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
-        """As `ModelRunner.run`. Of a prompt that is not complete yet nothing is computed: an encoder reads all of it
-        at once."""
+        """As `ModelRunner.run`. Incomplete prompts are not computed: the encoder reads a prompt at once."""
         logits = [self._logits(part) for part, rows in zip(parts, wanted, strict=True) if rows]
         return torch.cat(logits) if logits else torch.empty(0, 0, device=self.device)
 
     def _logits(self, part: SequenceRows) -> torch.Tensor:
-        """[rows, vocab], behind the last known token, unless its logits are known (count 0), and each new node."""
+        """[rows, vocab], after the last known token (unless count is 0) and each new node."""
         sequence = part.sequence
         assert isinstance(sequence, EncoderDecoderSequence)
         prompt, output = np.split(sequence.tokens, [max(1, sequence.begin.num_prompt_tokens)])
@@ -143,7 +138,7 @@ class EncoderDecoderRunner:
         return Memory(output.last_hidden_state, EncoderDecoderCache(DynamicCache(), DynamicCache()))
 
     def _follow(self, memory: Memory, known: list[int], path: list[int], part: SequenceRows) -> torch.Tensor:
-        """Logits of a chain, whose keys and values stay in the cache."""
+        """Logits of a chain. Its keys and values stay in the cache."""
         token_ids = known + part.tree_tokens[path].tolist()
         num_wanted = sum(node >= part.first_node for node in path) + (part.count > 0)
         memory.rewind(token_ids[: len(token_ids) - num_wanted])
@@ -152,10 +147,10 @@ class EncoderDecoderRunner:
         return logits[0, -num_wanted:]
 
     def _branch(self, memory: Memory, known: list[int], paths: list[list[int]], part: SequenceRows) -> torch.Tensor:
-        """Logits of a tree with several leaves. Its keys and values are kept beside the cache: what is accepted of
-        them gets into it when the next tokens show."""
+        """Logits of a tree with several leaves. Its keys and values are kept beside the cache, until the next tokens
+        show which were accepted."""
         memory.rewind(known[:-1])
-        if len(known) == 1:  # so that the keys and values of the encoder's output are there for all paths
+        if len(known) == 1:  # computes the keys and values of the encoder's output for all paths
             self._decode(memory, memory.cache, [known])
             memory.cache.crop(-1)
         elif len(memory.cached) < len(known) - 1:
@@ -167,7 +162,7 @@ class EncoderDecoderRunner:
         layers: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         step = max(1, _MAX_COPIED_TOKENS // (len(known) + width))
         for first in range(0, len(paths), step):
-            # Causal: what fills up a path is behind all that counts.
+            # Causal: padding at the end of a path changes nothing.
             batch = [path + [path[0]] * (width - len(path)) for path in tokens[first : first + step]]
             cache = memory.copies(len(batch))
             rows.append(self._decode(memory, cache, batch))
@@ -188,7 +183,7 @@ class EncoderDecoderRunner:
         return torch.stack([logits[place] for place in chosen])
 
     def _decode(self, memory: Memory, cache: EncoderDecoderCache, token_ids: list[list[int]]) -> torch.Tensor:
-        """Logits [paths, tokens, vocab] of tokens behind the cached ones, which get into the cache too."""
+        """Logits [paths, tokens, vocab] of tokens after the cached ones, which are added to the cache."""
         count = len(token_ids)
         encoded = memory.encoded.expand(count, -1, -1)
         output = self.model(
@@ -224,7 +219,7 @@ class EncoderDecoderRunner:
 
 
 def _paths(part: SequenceRows) -> list[list[int]]:
-    """The nodes from the root to each leaf that is new; one empty path where there are no nodes."""
+    """The nodes from the root to each new leaf; one empty path if there are no nodes."""
     parents = part.tree_parents.tolist()
     inner = set(parents)
     leaves = [node for node in range(part.first_node, len(parents)) if node not in inner]
@@ -238,7 +233,7 @@ def _ancestors(node: int, parents: list[int]) -> Iterator[int]:
 
 
 def _common(first: Sequences[int], second: Sequences[int]) -> int:
-    """Length of the longest common beginning."""
+    """Length of the longest common prefix."""
     pairs = zip(first, second, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 

@@ -1,8 +1,8 @@
-"""Attention whose result for a row depends on nothing but that row's own context, bit for bit.
+"""Attention whose result for a row depends only on the row's own context, bit for bit.
 
-A library kernel chooses its blocking by the shape of the whole batch, and a tree node's keys lie elsewhere than the
-same token's keys in plain decoding. Here each row and head runs the same loop over its own visible slots in order of
-position, so drafts, neighbours and padding cannot change a bit. CPU only; slower than the padded kernel.
+A library kernel chooses its blocking by the shape of the whole batch, and a tree node's keys are in other slots than
+the same token's keys in plain decoding. Here each row and head runs the same loop over its visible slots in order of
+position, so drafts, neighbours and padding change no bit. CPU only, and slower than the padded kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.engine.batch import PackedBatch, visible
 from actors.engine.kv_cache import KvCache
 
 
-# Reassociation lets a dot product use vector lanes; the order it picks is a matter of head_dim and context alone.
+# Reassociation lets a dot product use vector lanes. Its order depends only on head_dim and context.
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 def _attend_rows(
     query: np.ndarray,  # float32 [tile, heads, head_dim]
@@ -31,7 +31,7 @@ def _attend_rows(
     output: np.ndarray,  # float32 [tile, heads, value_dim]
 ) -> None:
     heads, head_dim = query.shape[1], query.shape[2]
-    rows = len(starts) - 1  # the rest of query only fills up a tile
+    rows = len(starts) - 1  # the rest of query is padding
     shared = heads // keys.shape[1]
     value_dim = values.shape[2]
     longest = 0
@@ -70,7 +70,7 @@ def _attend_rows(
 
 
 class ExactPlan:
-    """`AttentionPlan` for `exact: bitwise`: rows [first, first + tile) of a batch, filled up to a fixed tile.
+    """`AttentionPlan` for `exact: bitwise`: rows [first, first + tile) of a batch, padded to a fixed tile.
 
     Rows of earlier tiles have written their keys and values by the time a later tile runs, and no row attends to a
     later one, so a batch can be computed tile by tile.
@@ -87,7 +87,7 @@ class ExactPlan:
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         context, starts = self._contexts.rows(scoring.sliding_window, self._first, self._last)
-        if keys.dtype != torch.float32:  # widen what is read, not the whole cache
+        if keys.dtype != torch.float32:  # converts only the slots that are read
             used, context = np.unique(context, return_inverse=True)
             index = torch.from_numpy(used)
             keys, values = keys[index].float(), values[index].float()
@@ -115,7 +115,7 @@ class RowContexts:
         self._by_window: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
 
     def rows(self, sliding_window: int | None, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of rows first .. last one after the other, int64, and int64 [last - first + 1] offsets into them."""
+        """Slots of rows first to last - 1, concatenated, int64, and int64 [last - first + 1] offsets into them."""
         found = self._by_window.get(sliding_window)
         if found is None:
             # Ancestors come in order of depth because parents precede children.

@@ -1,4 +1,4 @@
-"""Hidden states of a target that it computes anyway, kept for the head that drafts from them."""
+"""Captures hidden states of the target for the head that drafts from them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from actors.errors import ModelError
 
 
 class FeatureTap:
-    """Listens to a model through hooks: to the inputs of some decoder layers, or to its last hidden state.
+    """Captures the inputs of some decoder layers, or the last hidden state, through hooks.
 
-    Between `open` and `take` every forward adds its rows; otherwise nothing is kept.
+    Only forwards between `open` and `take` are captured.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequences[int] | None) -> None:
-        """layers: whose inputs, side by side in this order; None: what the output layer takes."""
+        """layers: their inputs are concatenated in this order; None: the input of the output layer."""
         self._is_open = False
         self._kept: dict[int, list[torch.Tensor]] = {}
         self._order: tuple[int, ...] = (-1,) if layers is None else tuple(layers)

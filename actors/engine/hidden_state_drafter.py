@@ -1,4 +1,4 @@
-"""What a target engine asks of a drafter that reads its hidden states, such as an EAGLE head."""
+"""The target engine's interface to a drafter that reads its hidden states, such as an EAGLE head."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from actors.engine.feature_tap import FeatureTap
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Positions of one sequence whose features are new, with the token that comes after each of them."""
+    """Positions of one sequence with new features, and the token after each of them."""
 
     begin: int  # the first of them
     token_ids: np.ndarray  # int64 [n]: tokens at begin + 1 .. begin + n
     feature_rows: np.ndarray  # int64 [n]: rows of the target's forward
     slots: np.ndarray  # int64 [begin + n]: the sequence's slots
-    max_nodes: int  # in the tree behind the last token; 0: no tree
+    max_nodes: int  # limit of the tree after the last token; 0: no tree
 
 
 class HiddenStateDrafter(Protocol):
-    """Has keys and values in the same slots as the target, and drafts from features of the rows just computed."""
+    """Has keys and values in the same slots as the target, and drafts from features of the last rows."""
 
     tap: FeatureTap  # on the target's model
 

@@ -11,13 +11,13 @@ import torch
 class KvCache:
     """Keys and values by layer, each [num_slots, kv_heads, head_dim]. Slot = block * block_size + offset.
 
-    A layer's tensors are made at its first write, since only then are its heads known (layers may differ, and a
-    tensor-parallel rank sees its own share of them).
+    A layer's tensors are allocated at its first write, when its heads are known (layers may differ, and a
+    tensor-parallel rank has a share of them).
     """
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots
-        self.padding_slot = num_slots  # one slot behind all blocks takes what rows write that only fill up a tile
+        self.padding_slot = num_slots  # one slot after all blocks, written by padding rows
         self.device = device
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
@@ -31,23 +31,22 @@ class KvCache:
         return tensors
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        """For all slots; zeros, because what padding reads is multiplied by 0, which does not help against NaN."""
+        """Zeros for all slots: padding reads are multiplied by 0, which NaN would survive."""
         shape = (self.num_slots + 1, *like.shape[1:])
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=like.dtype, device=self.device)
-        # Memory from numpy's zeros is taken from the system when it is first written, that of torch's at once.
+        # numpy's zeros take memory from the system at the first write, torch's at once.
         num_bytes = math.prod(shape) * like.dtype.itemsize
         return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
 
     def gather(
         self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of some slots (int64 [n]), each [n, kv_heads, head_dim]; overwritten by the next call."""
+        """Keys and values of some slots (int64 [n]), each [n, kv_heads, head_dim]. The next call overwrites them."""
         return self._gather(keys, slots, False), self._gather(values, slots, True)
 
     def _gather(self, tensor: torch.Tensor, slots: torch.Tensor, is_value: bool) -> torch.Tensor:
-        # A fresh buffer of megabytes for each layer goes back to the system each time, and on CPU its page faults cost
-        # several times what the copy does.
+        # Reused: on CPU, page faults of a new buffer for each layer cost several times the copy.
         kind = tensor.dtype, tensor.shape[1:], is_value
         buffer = self._gathered.get(kind)
         if buffer is None or len(buffer) < len(slots):
@@ -61,7 +60,7 @@ class KvCache:
         return len(self._layers)
 
     def move(self, source: np.ndarray, destination: np.ndarray) -> None:
-        """Copy slots (int64 [n] each) in all layers; reads everything before it writes, so they may overlap."""
+        """Copy slots (int64 [n] each) in all layers. Source and destination may overlap."""
         source_index = torch.from_numpy(source).to(self.device)
         index = torch.from_numpy(destination).to(self.device)
         for key, value in self._layers.values():

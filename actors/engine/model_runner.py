@@ -17,20 +17,20 @@ from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.options import Exactness
 
-# Rows of every forward in bitwise mode: matrix products of one fixed shape give a row the same bits at any place in
-# the tile and in any company. Wide enough for a decoding sequence with its drafts.
+# Rows of every forward in bitwise mode: in matrix products of one fixed shape, a row's bits depend neither on its place
+# in the tile nor on the other rows. Wide enough for a decoding sequence with its drafts.
 ROW_TILE = 16
-# An element-wise operation is split among threads by elements, and where a share ends off a vector's border its last
-# elements are computed by other instructions. Two threads split a tile between rows.
+# Threads split an element-wise operation by elements; a share that ends within a vector is computed by other
+# instructions there. Two threads split a tile between rows.
 _EXACT_THREADS = 2
-_MOST_STEPPED_ROWS = 256  # beyond, a step more or less is no matter
+_MOST_STEPPED_ROWS = 256  # limit of `row_steps`: beyond, a step hardly matters
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def row_tier(rows: int) -> int:
-    """Rows that a forward of `rows` rows is filled up to.
+    """Rows that a forward of `rows` rows is padded to.
 
-    Few different shapes, because matrix libraries keep a kernel and its memory for each shape that they have met.
+    There are few different shapes, because matrix libraries keep a kernel and memory for each shape.
     """
     if rows <= 32:
         step = MIN_ROWS
@@ -60,7 +60,7 @@ def _check_layers(config: PretrainedConfig, exact: Exactness) -> None:
 
 
 class ModelRunner:
-    """A model with its KV cache. Knows rows and slots, nothing of sequences' lives or sampling."""
+    """A model with its KV cache. Computes rows; does no sampling."""
 
     sequence_type = Sequence
 
@@ -83,7 +83,7 @@ class ModelRunner:
 
     @property
     def row_steps(self) -> list[int]:
-        """Row counts that a forward is filled up to, as far as rounds of decoding go."""
+        """Row counts that forwards of decoding rounds are padded to."""
         if self._exact == "bitwise":
             return list(range(ROW_TILE, _MOST_STEPPED_ROWS + 1, ROW_TILE))
         return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})

@@ -1,4 +1,4 @@
-"""Size and manner of an engine, target or draft, as `actors.build` derives them from the options and the memory."""
+"""Options of an engine, target or draft, as `actors.build` derives them from configuration and memory."""
 
 from __future__ import annotations
 

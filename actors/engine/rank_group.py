@@ -1,4 +1,4 @@
-"""A tensor-parallel group: every rank runs the same batches in the same order, rank 0 hands them out and samples."""
+"""A tensor-parallel group: every rank runs the same batches in the same order. Rank 0 distributes them and samples."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from actors.messages import VerifyBatch, VerifyResult, decode_message, encode_me
 logger = logging.getLogger(__name__)
 
 _COLLECTIVE_TIMEOUT = timedelta(seconds=120)
-# An idle rank 0 sends an empty message this often: the others notice within the timeout above that it is gone.
+# Interval of empty messages from an idle rank 0, so that the others notice when it is gone.
 _KEEPALIVE_S = 10.0
 
 
 def open_meeting(host: str) -> dist.TCPStore:
-    """Where the ranks meet, on rank 0: a store that listens on `host` from now on, at `store.port`."""
+    """On rank 0: a store that listens on `host` at `store.port`, by which the ranks find each other."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -35,13 +35,13 @@ def open_meeting(host: str) -> dist.TCPStore:
 
 
 def find_meeting(host: str, port: int) -> dist.TCPStore:
-    """The other ranks' end of it."""
+    """The store on the other ranks."""
     return dist.TCPStore(host, port, is_master=False, timeout=_COLLECTIVE_TIMEOUT)
 
 
 def join_group(meeting: dist.TCPStore, rank: int, world_size: int, device: str) -> None:
-    """Enter the process group; blocks until all ranks have. nccl on CUDA, gloo on CPU."""
-    # Control messages always travel over gloo, so that a device stream is never waited for to read them.
+    """Enter the process group; blocks until all ranks have entered. nccl on CUDA, gloo on CPU."""
+    # Control messages always use gloo, so that reading them never waits for a device stream.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT)
 
@@ -52,7 +52,7 @@ def leave_group() -> None:
 
 
 def _share(payload: bytes | None) -> bytes:
-    """Rank 0 gives a payload, the others None; all return it. Raises RuntimeError when a rank is gone."""
+    """Broadcast: rank 0 passes a payload, the others None; all return it. Raises RuntimeError if a rank is gone."""
     size = torch.tensor([len(payload) if payload is not None else 0], dtype=torch.int64)
     dist.broadcast(size, src=0)
     if int(size) == 0:
@@ -70,7 +70,7 @@ _STOP = b"stop"
 
 
 class LeadingRank:
-    """Rank 0: an `Engine` for the worker loop that lets the whole group compute."""
+    """Rank 0: the worker loop's `Engine` of the whole group."""
 
     def __init__(self, engine: TargetEngine) -> None:
         self._engine = engine
@@ -97,9 +97,9 @@ class LeadingRank:
 
 
 def follow(engine: TargetEngine) -> None:
-    """The loop of ranks 1 .. N-1: run what rank 0 hands out until it says stop.
+    """The loop of ranks 1 to N - 1: run the batches of rank 0 until it stops.
 
-    Raises RuntimeError when rank 0 or another rank is gone.
+    Raises RuntimeError if another rank is gone.
     """
     while True:
         payload = _share(None)

@@ -1,4 +1,4 @@
-"""What computes rows for an engine: the one for the model's kind."""
+"""Chooses the runner for a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.options import Exactness
 def make_runner(
     model: PreTrainedModel, num_slots: int, exact: Exactness = "default"
 ) -> ModelRunner | EncoderDecoderRunner:
-    """Raises ModelError for a model that would be computed wrongly, or not as exactly as wanted."""
+    """Raises ModelError for an unsupported model."""
     if not model.config.is_encoder_decoder:
         return ModelRunner(model, num_slots, exact)
     if exact == "bitwise":

@@ -1,4 +1,4 @@
-"""First forwards of a target engine: proves that it computes, and measures what rows cost."""
+"""First forwards of a target engine: checks that it works, and measures the cost of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from actors.draft_tree import DraftTree
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
-_PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # draft nodes are chosen among this many; beyond, the curve goes on as it was
+_PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve is extrapolated
 _PROFILE_RUNS = 2  # the faster one counts: the first run of a shape compiles and allocates
 
 
@@ -27,8 +27,8 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
 
 
 def _fastest(engine: TargetEngine, rows: int) -> float:
-    """Seconds of a forward of one committed token with rows - 1 draft nodes behind it, side by side, so that no
-    position is beyond what the model was made for."""
+    """Seconds of a forward of one committed token and rows - 1 draft nodes below it, all of depth 1, so that no
+    position exceeds the model's."""
     begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
     delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
     count = rows - 1

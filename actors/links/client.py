@@ -27,13 +27,13 @@ _serial = itertools.count()
 class AsyncLink:
     """One connection to one worker. Belongs to the event loop it was made in.
 
-    Answers find their request by `round_id`, a `WorkerInfo` the oldest waiting `Hello`. A lost connection fails the
-    calls in flight at once and is set up again by itself, with nothing resent: a request is sent once or not at all.
-    The socket is read by callbacks of the event loop, so a call costs one future and one timer, and no task.
+    Answers are matched by `round_id`, a `WorkerInfo` with the oldest waiting `Hello`. A lost connection fails the calls
+    in flight at once and reconnects by itself. Nothing is resent: a request is sent once or not at all. The event loop
+    reads the socket in callbacks, so a call costs one future and one timer, and no task.
     """
 
     def __init__(self, address: LinkAddress, client_keys: LinkKeys, settings: LinkSettings | None = None) -> None:
-        """Starts to connect and returns at once."""
+        """Starts connecting and returns at once."""
         self.address = address
         self.stats = LinkStats()
         self._settings = settings or LinkSettings()
@@ -44,7 +44,7 @@ class AsyncLink:
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
 
-        # One context, and so one I/O thread, for all links of a process.
+        # All links of a process share one context, hence one I/O thread.
         self._socket: zmq.Socket[bytes] = zmq.Socket(zmq.Context.instance(), zmq.DEALER)
         self._settings.apply(self._socket)
         self._socket.ipv6 = "[" in address.endpoint
@@ -63,11 +63,11 @@ class AsyncLink:
         self._readers = (self._socket.fileno(), self._monitor.fileno())
         self._loop.add_reader(self._readers[0], self._read_answers)
         self._loop.add_reader(self._readers[1], self._read_events)
-        self._loop.call_soon(self._read_events)  # what happened before we watched wakes nobody
+        self._loop.call_soon(self._read_events)  # events before add_reader wake nobody
 
     @property
     def is_alive(self) -> bool:
-        """Whether the connection stands. A worker that vanished is noticed within heartbeat_s + dead_after_s."""
+        """Whether the connection is up. A vanished worker is noticed within heartbeat_s + dead_after_s."""
         return self._up.is_set() and not self._closed
 
     @property
@@ -119,7 +119,7 @@ class AsyncLink:
             self._retry.cancel()
         for reader in self._readers:
             self._loop.remove_reader(reader)
-        self._up.set()  # whoever waits for the connection finds the link closed
+        self._up.set()  # wakes callers that wait for the connection; they find the link closed
         self._fail_all("was closed")
         self._close_sockets()
 
@@ -132,7 +132,7 @@ class AsyncLink:
             raise LinkError(f"no connection to {self.address.endpoint} within {timeout_s:g} s") from None
 
     def _send(self, frame: bytes) -> None:
-        # Asking makes the socket notice room made meanwhile. It may notice a lost connection only when it sends.
+        # Reading EVENTS updates the socket's state. It may notice a lost connection only when it sends.
         has_room = bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT)
         try:
             if has_room:
@@ -158,7 +158,7 @@ class AsyncLink:
             future.set_exception(LinkError(f"no answer from {self.address.endpoint} within {timeout_s:g} s"))
 
     def _read_answers(self) -> None:
-        # Reads until there is nothing more: the descriptor tells of changes, not of messages that were left unread.
+        # Reads until the socket is empty: the descriptor signals changes, not unread messages.
         if self._closed:
             return
         for _ in range(_READS_PER_TURN):
@@ -208,14 +208,14 @@ class AsyncLink:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._up.set()
             elif event == zmq.EVENT_DISCONNECTED:
-                self._read_answers()  # what arrived before the end counts
+                self._read_answers()  # answers that arrived before the disconnection
                 self._up.clear()
                 self._fail_all("was lost")
             elif event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
                 self._connect_again_later()
 
     def _connect_again_later(self) -> None:
-        # ZeroMQ gives up for good when it is refused; the worker may only not have learnt our key yet.
+        # ZeroMQ never retries a refused connection, but the worker may just not know our key yet.
         if self._retry is None:
             self._retry = self._loop.call_later(self._settings.reconnect_max_s, self._connect_again)
 

@@ -28,7 +28,7 @@ class Gate:
         allowed: Iterable[bytes],
         stats: LinkStats,
     ) -> None:
-        """Takes over before `socket` is bound. `allowed`: public keys of clients, Z85."""
+        """Call before `socket` is bound. `allowed`: public keys of clients, Z85."""
         self._stats = stats
         self.allow(allowed)
         zap = context.socket(zmq.REP)
@@ -41,7 +41,7 @@ class Gate:
         self._thread.start()
 
     def allow(self, public_keys: Iterable[bytes]) -> None:
-        """Replace the admitted keys (any thread). Connections that are already open stay open."""
+        """Replace the admitted keys (any thread). Open connections stay open."""
         self._allowed = frozenset(z85.decode(check_public_key(key)) for key in public_keys)
 
     def join(self) -> None:

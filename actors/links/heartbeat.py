@@ -1,4 +1,4 @@
-"""Something done every second in the background, whatever its last attempt came to."""
+"""Repeats an action in the background, whether or not its last attempt failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """Calls `beat` at once and then every `interval_s` seconds, in a daemon thread, until `stop`.
 
-    A beat that raises is logged when the trouble begins and when it ends, and never stops the next one.
+    Errors are logged when they start and when they end, and never stop the next beat.
     """
 
     def __init__(self, beat: Callable[[], object], interval_s: float, name: str) -> None:
@@ -24,7 +24,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once no beat is running or will run. May be called twice."""
+        """Returns when no beat runs and none will. May be called twice."""
         self._stopping.set()
         self._thread.join()
 
@@ -33,7 +33,7 @@ class Heartbeat:
         while not self._stopping.is_set():
             try:
                 self._beat()
-            except Exception as error:  # whatever it was, the next beat may succeed
+            except Exception as error:  # the next beat may succeed
                 if not failing:
                     _log.warning("%s failed, trying again every %g s: %r", self._name, self._interval_s, error)
                 failing = True

@@ -1,4 +1,4 @@
-"""CURVE key pairs of links: one per worker, made at its start, and one that all routers of a cluster share."""
+"""CURVE key pairs of links: one for each worker, made at its start, and one for all routers of a cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LinkKeys:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """What a client needs in order to connect. A worker that restarts has another one: port and key are both new."""
+    """Address and key of a worker. Both change when it restarts."""
 
     endpoint: str  # tcp://host:port
     server_public_key: bytes  # Z85, 40 bytes

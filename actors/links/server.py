@@ -23,8 +23,8 @@ Peer = NewType("Peer", bytes)  # one connection of a client; a client that recon
 class LinkServer:
     """Takes requests from routers and sends them answers, encrypted, on a TCP port that the system chooses.
 
-    What is not a message of an admitted client is dropped, counted in `stats` and never answered. Incoming requests
-    queue up to `settings.queue_messages` per client; beyond, the client's own sending fails. One thread may use
+    Anything but a message of an admitted client is dropped, counted in `stats` and never answered. Incoming requests
+    queue up to `settings.queue_messages` for each client; beyond that, the client's sending fails. One thread may use
     `recv` and `send`; `allow` and `stats` belong to any thread.
     """
 
@@ -35,14 +35,11 @@ class LinkServer:
         host: str = "127.0.0.1",
         settings: LinkSettings | None = None,
     ) -> None:
-        """`host`: the IP address to bind, which is also the one that clients are told.
-
-        Raises LinkError if it cannot be bound.
-        """
+        """`host`: the IP address to bind and to tell clients. Raises LinkError if it cannot be bound."""
         self.stats = LinkStats()
         self._settings = settings or LinkSettings()
         host = _bindable(host)
-        self._context = zmq.Context()  # its own: a context has one authentication handler
+        self._context = zmq.Context()  # not shared: a context has one authentication handler
         self._socket = self._context.socket(zmq.ROUTER)
         self._gate: Gate | None = None
         self._recv_timeout_ms = -1
@@ -50,7 +47,7 @@ class LinkServer:
         try:
             self._settings.apply(self._socket)
             self._socket.ipv6 = host.startswith("[")
-            self._socket.router_mandatory = True  # sending to a peer that has left is an error, not a silent loss
+            self._socket.router_mandatory = True  # sending to a peer that has left is an error
             self._socket.curve_server = True
             self._socket.curve_secretkey = keys.secret
             self._gate = Gate(self._context, self._socket, allowed_client_public_keys, self.stats)
@@ -65,7 +62,7 @@ class LinkServer:
         self.address = LinkAddress(endpoint, keys.public)
 
     def allow(self, client_public_keys: Iterable[bytes]) -> None:
-        """Admit these clients from now on and no others; connections that are already open stay open."""
+        """Admit only these clients from now on. Open connections stay open."""
         assert self._gate is not None
         self._gate.allow(client_public_keys)
 
@@ -82,7 +79,7 @@ class LinkServer:
             read = self._read(frames)
             if read is not None:
                 return read
-            remaining = deadline - time.monotonic()  # a flood of garbage must not hold the loop
+            remaining = deadline - time.monotonic()  # garbage must not keep the loop busy
             if remaining < 0:
                 return None
 

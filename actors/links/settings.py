@@ -12,14 +12,14 @@ from actors.links.codec import MAX_FRAME_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """How much a link takes and how soon it gives up on a silent peer.
+    """Sizes and timeouts of a link.
 
     A peer that vanishes without closing its connection is noticed within heartbeat_s + dead_after_s. The heartbeats
     are ZeroMQ's own, answered by its I/O thread, so a worker in the middle of a long forward does not look dead.
     """
 
     max_frame_bytes: int = MAX_FRAME_BYTES
-    queue_messages: int = 64  # each way and peer; beyond, the sender is told instead of made to wait
+    queue_messages: int = 64  # limit in each direction for each peer; beyond it, sending fails at once
     heartbeat_s: float = 0.4
     dead_after_s: float = 1.2
     reconnect_s: float = 0.1  # first pause before connecting again; doubles up to reconnect_max_s

@@ -24,7 +24,7 @@ DropReason = Literal[
 
 @dataclass(slots=True)
 class LinkStats:
-    """Everything only grows. Each counter has one writing thread; any thread may read."""
+    """Counters only grow. Each has one writing thread; any thread may read."""
 
     sent: int = 0  # messages
     received: int = 0  # messages, those that were dropped not counted

@@ -1,4 +1,4 @@
-"""Models by name: what `smollm2` or `owner/model` or a path stands for, and how it gets onto this machine."""
+"""Resolves a model's name (`smollm2`, `owner/model`, a path) and prepares its files on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that comes as a GGUF file inside a Python package, so that no model hub is needed."""
+    """A model in a GGUF file inside a Python package, available without a model hub."""
 
     name: str
     description: str
@@ -61,7 +61,7 @@ def models_dir(home: Path) -> Path:
 
 
 def prepared_path(name: str, home: Path) -> Path | None:
-    """The directory of a prepared catalog model, None while it is not there. Raises ModelError for unknown names."""
+    """The directory of a prepared catalog model, or None. Raises ModelError for unknown names."""
     path = models_dir(home) / _entry(name).name
     return path if (path / "config.json").is_file() else None
 
@@ -80,7 +80,7 @@ def prepare_model(name: str, home: Path, progress: Progress = silent, force: boo
     with directory_lock(final):
         ready = prepared_path(name, home)
         if ready is not None and not force:
-            return ready  # another process made it while this one waited
+            return ready  # made by another process meanwhile
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             progress("finding the weights", 0, 1)
             gguf = _installed_gguf(entry) or _fetched_gguf(entry, Path(scratch))

@@ -1,4 +1,4 @@
-"""How the decoder of an encoder-decoder model begins, and which tokens it never says: as `generate` has it."""
+"""The first tokens of an encoder-decoder model's output and the tokens it never emits, as in `generate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Settings of a generation_config.json that belong to requests here, with the values that mean nothing.
+# Settings of generation_config.json that are options of requests here, with their neutral values.
 _OF_REQUESTS: dict[str, tuple[object, ...]] = {
     "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
@@ -29,7 +29,7 @@ _OF_REQUESTS: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderStart:
-    """The token before the first one, the first one where it is given, and what is left out everywhere."""
+    """The decoder's start token, a forced first token, and the suppressed tokens."""
 
     token_id: int
     forced_id: int | None  # the first token of every output, such as the language of a translation
@@ -37,7 +37,7 @@ class DecoderStart:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """Raises ModelError where the model's generation configuration says nothing, or more than is known here."""
+        """Raises ModelError if the generation configuration lacks a start token or has unsupported settings."""
         config = model.generation_config
         start = config.decoder_start_token_id
         if start is None:
@@ -52,7 +52,7 @@ class DecoderStart:
         return cls(start, config.forced_bos_token_id, _suppressed(config, type(model).__name__))
 
     def constrain(self, logits: torch.Tensor, is_first: bool) -> torch.Tensor:
-        """Logits [rows, vocab] without what the model may not say. is_first: row 0 is that of the first token."""
+        """Logits [rows, vocab] with suppressed tokens at -inf. is_first: row 0 gives the first token."""
         forces = is_first and self.forced_id is not None
         if not forces and not self.suppressed_ids:
             return logits

@@ -1,4 +1,4 @@
-"""GGUF files turned into ordinary model directories."""
+"""Converts GGUF files to ordinary model directories."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from actors.models.quiet import quiet_transformers
 def convert_gguf(gguf: Path, out: Path, progress: Callable[[str, int, int], None]) -> None:
     """Write the model, tokenizer and chat template of a GGUF file into the directory `out`.
 
-    Weights are stored in float32: a dequantised value is scale x integer + offset, which float32 holds and bfloat16
-    does not (of the demo model's values, four in five would be rounded). So greedy output in float32 is what the file
-    says; loading in another type rounds once, then. Raises ModelError.
+    Weights are stored in float32, which holds the dequantised values (scale x integer + offset) exactly; bfloat16 would
+    round four in five values of the demo model. Raises ModelError.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
@@ -37,7 +36,7 @@ def convert_gguf(gguf: Path, out: Path, progress: Callable[[str, int, int], None
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelError(f"{gguf}: cannot be read as a GGUF language model: {reason}") from None
         progress("writing", 0, 1)
-        # The weights are plain now; with its quantisation left in, the directory would ask for the GGUF file again.
+        # The weights are dequantised; with this setting, loading would ask for the GGUF file.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.config.name_or_path = gguf.stem
@@ -57,7 +56,7 @@ def convert_gguf(gguf: Path, out: Path, progress: Callable[[str, int, int], None
 
 @contextlib.contextmanager
 def _tensor_progress(progress: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Count tensors for `progress` in place of the bar that the GGUF reader draws whether or not it is wanted."""
+    """Report tensors to `progress` instead of the bar that the GGUF reader always draws."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
     def counted(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:

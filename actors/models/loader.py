@@ -1,4 +1,4 @@
-"""Models and tokenizers, loaded as `transformers` has them."""
+"""Loads models and tokenizers with `transformers`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FALLBACK_MODEL_LEN = 2048  # for models that state no limit (ALiBi)
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the rest of the cluster must know of a model, read without its weights."""
+    """Properties of a model that the cluster needs, read without its weights."""
 
-    name: str  # what clients call it
+    name: str  # name for clients
     vocab_size: int  # columns of the output logits
     max_model_len: int  # tokens of prompt and output together
     eos_token_ids: tuple[int, ...]
@@ -36,26 +36,25 @@ class ModelInfo:
 
     @property
     def fingerprint(self) -> str:
-        """Covers everything that decides which tokens follow: weights, tokenizer and chat template."""
+        """Identifies weights, tokenizer and chat template."""
         return f"{self.weights_fingerprint}-{self.tokenizer_fingerprint}"
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether the prompt is read by an encoder and the output is a text of its own."""
+        """Whether an encoder reads the prompt."""
         return self.max_side_len is not None
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model. Column c of its logits stands for token `token_ids[c]`, or for token c where that is None."""
+    """A draft model. Column c of its logits is token `token_ids[c]`, or token c if that is None."""
 
     model: PreTrainedModel
     token_ids: torch.Tensor | None  # int64 [Vd] on the model's device, strictly increasing
 
 
 def choose_device(device: str) -> str:
-    """`auto` becomes cuda where there is one, else cpu; other names pass. Raises ModelError for a device that torch
-    does not have here."""
+    """The name of an existing device. `auto` is cuda if there is one, else cpu. Raises ModelError."""
     import torch
 
     if device == "auto":
@@ -75,8 +74,8 @@ def choose_device(device: str) -> str:
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:
-    """The model's configuration. Raises ModelError unless it is a language model that `transformers` knows, from text
-    to text: decoder-only, or with an encoder for the prompt."""
+    """The model's configuration. Raises ModelError unless it is a language model from text to text that `transformers`
+    knows: decoder-only, or encoder-decoder."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -116,14 +115,14 @@ def _encoder_problem(config: PretrainedConfig) -> str | None:
 
 
 def refuse_encoder(source: ModelSource, what: str) -> None:
-    """Raises ModelError for an encoder-decoder model, which there is no `what` for."""
+    """Raises ModelError for an encoder-decoder model, which does not support `what`."""
     config = load_config(source)
     if config.is_encoder_decoder:
         raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
 
 
 def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
-    """Raises ModelError for an encoder-decoder target with options that only decoder-only models have."""
+    """Raises ModelError for an encoder-decoder target with options for decoder-only models."""
     if options.exact == "bitwise":
         refuse_encoder(source, "exact 'bitwise'")
     if options.tensor_parallel > 1:
@@ -157,9 +156,9 @@ def load_model(
     """Load a model unpatched, in eval mode, its parameters without gradients.
 
     `attn_implementation` is any name registered with `transformers`' AttentionInterface. With `tensor_parallel` > 1,
-    every rank calls this after `torch.distributed` has been initialised by the caller with that world size, and gets
-    its shard by the model's own plan. With a `quantization`, the weights are read into host memory in `dtype` and reach
-    the device in 8 or 4 bits, layer by layer. Raises ModelError.
+    every rank calls this after it has initialised `torch.distributed` with that world size, and gets its shard by the
+    model's own plan. With a `quantization`, the weights are read into host memory in `dtype`, quantized, and moved to
+    the device layer by layer. Raises ModelError.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -177,16 +176,13 @@ def load_model(
     if quantization != "none":
         refuse_encoder(source, f"quantization {quantization!r}")
     device = choose_device(device)
-    options: dict[str, Any] = {
-        "dtype": getattr(torch, dtype),
-        "trust_remote_code": False,
-    }
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": False}
     if not config.is_encoder_decoder:  # encoder-decoder models do not all have every implementation
         options["attn_implementation"] = attn_implementation
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
     elif device != "cpu" and quantization == "none":
-        options["device_map"] = {"": device}  # straight onto the device, never whole in host memory
+        options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
         with quiet_transformers():
             model = kind.from_pretrained(source.path, **options)
@@ -208,7 +204,7 @@ def load_draft_model(
     attn_implementation: str = "sdpa",
     quantization: Quantization = "none",
 ) -> DraftModel:
-    """Load a draft model; where the directory holds a vocabulary map, keep only those rows of its output layer.
+    """Load a draft model. If its directory has a vocabulary map, only those rows of the output layer are kept.
 
     The map is `token_ids`, int32 or int64 [Vd], strictly increasing, in vocab_map.safetensors. Logits then have Vd
     columns. Raises ModelError.
@@ -221,7 +217,7 @@ def load_draft_model(
     if path is None:
         model = load_model(source, dtype, device, attn_implementation=attn_implementation, quantization=quantization)
         return DraftModel(model=model, token_ids=None)
-    # Rows are taken from the weights as they were, so quantization comes last.
+    # Quantization comes last, because rows are selected from the original weights.
     device = choose_device(device)
     loaded_on = device if quantization == "none" else "cpu"
     model = load_model(source, dtype, loaded_on, attn_implementation=attn_implementation)
@@ -242,10 +238,9 @@ def load_draft_model(
 
 
 def silence_unmapped_tokens(model: PreTrainedModel, source: ModelSource) -> None:
-    """Where a directory holds a vocabulary map, give all other tokens of its model a logit of -inf, in place.
+    """If the directory has a vocabulary map, set the logits of all other tokens to -inf, in place.
 
-    A draft model with a reduced vocabulary can then be a target: rows that nobody trained are never drawn. Raises
-    ModelError.
+    So a draft model with a reduced vocabulary can be a target. Raises ModelError.
     """
     import torch
 
@@ -276,7 +271,7 @@ def _read_vocab_map(path: Path, num_ids: int) -> torch.Tensor:
 
 
 def read_model_info(source: ModelSource, served_name: str | None = None) -> ModelInfo:
-    """Everything that is known without loading weights. Raises ModelError."""
+    """Raises ModelError."""
     config = load_config(source)
     text = config.get_text_config()
     max_len, max_side_len = length_limits(config)
@@ -294,19 +289,17 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
 
 
 def length_limits(config: PretrainedConfig) -> tuple[int, int | None]:
-    """Tokens of prompt and output together and, of an encoder-decoder model, of either alone, else None."""
+    """Limits of prompt and output together, and of either alone for an encoder-decoder model, else None."""
     positions = max_model_len(config.get_text_config())
     return (2 * positions, positions) if config.is_encoder_decoder else (positions, None)
 
 
 def max_model_len(config: PretrainedConfig) -> int:
-    """Positions the model was made for, in tokens, stretched where its rotary scaling says so. Of an encoder-decoder
-    model, those of its decoder.
+    """Positions of the model (of the decoder, if there are two), extended by its rotary scaling.
 
-    YaRN scales from its original length, linear scaling from the stated one. Llama 3 states the stretched length
-    already, and so do models that scale some layer types only (Gemma 3). Dynamic scaling and LongRoPE change all
-    positions once the longest row of a batch is beyond the original length; rows would depend on their company, so
-    these models end there.
+    YaRN scales from its original length, linear scaling from the stated one. Llama 3, and models that scale only some
+    layer types (Gemma 3), state the extended length. Dynamic scaling and LongRoPE change all positions once the longest
+    row of a batch exceeds the original length, so rows would depend on each other; these models end there.
     """
     names = ("max_position_embeddings", "seq_length", "max_decoder_position_embeddings")
     limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
@@ -327,7 +320,7 @@ def max_model_len(config: PretrainedConfig) -> int:
 
 
 def _eos_token_ids(source: ModelSource, config: PretrainedConfig) -> tuple[int, ...]:
-    """As `generate` decides: generation_config.json first, then config.json, then the tokenizer."""
+    """As in `generate`: generation_config.json first, then config.json, then the tokenizer."""
     for value in (
         source.read_json("generation_config.json").get("eos_token_id"),
         getattr(config, "eos_token_id", None),

@@ -1,4 +1,4 @@
-"""transformers without its own bars and chatter: progress is shown by the command line, once."""
+"""Silences transformers: the command line shows progress itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's files are, whatever the name it was asked for by."""
+"""A model directory and its fingerprints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAMPLE_BYTES = 4096
 class ModelSource:
     """A model directory on this machine, in the format of `save_pretrained`."""
 
-    spec: str  # what was asked for
+    spec: str  # as requested
     name: str  # short name for clients and directories
     path: Path
 
@@ -41,7 +41,7 @@ class ModelSource:
         return path if path.is_file() else None
 
     def read_json(self, file_name: str) -> dict[str, Any]:
-        """One of the directory's JSON objects, {} where the file is absent. Raises ModelError if unreadable."""
+        """A JSON object in the directory, {} if the file is absent. Raises ModelError if it is unreadable."""
         path = self.path / file_name
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ class ModelSource:
         return digest.hexdigest()[:16]
 
     def weight_files(self) -> list[Path]:
-        """The checkpoint's files by name: safetensors, or pickled weights where there are none."""
+        """The checkpoint's files: safetensors, or pickled weights if there are none."""
         files = sorted(path for path in self.path.glob("*.safetensors") if path.name != VOCAB_MAP_FILE)
         return files or sorted(self.path.glob("*.bin"))
 

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Atomic creation of directories."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from actors.errors import ModelError
 
 @contextlib.contextmanager
 def directory_lock(final: Path) -> Iterator[None]:
-    """Hold the lock of one directory, whether or not it exists yet; a second process waits here.
+    """Hold the lock of one directory, which need not exist. A second process waits.
 
-    The kernel drops the lock with its owner, so a killed process leaves nothing to clean up.
+    The kernel releases the lock of a killed process.
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def directory_lock(final: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staged_directory(final: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `final` that takes its place when the block ends well.
+    """Yield an empty directory beside `final` that replaces it when the block ends without an error.
 
     A reader sees the old directory, none for an instant, or the complete new one. Call it under `directory_lock`.
     """

@@ -1,4 +1,4 @@
-"""Tokens as the bytes they stand for, and text as tokens: what two tokenizers of different vocabularies share."""
+"""Bytes of tokens and tokens of text, to translate between tokenizers of different vocabularies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 
 
 class TokenText:
-    """The bytes of every token of a tokenizer, and its tokens of a text that stands behind other text.
+    """The bytes of every token of a tokenizer, and the tokens of a text that follows other text.
 
-    Byte-level vocabularies (GPT-2 and most since) and those of SentencePiece with bytes or without. Special tokens
-    stand for their content, so that a marker which both tokenizers have is the same marker on both sides.
+    Supports byte-level vocabularies (GPT-2 and most since) and SentencePiece with or without bytes. Special tokens have
+    the bytes of their content, so that a marker of both tokenizers is translated.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
@@ -45,34 +45,34 @@ class TokenText:
         return len(self._pieces)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Empty for an id that no token has."""
+        """Empty for unused ids."""
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 
     def special_content(self, token_id: int) -> str | None:
-        """What a special token is written as; None for any other token."""
+        """The text of a special token, None for other tokens."""
         return self._special.get(token_id)
 
     def has_special(self, content: str) -> bool:
         return content in self._special.values()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without those that begin or end every text."""
+        """The tokens of a text, without those that the tokenizer adds to every text."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_start(self, text: str) -> list[int] | None:
-        """Tokens of a text that nothing stands before; SentencePiece adds a space. None if the tokenizer changes it."""
+        """Tokens of a text at the very start; SentencePiece adds a space. None if the tokenizer changes the text."""
         token_ids = self.encode(text)
         spelled = b"".join(map(self.bytes_of, token_ids))
         return token_ids if spelled in (text.encode(), b" " + text.encode()) else None
 
     def encode_behind(self, before: str, text: str, skip: int = 0) -> list[int] | None:
-        """Tokens of text.encode()[skip:] as it is spelled behind `before`, byte for byte.
+        """Tokens of text.encode()[skip:] after the text `before`, byte for byte.
 
-        skip: bytes of the first character that are there already, fewer than it has. None where no spelling has a token
-        begin there, or the tokenizer changes the text (normalisation).
+        skip: leading bytes of the first character that are already there. None if no encoding has a token that starts
+        there, or if the tokenizer changes the text (normalisation).
         """
         wanted = text.encode()[skip:]
-        # Behind a line break, too: SentencePiece puts a space before the beginning of a text.
+        # The line break is for SentencePiece, which adds a space at the start of a text.
         for whole in dict.fromkeys((before + text, text, "\n" + text)):
             token_ids = self._last(self.encode(whole), wanted)
             if token_ids is not None:
@@ -80,13 +80,13 @@ class TokenText:
         return self._encode_from_inside(before, text, skip) if skip else None
 
     def _encode_from_inside(self, before: str, text: str, skip: int) -> list[int] | None:
-        """What is left of the first character one byte a token, then the text behind it."""
+        """The rest of the first character, one byte a token, then the text after it."""
         rest = [self._bytes.get(byte) for byte in text[0].encode()[skip:]]
         behind = self.encode_behind(before + text[0], text[1:])
         return None if behind is None or None in rest else [byte for byte in rest if byte is not None] + behind
 
     def _last(self, token_ids: list[int], wanted: bytes) -> list[int] | None:
-        """The last tokens, if some have exactly these bytes."""
+        """The last tokens with exactly these bytes, or None."""
         first, missing = len(token_ids), len(wanted)
         while missing > 0 and first > 0:
             first -= 1
@@ -96,11 +96,11 @@ class TokenText:
 
 
 def has_own_vocabulary(draft: ModelSource, target: ModelSource) -> bool:
-    """Whether token ids mean something else to the draft model than to the target. Raises ModelError.
+    """Whether the draft model's token ids differ from the target's. Raises ModelError.
 
-    Vocabularies are compared, not names: the same tokens under the same ids are the same vocabulary, and a special
-    token that only one of the two has makes no difference while the draft model has a row for its id. A draft model
-    without tokenizer files has the target's tokenizer, and so has one that is given as few output rows.
+    The same tokens under the same ids are the same vocabulary. A special token of only one of the two makes no
+    difference if the draft model has a row for its id. A draft model without tokenizer files has the target's
+    tokenizer.
     """
     if draft.path == target.path or draft.tokenizer_fingerprint() == target.tokenizer_fingerprint():
         return False
@@ -121,7 +121,7 @@ def _without(vocabulary: dict[str, int], added: dict[str, int]) -> dict[str, int
 
 
 def _pieces(backend: Any, name: str) -> list[bytes]:
-    """The bytes of each token by id; empty where an id is of no token."""
+    """The bytes of each token by id; empty for unused ids."""
     kinds = _decoders(backend)
     if "ByteLevel" in kinds:
         to_bytes = _byte_level
@@ -142,7 +142,7 @@ def _pieces(backend: Any, name: str) -> list[bytes]:
 
 
 def _decoders(backend: Any) -> set[str]:
-    """The kinds of decoder that make text of the tokens, and what they replace."""
+    """The types of the tokenizer's decoders, and the patterns that they replace."""
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())
@@ -152,8 +152,8 @@ def _decoders(backend: Any) -> set[str]:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: printable ones themselves, others in order
-    from U+0100 on."""
+    """The byte of each character of a byte-level vocabulary: printable ones are themselves, others follow in order
+    from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -175,7 +175,7 @@ def _sentence_piece(token: str) -> bytes:
 
 
 def _prefix(backend: Any) -> tuple[int, ...]:
-    """Tokens that the tokenizer puts before every text."""
+    """Tokens that the tokenizer adds before every text."""
     whole, body = backend.encode("a", add_special_tokens=True).ids, backend.encode("a", add_special_tokens=False).ids
     for first in range(len(whole) - len(body) + 1):
         if whole[first : first + len(body)] == body:

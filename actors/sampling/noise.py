@@ -1,8 +1,8 @@
-"""Counter-based noise: a pure function of (seed, position, token, stream), the same in any batch, process and device.
+"""Counter-based noise: a function of (seed, position, token, stream), equal in every batch, process and device.
 
-SplitMix64 is used as a hash: seed, stream and position are absorbed one after the other with a full finalizer between
-them, which gives the row's key; the token is the counter. All of it is int64 arithmetic that wraps around, so every
-device computes the same bits. Noise is Gumbel(0, 1): argmax(log p + noise) is a draw from p (Maddison, Tarlow, Minka:
+SplitMix64 is used as a hash: seed, stream and position are absorbed one after the other with a full finalizer in
+between, which gives the row's key; the token is the counter. It is wrapping int64 arithmetic, so every device computes
+the same bits. Noise is Gumbel(0, 1): argmax(log p + noise) is a draw from p (Maddison, Tarlow, Minka:
 "A* sampling", 2014).
 """
 
@@ -15,8 +15,8 @@ from cache_service.splitmix64 import MIX_1, MIX_2, STEP, signed
 
 SAMPLE = 0  # the token itself: coupled sampling, bonus tokens
 ACCEPT = 1  # accept tests of rejection sampling
-RESIDUAL = 2  # what replaces a rejected draft token
-DRAFT = 3  # draft tokens that rejection sampling will judge
+RESIDUAL = 2  # replacements of rejected draft tokens
+DRAFT = 3  # draft tokens for rejection sampling
 
 _SEED_SALT = 0x6A09E667F3BCC909
 _STREAM_STEP = -0x4498517A7B3558C5  # odd, so distinct streams give distinct keys
@@ -50,7 +50,7 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor, stream: int = SA
 
 def uniform(seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
     """Uniform noise in the open interval (0, 1), float64 [R]. Arguments as for `gumbel`."""
-    # -1 is no token id, so this never shares a hash value with gumbel noise of the same stream.
+    # Token -1, so that no hash value is shared with gumbel noise of the same stream.
     return _unit(_mix(row_keys(seeds, positions, stream) - _TOKEN_STEP))
 
 

@@ -1,7 +1,7 @@
-"""From raw logits to those that are sampled from: penalties, bias, temperature, top-k, top-p, min-p, in that order.
+"""Logits processing: penalties, bias, temperature, top-k, top-p, min-p, in that order.
 
-Everything here works row by row without reductions that depend on the number of rows, and the masses that top-p adds
-up are integers, so that what is kept depends neither on the company of a row nor on the order of summation.
+No reduction depends on the number of rows, and the masses that top-p sums are integers, so the kept tokens depend
+neither on other rows nor on the order of summation.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from actors.sampling.rows import RowSampling
 
-_MASS_SCALE = float(1 << 40)  # the likeliest token's mass; less than 2**-40 of it counts as nothing. Sums fit int64.
+_MASS_SCALE = float(1 << 40)  # the likeliest token's mass; masses below 1 become 0. Sums fit int64.
 
 
 def process_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
-    """Processed logits, float32 [R, V], on the device of the input, which is left as it was; masked entries are -inf.
+    """Processed logits, float32 [R, V], on the device of the input, which is not modified. Masked entries are -inf.
 
     logits: [R, V], any floating dtype. token_ids: int64 [V], the target's id of each column when the vocabulary is
     reduced. Equal logits count in column order. At least the likeliest token is kept. Nucleus (top-p) after Holtzman
@@ -67,7 +67,7 @@ def columns_of(tokens: np.ndarray, num_columns: int, token_ids: Tensor | None) -
 
 def masses(scores: Tensor, peak: Tensor) -> Tensor:
     """Unnormalised probabilities as integers: int64, of the shape of `scores`; `peak` (broadcast) has mass 2**40."""
-    # A row that is masked all over has a peak of -inf; the clamp keeps -inf - -inf from becoming NaN.
+    # A fully masked row has a peak of -inf; the clamp avoids -inf - -inf, which is NaN.
     return torch.exp(scores - peak.clamp_min(torch.finfo(torch.float32).min)).mul_(_MASS_SCALE).to(torch.int64)
 
 

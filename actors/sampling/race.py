@@ -1,8 +1,8 @@
-"""Sampling one row on a CPU without noise for every token: only those that can still win the race are drawn exactly.
+"""Samples one row on a CPU with exact noise only for the tokens that can win.
 
-argmax(scores + noise) comes out the same as over the whole vocabulary. Truncation finds its cut in a histogram instead
-of sorting the row. Then a compiled pass hashes each token and compares integers, since the noise that a token needs to
-win has a threshold, and only those that pass it are worth two logarithms.
+The result is argmax(scores + noise) over the whole vocabulary. Truncation finds its cut in a histogram instead of
+sorting the row. Then a compiled pass hashes each token and compares integers with a threshold of the noise that the
+token needs to win; only tokens above it need two logarithms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def support(scores: np.ndarray, top_k: int, top_p: float, min_log_ratio: float) 
     depths = peak - scores
     if top_k <= 0 and top_p >= 1.0:
         return np.flatnonzero(-depths >= np.float32(min_log_ratio))
-    # The cut nearly always lies among the tokens close to the best, which are few.
+    # The cut is nearly always among the few tokens close to the best.
     near = np.flatnonzero(depths < _NEAR)
     peak_tensor = torch.tensor(peak)
     if top_k > 0:
@@ -103,7 +103,7 @@ def contenders(scores: np.ndarray, token_ids: np.ndarray, key: np.uint64) -> np.
     count = 0
     best = -np.inf
     bar = -np.inf  # a little under the best sum so far: sums are compared in float32 in the end
-    for turn in range(-1, len(scores)):  # first the likeliest entry, which sets the bar high
+    for turn in range(-1, len(scores)):  # starts with the likeliest entry, for a high bar
         index = leader if turn < 0 else turn
         score = float(scores[index])
         needed = bar - score

@@ -1,4 +1,4 @@
-"""What the sampler must know of each row of logits, gathered from the sequences the rows belong to."""
+"""Sampling parameters of rows of logits, gathered from their sequences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from actors.sampling.noise import signed_seed
 
 
 class SequenceSampling:
-    """Sampling state of one sequence: its parameters and, only where they ask for it, how often each token occurred.
+    """Sampling state of one sequence: its parameters and, if they need them, counts of its tokens.
 
-    Costs O(new tokens) a round. `extend` is to be told every committed token exactly once, prompt first.
+    Takes O(new tokens) a round. Pass every committed token to `extend` once, prompt first.
     """
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """num_prompt_tokens: how many of the first tokens are prompt. Raises ValueError for an impossible seed."""
+        """Raises ValueError for a seed out of range."""
         self.params = params
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
@@ -30,7 +30,7 @@ class SequenceSampling:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self.adjusts = self.uses_history or bool(params.logit_bias)
-        # One slot per distinct token that has a bias or has occurred; the arrays grow by doubling.
+        # One slot for each distinct token that has a bias or has occurred. The arrays grow by doubling.
         self._slots: dict[int, int] = {}
         self._tokens = np.empty(0, np.int64)
         self._seen = np.empty(0, np.bool_)
@@ -41,7 +41,7 @@ class SequenceSampling:
             self._bias[slot] += np.float32(bias)
 
     def extend(self, token_ids: np.ndarray) -> None:
-        """Take note of committed tokens, int [n], in order."""
+        """Count committed tokens, int [n], in order."""
         start = self.num_tokens
         self.num_tokens += len(token_ids)
         if not self.uses_history or len(token_ids) == 0:
@@ -55,7 +55,7 @@ class SequenceSampling:
                 self._counts[slot] += count * is_output
 
     def adjustments(self, path: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What to do to the logits once the tokens of `path` (int [n]) follow the committed ones.
+        """Adjustments of the logits after the committed tokens and those of `path` (int [n]).
 
         Returns per distinct token: ids int64, repetition divisor, subtrahend and bias, each float32. A logit l becomes
         (l / divisor if l > 0 else l * divisor) - subtrahend + bias.
@@ -117,7 +117,7 @@ class RowSampling:
 
     @cached_property
     def truncates(self) -> np.ndarray:
-        """bool [R]: rows with top-k, top-p or min-p in force."""
+        """bool [R]: rows with top-k, top-p or min-p."""
         truncates: np.ndarray = self.is_hot & ((self.top_k > 0) | (self.top_p < 1.0) | (self.min_log_ratio > -np.inf))
         return truncates
 

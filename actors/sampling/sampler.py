@@ -42,17 +42,16 @@ def sample_tokens(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = 
 def likeliest_tokens(
     logits: Tensor, rows: RowSampling, k: int, token_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k tokens of each row that `sample_tokens` is likeliest to draw where another model's logits, about the same
-    as these, meet the same noise: those with the largest sums of score and noise, largest first.
+    """The k tokens of each row that another model with similar logits and the same noise is likeliest to draw: those
+    with the largest sums of score and noise, largest first.
 
     Arguments as for `sample_tokens`; k is at least 1, and V or more gives all. Returns tokens int64 [R, k] and their
     probabilities float32 [R, k], which never rise along a row; masked tokens have 0.
 
     The probabilities are softmax(temperature * sum). At temperature 0 that is the softmax of the logits, as if the
-    other model's logits were these plus Gumbel noise of scale 1. Behind shared noise the same error is
-    smaller by the temperature. Measured with a small draft model, hits among as many best nodes as tokens were 0.26,
-    0.23 and 0.24 of the tokens at temperatures 0.7, 1.0 and 1.3; by the probabilities of the tokens themselves, which
-    know nothing of the noise, 0.25, 0.18 and 0.11.
+    other model's logits were these plus Gumbel noise of scale 1; with shared noise the error scales with the
+    temperature. Measured with a small draft model, hits among as many best nodes as tokens were 0.26, 0.23 and 0.24 of
+    the tokens at temperatures 0.7, 1.0 and 1.3; by the tokens' own probabilities, without noise, 0.25, 0.18 and 0.11.
     """
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
@@ -96,7 +95,7 @@ def draft_with_probs(
 
 
 def _sample_densely(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:
-    """Columns, int64 [R], by the formula as it stands."""
+    """Columns, int64 [R], with noise for all tokens."""
     scores = process_logits(logits, rows, token_ids)
     hot = np.flatnonzero(rows.is_hot)
     if len(hot) > 0:
@@ -136,7 +135,7 @@ def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None)
             columns = kept[contenders(scores[kept], all_ids[kept], keys[row])]
         else:
             columns = contenders(scores, all_ids, keys[row])
-        if len(columns) == 0:  # every token is masked; any answer is as good, and the dense formula says 0
+        if len(columns) == 0:  # all tokens are masked; 0 as in _sample_densely
             columns = np.zeros(1, np.int64)
         found.append(columns)
         found_scores.append(scores[columns])
@@ -165,7 +164,7 @@ def _seeds_and_positions(rows: RowSampling, device: torch.device) -> tuple[Tenso
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest scores, float32 [R, k], and their columns; equal scores in column order, unlike torch.topk."""
     width = scores.shape[-1]
-    bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes one zero of two
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
     ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
     keys = (ascending << 32) + torch.arange(width - 1, -1, -1, device=scores.device)
     columns = width - 1 - (keys.topk(k, dim=-1).values & 0xFFFFFFFF)

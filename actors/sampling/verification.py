@@ -1,9 +1,9 @@
-"""Which draft tokens the target accepts.
+"""Decides which draft tokens the target accepts.
 
-`walk_tree` is the rule: the target has drawn its own token at every node, and the draft is followed as long as it says
-the same. It serves every drafter, keeps the output of a seed independent of the draft, and is argmax equality at
-temperature 0. `verify_rejection` is the classic accept/residual rule for chains drawn from a draft model: the same
-distribution, but a seed's output then depends on the draft.
+`walk_tree` follows the draft as long as it equals the target's own draws. It works for every drafter, a seed's output
+does not depend on the draft, and at temperature 0 it is argmax equality. `verify_rejection` is the classic
+accept/residual rule for chains drawn from a draft model: the same distribution, but a seed's output depends on the
+draft.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _draw_residual(scores: Tensor, rows: RowSampling, q_ids: np.ndarray, q_probs
     residual = p.scatter_add(-1, torch.from_numpy(q_ids).to(device), torch.from_numpy(-q_probs).to(device)).clamp_min_(
         0
     )
-    # Where p equals q up to rounding nothing is left; the test that failed on the last bit then redraws from p.
+    # If p equals q up to rounding, nothing is left: redraw from p.
     residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0.0, residual, p)
     seeds, positions = torch.from_numpy(rows.seeds).to(device), torch.from_numpy(rows.positions).to(device)
     ids = torch.arange(scores.shape[-1], device=device)
@@ -133,7 +133,7 @@ def _draft_distributions(
     """ids int64 [D, k], probabilities float64 [D, k], normalised, and whether they are a distribution, bool [D]."""
     width = max((part.k for part in probs if part is not None), default=1)
     num_nodes = sum(len(tokens) for tokens in draft_tokens)
-    # Narrower chains are filled up with id 0 and probability 0, which takes nothing away from anything.
+    # Narrower chains are padded with id 0 and probability 0, which changes nothing.
     q_ids, q_probs = np.zeros((num_nodes, width), np.int64), np.zeros((num_nodes, width), np.float64)
     at = 0
     for tokens, part in zip(draft_tokens, probs, strict=True):

@@ -66,8 +66,7 @@ def write_answers(
     live = torch.arange(batch, device=device)
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     hidden = torch.empty((batch, max_new_tokens, head.in_features), dtype=head.weight.dtype)
-    written = torch.zeros((batch, max_new_tokens), dtype=torch.int64)
-    greedy = torch.zeros((batch, max_new_tokens), dtype=torch.int64)
+    written, greedy = torch.zeros((2, batch, max_new_tokens), dtype=torch.int64)
     lengths = torch.zeros(batch, dtype=torch.int64)
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
@@ -78,8 +77,7 @@ def write_answers(
             logits = head(state).float()
             best = logits.argmax(-1)
             chosen = best.clone()
-            warm = (heat[live] > 0).nonzero()[:, 0]
-            if len(warm):
+            if len(warm := (heat[live] > 0).nonzero()[:, 0]):
                 chosen[warm] = _sample(logits[warm], heat[live][warm], generator, vocab_mass)
             rows = live.cpu()
             hidden[rows, step], written[rows, step], greedy[rows, step] = state.cpu(), chosen.cpu(), best.cpu()

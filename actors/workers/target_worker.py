@@ -61,7 +61,7 @@ class TargetWorker:
             self._thread = threading.Thread(target=self._follow, name=f"target rank {self._rank}", daemon=True)
         else:
             self.server = LinkServer(LinkKeys.generate(), [], host)
-            engine: Engine = self._engine  # type: ignore[assignment]
+            engine: Engine = self._engine
             keep_alive = None
             if self._settings.options.tensor_parallel > 1:
                 self._leading = LeadingRank(self._engine)
