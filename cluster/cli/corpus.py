@@ -10,15 +10,15 @@ from typing import Any
 
 import typer
 
-from actors.errors import InvalidRequest
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_tokenizer, read_model_info
 from cache_service.automata.corpus_index import CorpusIndex, open_index
 from cache_service.errors import CorpusError
+from cluster.cli.engine import SamplingOptions
 from cluster.cli.progress import progress_bars
 from cluster.config import paceline_home
 from cluster.errors import ConfigError
-from cluster.generation import generation_options
+from cluster.generation import GenerationOptions
 from cluster.offline.corpus import build_corpus
 from cluster.text.documents import PROMPT_KEYS, Tokens, read_documents, read_rows
 
@@ -57,11 +57,7 @@ def build(
     """Index documents, in the target's tokens, and print the directory. No match crosses a document's border."""
     if not files and from_responses is None:
         raise ConfigError("give files to index, or --from-responses")
-    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    try:
-        generation_options(**sampling)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
+    options = SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed).checked()
     prompts = [value for _, _, value in read_rows(from_responses, PROMPT_KEYS)] if from_responses is not None else []
     if from_responses is not None and not prompts:
         raise ConfigError(f"--from-responses {from_responses}: it must have at least one row")
@@ -72,7 +68,7 @@ def build(
         documents = read_documents(files or [], load_tokenizer(source), info.vocab_size, progress)
         if prompts:
             engine_options = {"batch_size": batch_size, "device": device, "progress": progress}
-            documents = chain(documents, _responses(target, prompts, sampling, engine_options))
+            documents = chain(documents, _responses(target, prompts, options, engine_options))
         index = build_corpus(documents, info, out, progress)
     typer.echo(f"{_described(index)}, {time.monotonic() - begin:.0f} s", err=True)
     typer.echo(out)
@@ -97,7 +93,7 @@ def _described(index: CorpusIndex) -> str:
 
 
 def _responses(
-    target: str, prompts: list[object], sampling: dict[str, Any], engine_options: dict[str, Any]
+    target: str, prompts: list[object], options: GenerationOptions, engine_options: dict[str, Any]
 ) -> Iterator[tuple[Tokens, bool]]:
     """The target's answers: one document for each prompt with its answer."""
     import numpy as np
@@ -107,8 +103,8 @@ def _responses(
     engine, progress = LocalEngine(target, **engine_options), engine_options["progress"]
     generations = engine.generate(
         prompts,  # type: ignore[arg-type]  # rows have been checked
+        options,
         on_progress=lambda done, tokens: progress("answering", done, len(prompts)),
-        **sampling,
     )
     for generation in generations:
         yield np.array([*generation.prompt_token_ids, *generation.token_ids], np.int32), True

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
 from cluster.cli.progress import progress_bars
+from cluster.generation import GenerationOptions, generation_options
 
 if TYPE_CHECKING:
     from cluster.offline.engine import LocalEngine
@@ -41,13 +44,8 @@ class AcceptanceRule(StrEnum):
 ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF file or Hugging Face id.")]
 DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
 MAX_GAMMA = 64
-GammaOption = Annotated[
-    int, typer.Option(min=1, max=MAX_GAMMA, help="Tokens ahead that the draft model drafts in a round.")
-]
 BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Candidates for each of them; 1: a chain, else a tree.")]
 EagleHeadOption = Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")]
-EagleDepthOption = Annotated[int, typer.Option(min=1, max=32, help="Levels of the tree that the head drafts.")]
-EagleTopKOption = Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on each level.")]
 QuantizationOption = Annotated[
     Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
 ]
@@ -58,20 +56,66 @@ CorpusOption = Annotated[
         metavar="DIR", help="An index of `paceline corpus build`, for the drafter retrieval; may be repeated."
     ),
 ]
-AcceptanceOption = Annotated[
-    AcceptanceRule,
-    typer.Option(help="rejection: drafts change sampled tokens, but not their distribution."),
-]
 ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
-DrafterOptionOption = Annotated[
-    list[str],
-    typer.Option(
-        "--drafter-option",
-        metavar="DRAFTER.OPTION=VALUE",
-        help="As in suffix.len_threshold=5; may be repeated. A wrong one lists those that there are.",
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of a command that makes an engine in its process."""
+
+    model: ModelOption = "smollm2"
+    draft_model: DraftModelOption = "auto"
+    eagle_head: EagleHeadOption = "none"
+    drafter: Annotated[str, typer.Option(help=f"Names, comma-separated: {', '.join(DRAFTER_NAMES)}.")] = "auto"
+    corpus: CorpusOption = field(default_factory=list)
+    drafter_option: Annotated[
+        list[str],
+        typer.Option(
+            metavar="DRAFTER.OPTION=VALUE",
+            help="As in suffix.len_threshold=5; may be repeated. A wrong one lists those that there are.",
+        ),
+    ] = field(default_factory=list)
+    gamma: Annotated[
+        int, typer.Option(min=1, max=MAX_GAMMA, help="Tokens ahead that the draft model drafts in a round.")
+    ] = 4
+    branch: BranchOption = 2
+    eagle_depth: Annotated[int, typer.Option(min=1, max=32, help="Levels of the tree that the head drafts.")] = 7
+    eagle_top_k: Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on each level.")] = 10
+    dtype: Dtype = Dtype.float32
+    quantization: QuantizationOption = Quantization.none
+    device: DeviceOption = "auto"
+    exact: ExactOption = Exact.default
+    acceptance: Annotated[
+        AcceptanceRule, typer.Option(help="rejection: drafts change sampled tokens, but not their distribution.")
+    ] = AcceptanceRule.coupled
+    threads: ThreadsOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Options of a command that generates text; None: the default."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="At least 1; by default 256, or what the model has room for.", show_default=False),
+    ] = None
+    temperature: Annotated[float, typer.Option(help="0 to 2; 0: the likeliest token.")] = 0.0
+    top_p: Annotated[float, typer.Option(help="Above 0, up to 1; 1: off.")] = 1.0
+    top_k: Annotated[int, typer.Option(help="0: off.")] = 0
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompt i is sampled with seed + i; by default 0, in a chat a new one every turn.", show_default=False
+        ),
+    ] = None
+
+    def checked(self) -> GenerationOptions:
+        """Raises InvalidRequest that names the option."""
+        try:
+            return generation_options(**asdict(self))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -90,28 +134,26 @@ def parsed_drafter_options(settings: Sequence[str]) -> dict[str, dict[str, objec
     return options
 
 
-def local_engine(
-    *, model: str, drafter: str, drafter_options: Sequence[str], threads: int | None, **options: Any
-) -> LocalEngine:
-    """An engine with the command line's values; models are prepared under progress bars.
-
-    drafter: comma-separated names. options: any others of `cluster.offline.options.KEYS`, enums by their values.
-    Raises ModelError or InvalidRequest.
-    """
+def local_engine(options: EngineOptions, batch_size: int) -> LocalEngine:
+    """The engine that a command's options describe; models are prepared under progress bars. Raises ModelError or
+    InvalidRequest."""
     import torch  # here, so that --help does not wait for it
 
     from cluster.offline.engine import LocalEngine
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    plain: dict[str, Any] = {
-        name: value.value if isinstance(value, StrEnum) else value for name, value in options.items()
+    values: dict[str, Any] = {
+        name: value.value if isinstance(value, StrEnum) else value for name, value in asdict(options).items()
     }
+    if (threads := values.pop("threads")) is not None:
+        torch.set_num_threads(threads)
+    drafters, drafter_options = split_names(values.pop("drafter")), parsed_drafter_options(values.pop("drafter_option"))
     with progress_bars() as progress:
         return LocalEngine(
-            model,
-            drafters=split_names(drafter),
-            drafter_options=parsed_drafter_options(drafter_options),
+            values.pop("model"),
+            drafters=drafters,
+            drafter_options=drafter_options,
+            corpora=values.pop("corpus"),
+            batch_size=batch_size,
             progress=progress,
-            **plain,
+            **values,
         )

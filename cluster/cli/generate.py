@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
-from cluster.cli.engine import (
-    AcceptanceOption,
-    AcceptanceRule,
-    BranchOption,
-    CorpusOption,
-    DeviceOption,
-    DrafterOptionOption,
-    DraftModelOption,
-    Dtype,
-    EagleDepthOption,
-    EagleHeadOption,
-    EagleTopKOption,
-    Exact,
-    ExactOption,
-    GammaOption,
-    ModelOption,
-    Quantization,
-    QuantizationOption,
-    ThreadsOption,
-    local_engine,
-)
-from cluster.generation import generation_options
+from cluster.cli.engine import EngineOptions, SamplingOptions, local_engine
+from cluster.cli.shared_options import with_options
+from cluster.generation import GenerationOptions, changed
 from cluster.validation import is_text
 
 if TYPE_CHECKING:
@@ -45,13 +25,9 @@ if TYPE_CHECKING:
     from cluster.router.trace import RoundTrace
 
 
+@with_options
 def generate(
-    model: ModelOption = "smollm2",
-    draft_model: DraftModelOption = "auto",
-    eagle_head: EagleHeadOption = "none",
-    drafter: str = typer.Option("auto", help=f"Names, comma-separated: {', '.join(DRAFTER_NAMES)}."),
-    corpus: CorpusOption = [],  # noqa: B006 (typer makes a new list of it)
-    drafter_option: DrafterOptionOption = [],  # noqa: B006 (typer makes a new list of it)
+    *,
     prompt: str = typer.Option(None, help="One prompt."),
     prompts_file: Path = typer.Option(
         None,
@@ -59,75 +35,34 @@ def generate(
         '"prediction".',
     ),
     prediction: str = typer.Option("", help="What will probably come out of --prompt, as when known text is edited."),
-    max_new_tokens: int = typer.Option(
-        None, help="At least 1; by default 256, or what the model has room for.", show_default=False
-    ),
-    temperature: float = typer.Option(0.0, help="0 to 2; 0: the likeliest token."),
-    top_p: float = typer.Option(1.0, help="Above 0, up to 1; 1: off."),
-    top_k: int = typer.Option(0, help="0: off."),
-    seed: int = typer.Option(0, help="Prompt i is sampled with seed + i."),
+    sampling: SamplingOptions,
+    engine_options: EngineOptions,
     beams: int = typer.Option(1, min=1, max=64, help="Above 1: beam search with so many beams, without drafts."),
     length_penalty: float = typer.Option(
         1.0, min=-10.0, max=10.0, help="Of --beams: scores are divided by the number of tokens to its power."
     ),
-    gamma: GammaOption = 4,
-    branch: BranchOption = 2,
-    eagle_depth: EagleDepthOption = 7,
-    eagle_top_k: EagleTopKOption = 10,
     batch_size: int = typer.Option(8, min=1, max=1024),
-    dtype: Dtype = Dtype.float32,
-    quantization: QuantizationOption = Quantization.none,
-    device: DeviceOption = "auto",
-    exact: ExactOption = Exact.default,
-    acceptance: AcceptanceOption = AcceptanceRule.coupled,
-    threads: ThreadsOption = None,
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end of sequence."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a prompt."),
     trace: bool = typer.Option(False, "--trace", help="A line on stderr a round: who proposed what, and times."),
 ) -> None:
     """Generate text for a prompt or a file of prompts."""
-    sampling: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
-    check_sampling_options(sampling)
+    options = changed(sampling.checked(), {"seed": sampling.seed or 0, "ignore_eos": ignore_eos})
     prompts, predictions = _prompts(prompt, prompts_file, prediction)
-    _check_beams(beams, temperature, length_penalty)
-    drafts = beams == 1
-    engine = local_engine(
-        model=model,
-        draft_model=draft_model if drafts else "none",
-        eagle_head=eagle_head if drafts else "none",
-        drafter=drafter if drafts else "none",
-        gamma=gamma,
-        branch=branch,
-        eagle_depth=eagle_depth,
-        eagle_top_k=eagle_top_k,
-        dtype=dtype,
-        quantization=quantization,
-        device=device,
-        exact=exact,
-        threads=threads,
-        batch_size=batch_size,
-        corpora=corpus if drafts else [],
-        drafter_options=drafter_option if drafts else [],
-        acceptance=acceptance,
-    )
-    if not drafts:
-        found = engine.beam_search(
-            prompts,
-            num_beams=beams,
-            length_penalty=length_penalty,
-            max_new_tokens=max_new_tokens,
-            ignore_eos=ignore_eos,
-        )
-        _print_results(found, as_json)
+    _check_beams(beams, sampling.temperature, length_penalty)
+    if beams == 1:
+        engine = local_engine(engine_options, batch_size)
+        _print_results(_generated(engine, prompts, predictions, options, trace=trace), as_json)
         return
-    sampling |= {"ignore_eos": ignore_eos, "predictions": predictions}
-    _print_results(_generated(engine, prompts, sampling, trace=trace), as_json)
+    plain = replace(engine_options, draft_model="none", eagle_head="none", drafter="none", corpus=[], drafter_option=[])
+    found = local_engine(plain, batch_size).beam_search(
+        prompts,
+        num_beams=beams,
+        length_penalty=length_penalty,
+        max_new_tokens=sampling.max_new_tokens,
+        ignore_eos=ignore_eos,
+    )
+    _print_results(found, as_json)
 
 
 def _check_beams(beams: int, temperature: float, length_penalty: float) -> None:
@@ -137,7 +72,9 @@ def _check_beams(beams: int, temperature: float, length_penalty: float) -> None:
         raise InvalidRequest("--length-penalty", length_penalty, "it belongs to beam search: --beams must be above 1")
 
 
-def _generated(engine: LocalEngine, prompts: list[Any], options: dict[str, Any], *, trace: bool) -> list[Generation]:
+def _generated(
+    engine: LocalEngine, prompts: list[Any], predictions: list[str], options: GenerationOptions, *, trace: bool
+) -> list[Generation]:
     """Under a progress bar on a terminal, or with a line a round."""
     shows_bar = sys.stderr.isatty() and not trace
     columns = (TextColumn("{task.description} {task.completed}/{task.total}, {task.fields[tokens]} tokens"),)
@@ -145,9 +82,10 @@ def _generated(engine: LocalEngine, prompts: list[Any], options: dict[str, Any],
         task = bar.add_task("generating", total=len(prompts), tokens=0)
         return engine.generate(
             prompts,
+            options,
+            predictions=predictions,
             on_progress=lambda done, tokens: bar.update(task, completed=done, tokens=tokens),
             on_round=_trace_writer() if trace else None,
-            **options,
         )
 
 
@@ -161,14 +99,6 @@ def _trace_writer() -> Callable[[RoundTrace], None]:
 
     number = itertools.count(1)
     return lambda trace: typer.echo(format_trace(trace, next(number)), err=True)
-
-
-def check_sampling_options(sampling: dict[str, Any]) -> None:
-    """Before a model is loaded. Raises InvalidRequest that names the option."""
-    try:
-        generation_options(**sampling)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"--{error.field.replace('_', '-')}", error.value, error.limit) from None
 
 
 def _prompts(prompt: str | None, file: Path | None, prediction: str) -> tuple[list[Any], list[str]]:

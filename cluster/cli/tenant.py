@@ -6,8 +6,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +16,8 @@ from rich.table import Table
 from actors.errors import InvalidRequest
 from cache_service.errors import CacheError
 from cluster.cli.output import parsed_seconds, print_table, shown_seconds
-from cluster.cli.serve import default_config
-from cluster.config import ClusterConfig, load_config, paceline_home
+from cluster.cli.shared_options import ClusterOptions, JsonOption, with_options
+from cluster.config import ClusterConfig, paceline_home
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.administration import IssuedKey, TenantAdministration
@@ -28,55 +28,45 @@ app = typer.Typer(no_args_is_help=True, help="API keys, limits and sharing of th
 _NO_LIMIT = "none"
 
 NameArgument = Annotated[str, typer.Argument(help="Of the tenant: a-z, 0-9 and . _ - inside, up to 63 characters.")]
-ConfigOption = Annotated[
-    Path | None, typer.Option(help="The cluster's configuration, whose section tenants counts.", show_default=False)
-]
-SettingsOption = Annotated[list[str], typer.Option("--set", metavar="PATH.TO.KEY=VALUE", help="Override a setting.")]
-RequestsOption = Annotated[str | None, typer.Option("--requests-per-second", metavar="NUMBER|none")]
-TokensOption = Annotated[
-    str | None, typer.Option("--tokens-per-minute", metavar="NUMBER|none", help="Of prompts and answers.")
-]
-ConcurrentOption = Annotated[
-    str | None, typer.Option("--max-concurrent", metavar="NUMBER|none", help="Answers under way at a time.")
-]
-CacheOption = Annotated[
-    str | None, typer.Option("--cache-bytes", metavar="NUMBER|none", help="Of what its own namespaces have learnt.")
-]
-PolicyOption = Annotated[
-    str | None, typer.Option("--policy", help="With whom warm caches are shared: isolated, group, promoted, shared.")
-]
-GroupOption = Annotated[
-    str | None, typer.Option("--group", help="Name of the trust group, for policy group; else it is by cache_salt.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantOptions:
+    """Limits and policy of a tenant. None: not given."""
+
+    requests_per_second: Annotated[str | None, typer.Option(metavar="NUMBER|none")] = None
+    tokens_per_minute: Annotated[str | None, typer.Option(metavar="NUMBER|none", help="Of prompts and answers.")] = None
+    max_concurrent: Annotated[str | None, typer.Option(metavar="NUMBER|none", help="Answers under way at a time.")] = (
+        None
+    )
+    cache_bytes: Annotated[
+        str | None, typer.Option(metavar="NUMBER|none", help="Of what its own namespaces have learnt.")
+    ] = None
+    policy: Annotated[
+        str | None, typer.Option(help="With whom warm caches are shared: isolated, group, promoted, shared.")
+    ] = None
+    group: Annotated[
+        str | None, typer.Option(help="Name of the trust group, for policy group; else it is by cache_salt.")
+    ] = None
+
+    def fields(self) -> dict[str, object]:
+        """What was given. Limits are numbers, or None for `none`. Raises InvalidRequest."""
+        given = {name: text for name, text in asdict(self).items() if text is not None}
+        return {name: _limit(name, text) if name in TenantLimits.model_fields else text for name, text in given.items()}
 
 
 @app.command()
-def add(
-    name: NameArgument,
-    requests_per_second: RequestsOption = None,
-    tokens_per_minute: TokensOption = None,
-    max_concurrent: ConcurrentOption = None,
-    cache_bytes: CacheOption = None,
-    policy: PolicyOption = None,
-    group: GroupOption = None,
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-    settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
-) -> None:
+@with_options
+def add(name: NameArgument, tenant: TenantOptions, as_json: JsonOption = False, *, cluster: ClusterOptions) -> None:
     """Add a tenant and print its API key, once: only a digest is kept. Running gateways know it in a second."""
-    fields = _fields(requests_per_second, tokens_per_minute, max_concurrent, cache_bytes, policy, group)
-    _show_key(_administration(config, settings).add(name, fields), as_json)
+    _show_key(_administration(cluster.load()).add(name, tenant.fields()), as_json)
 
 
 @app.command("list")
-def list_tenants(
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-    settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
-) -> None:
+@with_options
+def list_tenants(as_json: JsonOption = False, *, cluster: ClusterOptions) -> None:
     """List tenants and their keys: ids, ages and last 4 characters."""
-    tenants = _administration(config, settings).tenants()
+    tenants = _administration(cluster.load()).tenants()
     now = now_utc()
     if as_json:
         typer.echo(json.dumps([_described(tenant, now) for tenant in tenants], indent=2))
@@ -96,101 +86,73 @@ def list_tenants(
 
 
 @app.command()
+@with_options
 def rotate(
     name: NameArgument,
     keep_old_for: str = typer.Option("24h", help="How long the keys before go on: 90s, 30m, 24h, 7d; 0: no longer."),
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Print a new API key for a tenant, once; those before expire."""
     delay = _duration("--keep-old-for", keep_old_for)
-    _show_key(_administration(config, settings).rotate(name, delay), as_json)
+    _show_key(_administration(cluster.load()).rotate(name, delay), as_json)
 
 
 @app.command()
+@with_options
 def remove(
     name: NameArgument,
     key: str = typer.Option(None, metavar="ID", help="One of its keys alone, by the id that `list` shows."),
-    config: ConfigOption = None,
-    settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Remove a tenant with all its keys, or one key."""
-    with _changing(config, settings) as administration:
+    with _changing(cluster.load()) as administration:
         administration.remove(name, key)
     typer.echo(f"removed {name if key is None else f'key {key} of {name}'}", err=True)
 
 
 @app.command("set")
+@with_options
 def change(
     name: NameArgument,
-    requests_per_second: RequestsOption = None,
-    tokens_per_minute: TokensOption = None,
-    max_concurrent: ConcurrentOption = None,
-    cache_bytes: CacheOption = None,
-    policy: PolicyOption = None,
-    group: GroupOption = None,
+    tenant: TenantOptions,
     disabled: bool = typer.Option(
         None, "--disabled/--enabled", help="Whether its keys are refused.", show_default=False
     ),
-    config: ConfigOption = None,
-    settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Change limits, policy or state of a tenant; what is not named stays. `none` takes a limit away."""
-    fields = _fields(requests_per_second, tokens_per_minute, max_concurrent, cache_bytes, policy, group)
+    fields = tenant.fields()
     if disabled is not None:
         fields["disabled"] = disabled
     if not fields:
         raise InvalidRequest("options", "none", "name at least one thing to change; see --help")
-    with _changing(config, settings) as administration:
+    with _changing(cluster.load()) as administration:
         administration.change(name, fields)
     typer.echo(f"changed {name}: {', '.join(f'{key} {_shown(value)}' for key, value in fields.items())}", err=True)
 
 
-def _administration(config: Path | None, settings: list[str]) -> TenantAdministration:
-    return _administration_of(load_config(config or default_config(), settings))
-
-
-def _administration_of(config: ClusterConfig) -> TenantAdministration:
+def _administration(config: ClusterConfig) -> TenantAdministration:
     return TenantAdministration(registry_path(config, paceline_home()), allow_shared=config.tenants.allow_shared)
 
 
 @contextmanager
-def _changing(config: Path | None, settings: list[str]) -> Iterator[TenantAdministration]:
-    """Whoever may feed the public pool no longer after what is done in the block is taken out of it."""
+def _changing(config: ClusterConfig) -> Iterator[TenantAdministration]:
+    """Withdraws from the public pool what was fed by tenants that may no longer feed it after the block."""
     from cluster.cache.admin.store_access import feeders, withdraw_those_gone
 
-    loaded = load_config(config or default_config(), settings)
-    before = feeders(loaded)
-    yield _administration_of(loaded)
+    before = feeders(config)
+    yield _administration(config)
     try:
-        has_withdrawn = withdraw_those_gone(loaded, before)
+        has_withdrawn = withdraw_those_gone(config, before)
     except (ConfigError, CacheError) as error:
         typer.echo(f"the public pool could not be told, which routers will do within seconds: {error}", err=True)
         return
     if has_withdrawn:
         typer.echo("what was public through it alone no longer is", err=True)
-
-
-def _fields(
-    requests_per_second: str | None,
-    tokens_per_minute: str | None,
-    max_concurrent: str | None,
-    cache_bytes: str | None,
-    policy: str | None,
-    group: str | None,
-) -> dict[str, object]:
-    """What was given. Limits are numbers, or None for `none`."""
-    limits = {
-        "requests_per_second": requests_per_second,
-        "tokens_per_minute": tokens_per_minute,
-        "max_concurrent": max_concurrent,
-        "cache_bytes": cache_bytes,
-    }
-    assert limits.keys() == TenantLimits.model_fields.keys()
-    fields: dict[str, object] = {key: _limit(key, text) for key, text in limits.items() if text is not None}
-    fields |= {key: value for key, value in (("policy", policy), ("group", group)) if value is not None}
-    return fields
 
 
 def _limit(name: str, text: str) -> float | int | None:

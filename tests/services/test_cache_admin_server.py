@@ -1,6 +1,7 @@
 """The administrators' server: the same actions over HTTP, for those who have the credential.
 
-Covers `cluster.cache.admin` (errors, http_app, store_access) and `cluster.cli.cache.admin_server`.
+Covers `cluster.cache.admin.errors`, `cluster.cache.admin.http_app`, `cluster.cache.admin.store_access` and
+`cluster.cli.cache.admin_server`.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ import typer
 
 from cluster.cache.admin.service import CacheAdminService
 from cluster.cache.admin.store_access import told_in_one_line
-from cluster.cli.cache.options import Place, TargetOption, at_place
+from cluster.cli.cache.options import Place, TargetOption
+from cluster.cli.shared_options import with_options
 from cluster.errors import ConfigError
 
 
-@at_place
+@with_options
 def serve_admin(
     place: Place,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -22,23 +22,22 @@ from cluster.cache.admin.service import Export
 from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import (
     FingerprintOption,
-    JsonOption,
     NamespaceOption,
     Place,
     TargetOption,
     TenantOption,
-    at_place,
     model_of,
     query_of,
 )
 from cluster.cli.output import print_json, shown_size
 from cluster.cli.progress import progress_bars
+from cluster.cli.shared_options import JsonOption, with_options
 from cluster.errors import ConfigError
 
 _STDOUT = Path("-")
 
 
-@at_place
+@with_options
 def import_files(
     place: Place,
     files: Annotated[
@@ -72,7 +71,7 @@ def import_files(
         typer.echo("the namespace has no room for all of it: its oldest part was dropped", err=True)
 
 
-@at_place
+@with_options
 def export(
     place: Place,
     out: Annotated[Path, typer.Option(help="File to write, replaced if it is there; -: standard output.")],
@@ -101,7 +100,7 @@ def export(
     _require_whole(found)
 
 
-@at_place
+@with_options
 def migrate(
     place: Place,
     source: Annotated[str, typer.Option("--from", help="The model whose namespace it is.")],

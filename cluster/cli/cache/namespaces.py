@@ -23,19 +23,18 @@ from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
 from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import (
     FingerprintOption,
-    JsonOption,
     NamespaceOption,
     Place,
     TenantOption,
-    at_place,
     query_of,
 )
 from cluster.cli.output import parsed_seconds, print_json, print_table, shown_seconds, shown_size
 from cluster.cli.progress import progress_bars
+from cluster.cli.shared_options import JsonOption, with_options
 from cluster.errors import ConfigError
 
 
-@at_place
+@with_options
 def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json: JsonOption = False) -> None:
     """List namespaces with what they take in memory and how long they live without being written to."""
     with told_in_one_line(), place.service() as service:
@@ -50,7 +49,7 @@ def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json
     print_table(table)
 
 
-@at_place
+@with_options
 def stats(
     place: Place,
     namespace: NamespaceOption = None,
@@ -72,7 +71,7 @@ def stats(
     print_table(table)
 
 
-@at_place
+@with_options
 def purge(
     place: Place,
     namespace: NamespaceOption = None,
@@ -112,7 +111,7 @@ def purge(
         typer.echo("there was nothing", err=True)
 
 
-@at_place
+@with_options
 def compact(
     place: Place,
     namespace: NamespaceOption = None,
@@ -131,7 +130,7 @@ def compact(
         typer.echo(f"{each.namespace} of {each.fingerprint}: {state}", err=True)
 
 
-@at_place
+@with_options
 def verify(
     place: Place,
     namespace: NamespaceOption = None,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated
 
 import typer
 
@@ -22,8 +21,8 @@ from cluster.cache.admin.documents import ImportModel
 from cluster.cache.admin.names import Names
 from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
 from cluster.cache.admin.store_access import administered
-from cluster.cli.serve import default_config
-from cluster.config import ClusterConfig, load_config, paceline_home
+from cluster.cli.shared_options import ClusterOptions
+from cluster.config import ClusterConfig, paceline_home
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.registry_file import read_registry
@@ -44,58 +43,49 @@ FingerprintOption = Annotated[str | None, typer.Option(help="Of one model, as `l
 TargetOption = Annotated[
     str | None, typer.Option(help="The model; by default the configuration's.", show_default=False)
 ]
-UrlOption = Annotated[
-    str | None, typer.Option(help="Of the Redis or Valkey server, instead of cache.url.", show_default=False)
-]
-DirectoryOption = Annotated[
-    Path | None, typer.Option(help="Data of a cluster's own server, instead of cache.directory.", show_default=False)
-]
-ConfigOption = Annotated[
-    Path | None, typer.Option(help="The cluster's configuration, whose section cache counts.", show_default=False)
-]
-SettingsOption = Annotated[list[str], typer.Option("--set", metavar="PATH.TO.KEY=VALUE", help="Override a setting.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
-
-Own = ParamSpec("Own")
 
 
-class Place:
+@dataclass(frozen=True, kw_only=True)
+class Place(ClusterOptions):
     """Which cluster, and where its cache is."""
 
-    def __init__(
-        self,
-        url: UrlOption = None,
-        directory: DirectoryOption = None,
-        config: ConfigOption = None,
-        settings: SettingsOption = [],  # noqa: B006 (typer makes a new list of it)
-    ) -> None:
+    url: Annotated[
+        str | None, typer.Option(help="Of the Redis or Valkey server, instead of cache.url.", show_default=False)
+    ] = None
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Data of a cluster's own server, instead of cache.directory.", show_default=False),
+    ] = None
+
+    @cached_property
+    def cluster(self) -> ClusterConfig:
         """Raises ConfigError."""
-        overrides = list(settings)
-        if url is not None and directory is not None:
+        overrides: list[str] = []
+        if self.url is not None and self.directory is not None:
             raise ConfigError("give --url or --directory, not both")
-        if url is not None:
-            overrides.append(f"cache.url={json.dumps(url)}")
-        if directory is not None:
-            overrides += ["cache.url=null", f"cache.directory={json.dumps(str(directory))}"]
-        self.config: ClusterConfig = load_config(config or default_config(), overrides)
+        if self.url is not None:
+            overrides.append(f"cache.url={json.dumps(self.url)}")
+        if self.directory is not None:
+            overrides += ["cache.url=null", f"cache.directory={json.dumps(str(self.directory))}"]
+        return self.load(*overrides)
 
     @property
     def where(self) -> str:
         """Where the cache is, without a password."""
-        url = self.config.cache.url
-        return f"in {data_directory(self.config.cache)}" if url is None else f"at {re.sub('//.*@', '//', url)}"
+        url = self.cluster.cache.url
+        return f"in {data_directory(self.cluster.cache)}" if url is None else f"at {re.sub('//.*@', '//', url)}"
 
     @property
     def is_missing(self) -> bool:
         """Whether the cache would be a server's own that has never stored anything."""
-        return self.config.cache.url is None and not data_directory(self.config.cache).is_dir()
+        return self.cluster.cache.url is None and not data_directory(self.cluster.cache).is_dir()
 
     def names(self) -> Names:
-        return Names(read_registry(registry_path(self.config, paceline_home())), self.config.tenants.allow_shared)
+        return Names(read_registry(registry_path(self.cluster, paceline_home())), self.cluster.tenants.allow_shared)
 
     def model(self, target: str | None, progress: Progress | None) -> ImportModel:
         """target: None: the configuration's."""
-        return model_of(target or self.config.target.model, progress)
+        return model_of(target or self.cluster.target.model, progress)
 
     @contextmanager
     def service(
@@ -105,23 +95,8 @@ class Place:
         if self.is_missing and not creates:
             raise ConfigError(f"there is no cache {self.where}; name another with --url, --directory or --config")
         model = cache(lambda: self.model(target, progress))
-        with administered(self.config.cache, f"cli {os_user()}") as administration:
-            yield CacheAdminService(administration, model, self.names, self.config.cache.promotion)
-
-
-def at_place(command: Callable[Concatenate[Place, Own], None]) -> Callable[..., None]:
-    """The command with the options of a place behind its own; it gets the place as its first argument."""
-    options = inspect.signature(Place, eval_str=True).parameters
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        place = Place(**{name: given.pop(name) for name in options})
-        command(place, **given)  # type: ignore[call-arg]  # typer gives what the signature below asks for
-
-    own = inspect.signature(command, eval_str=True)
-    parameters = [*list(own.parameters.values())[1:], *options.values()]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # where typer looks
-    return run
+        with administered(self.cluster.cache, f"cli {os_user()}") as administration:
+            yield CacheAdminService(administration, model, self.names, self.cluster.cache.promotion)
 
 
 def model_of(target: str, progress: Progress | None) -> ImportModel:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from types import FrameType
+from itertools import groupby
 
-from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Message, OnRound, Span
-from cluster.cli.chat.settings import ChatSettings
-from cluster.offline.engine import LocalEngine
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Backend, Message, Span
+from cluster.generation import GenerationOptions
+from cluster.offline.engine import Generation, LocalEngine
 from cluster.router.trace import RoundTrace
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     tells_rounds = True
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -24,78 +23,52 @@ class LocalBackend:
         self.sources = engine.drafter_names
         self.is_coupled = engine.acceptance == "coupled"
 
-    def answer(
-        self, messages: Sequence[Message], settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
-    ) -> Generator[AnswerPart, None, None]:
-        verified: Counter[str] = Counter()
-        with _interrupts_between_rounds() as interrupted:
+    def answer(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[AnswerPart, None, None]:
+        rounds: list[RoundTrace] = []
+        with _held_interrupts() as interrupted:
 
             def note(trace: RoundTrace) -> None:
-                verified.update(trace.verified)
-                if on_round is not None:
-                    on_round(trace)
+                rounds.append(trace)
                 if interrupted.is_set() and not trace.num_emitted:
                     raise KeyboardInterrupt
 
-            pieces = self._engine.stream(
-                messages,
-                on_round=note,
-                max_new_tokens=settings.max_new_tokens,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                seed=seed,
-                drafters=settings.active_drafters,
-                max_draft_tokens=settings.max_draft_tokens,
-            )
-            with closing(pieces):
+            with closing(self._engine.stream(messages, options, on_round=note)) as pieces:
                 for piece in pieces:
-                    totals = None
-                    if (generation := piece.generation) is not None:
-                        totals = AnswerTotals(
-                            num_tokens=len(generation.token_ids),
-                            rounds=generation.rounds,
-                            draft_tokens=generation.draft_tokens,
-                            accepted=generation.accepted_tokens,
-                            verified=dict(verified),
-                            finish_reason=generation.finish_reason,
-                        )
+                    totals = None if piece.generation is None else _totals(piece.generation)
                     spans = spans_of(piece.token_texts, piece.sources, piece.text)
-                    yield AnswerPart(spans, len(piece.token_ids), totals)
+                    yield AnswerPart(spans, len(piece.token_ids), totals, tuple(rounds))
+                    rounds.clear()
                     if interrupted.is_set() and totals is None:
                         raise KeyboardInterrupt
 
     def text_of(self, token_id: int) -> str:
         return str(self._engine.tokenizer.decode([token_id]))
 
-    def close(self) -> None:
-        pass
 
-
-def spans_of(token_texts: Sequence[str], sources: Sequence[str], text: str) -> tuple[Span, ...]:
+def spans_of(token_texts: Sequence[str], sources: Sequence[str], text: str) -> list[Span]:
     """One span for each run of tokens of a source. What `text` has beyond the tokens' texts belongs to the last."""
     rest = text[sum(map(len, token_texts)) :]
-    spans: list[Span] = []
-    for part, source in [*zip(token_texts, sources, strict=True), (rest, sources[-1] if sources else "target")]:
-        if not part:
-            continue
-        if spans and spans[-1].source == source:
-            spans[-1] = Span(spans[-1].text + part, source)
-        else:
-            spans.append(Span(part, source))
-    return tuple(spans)
+    pairs = [*zip(token_texts, sources, strict=True), (rest, sources[-1] if sources else "target")]
+    runs = groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])
+    return [Span("".join(part for part, _ in run), source) for source, run in runs]
+
+
+def _totals(generation: Generation) -> AnswerTotals:
+    return AnswerTotals(
+        num_tokens=len(generation.token_ids),
+        rounds=generation.rounds,
+        draft_tokens=generation.draft_tokens,
+        accepted=generation.accepted_tokens,
+        finish_reason=generation.finish_reason,
+    )
 
 
 @contextmanager
-def _interrupts_between_rounds() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that the round under way is finished and its KV stays good. A second one interrupts
-    at once."""
+def _held_interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that the round under way ends and its KV cache stays valid; a second one interrupts."""
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
 
-    def hold(number: int, frame: FrameType | None) -> None:
+    def hold(*_: object) -> None:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
@@ -104,4 +77,4 @@ def _interrupts_between_rounds() -> Iterator[threading.Event]:
     try:
         yield event
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Answers of a running server, over OpenAI's HTTP API. It tells who proposed tokens in its totals only."""
+"""Answers of a running server over OpenAI's HTTP API, which tells who proposed tokens in its totals only."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import httpx
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from cluster.cli.answer_stream import Speculation, message_of, message_of_refusal, read_events
 from cluster.cli.api_key import bearer_headers
-from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Message, OnRound, Span
-from cluster.cli.chat.settings import ChatSettings
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Backend, Message, Span
+from cluster.generation import LOCAL_TEMPERATURE, GenerationOptions
 
 _TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
-class ServerBackend:
-    tells_rounds = False
-    is_coupled = True
-
+class ServerBackend(Backend):
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        """Raises InvalidRequest for what is no address, Unavailable where no server answers."""
+        """Raises InvalidRequest for a malformed address, Unavailable where no server answers."""
         url = url.rstrip("/").removesuffix("/v1")
         try:
             is_http = httpx.URL(url).scheme in ("http", "https") and bool(httpx.URL(url).host)
@@ -32,26 +29,16 @@ class ServerBackend:
         self._url = url
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=bearer_headers(api_key))
         self.model_name = self._served_model()
-        self.sources: tuple[str, ...] = ()
 
-    def answer(
-        self, messages: Sequence[Message], settings: ChatSettings, seed: int | None, on_round: OnRound | None = None
-    ) -> Generator[AnswerPart, None, None]:
-        body = _request(messages, settings, seed)
+    def answer(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[AnswerPart, None, None]:
         try:
-            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+            with self._client.stream("POST", "/v1/chat/completions", json=_request(messages, options)) as response:
                 if response.status_code != 200:
                     message = message_of_refusal(response.read())
                     raise PacelineError(f"the server answered {response.status_code}: {message}")
                 yield from _read(response)
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._url}: {str(error) or type(error).__name__}") from None
-
-    def text_of(self, token_id: int) -> str:
-        return str(token_id)
-
-    def close(self) -> None:
-        self._client.close()
 
     def _served_model(self) -> str:
         try:
@@ -63,26 +50,18 @@ class ServerBackend:
             raise Unavailable(f"{self._url}/v1/models does not list a model: {reason}") from None
 
 
-def _request(messages: Sequence[Message], settings: ChatSettings, seed: int | None) -> dict[str, Any]:
-    """The body; what is not set is left out."""
-    speculation = {
-        "stats": True,
-        "enabled": settings.speculative,
-        "drafters": list(settings.drafters) if settings.drafters is not None else None,
-        "max_draft_tokens": settings.max_draft_tokens,
-    }
-    body = {
+def _request(messages: Sequence[Message], options: GenerationOptions) -> dict[str, Any]:
+    """The body. The temperature is always told: a server samples by default."""
+    speculation = options.model_dump(include={"drafters", "max_draft_tokens"}, exclude_none=True)
+    return {
+        **options.model_dump(include={"top_p", "top_k", "seed"}, exclude_none=True),
+        **({} if options.max_new_tokens is None else {"max_tokens": options.max_new_tokens}),
         "messages": list(messages),
         "stream": True,
         "stream_options": {"include_usage": True},
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "top_k": settings.top_k,
-        "seed": seed,
-        "max_tokens": settings.max_new_tokens,
-        "speculation": {name: value for name, value in speculation.items() if value is not None},
+        "temperature": options.temperature or LOCAL_TEMPERATURE,
+        "speculation": {"stats": True, **speculation},
     }
-    return {name: value for name, value in body.items() if value is not None}
 
 
 def _read(response: httpx.Response) -> Generator[AnswerPart, None, None]:
@@ -105,7 +84,6 @@ def _read(response: httpx.Response) -> Generator[AnswerPart, None, None]:
         rounds=speculation.rounds,
         draft_tokens=speculation.draft_tokens,
         accepted=speculation.accepted_tokens,
-        verified={},
         finish_reason=finish_reason,
     )
     yield AnswerPart((), None, totals)

@@ -1,6 +1,7 @@
 """What a user can do wrong on the command line: one clear line on stderr and exit status 2, never a traceback.
 
-Covers the modules `main`, `config`, `engine`, `generate`, `k8s`, `model` and `validate` of `cluster.cli`, too.
+Covers the modules `cluster.cli.main`, `cluster.cli.config`, `cluster.cli.engine`, `cluster.cli.generate`,
+`cluster.cli.k8s`, `cluster.cli.model`, `cluster.cli.shared_options` and `cluster.cli.validate`, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Manifests for Kubernetes: that they are what the values say, that schemas accept them, and that an operator would."""
+"""Manifests for Kubernetes: that they are what the values say, that schemas accept them, and that an operator would.
+
+Covers `cluster.deploy.ports`, `cluster.deploy.ray_service` and `cluster.deploy.redis`.
+"""
 
 from __future__ import annotations
 

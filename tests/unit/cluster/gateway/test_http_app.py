@@ -1,6 +1,7 @@
 """The HTTP face in process: answers, streams, limits and errors, over an echoing router.
 
-Covers `cluster.gateway.answer`, `openai_answer`, `schema` and `service`, and `cluster.validation`, too.
+Covers `cluster.gateway.answer`, `cluster.gateway.openai_answer`, `cluster.gateway.schema`,
+`cluster.gateway.service` and `cluster.validation`, too.
 """
 
 from __future__ import annotations

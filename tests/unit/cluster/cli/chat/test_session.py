@@ -13,84 +13,67 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
 from actors.printable import printable
-from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Span, Turn
-from cluster.cli.chat.lines import without_surrogates
+from cluster.cli.chat.backend import AnswerPart, AnswerTotals, Backend, Span
 from cluster.cli.chat.local_backend import LocalBackend, spans_of
 from cluster.cli.chat.server_backend import ServerBackend
 from cluster.cli.chat.session import COMMANDS, ChatSession
-from cluster.cli.chat.settings import ChatSettings
-from cluster.cli.chat.view import (
-    View,
-    decode_rate,
-    format_comparison,
-    format_stats,
-    legend,
-    make_console,
-    style_of,
-)
+from cluster.cli.chat.view import Turn, View, format_comparison, format_stats, style_of
+from cluster.generation import GenerationOptions, changed, generation_options
 from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
 from paceline_testing.tiny_models import save_tiny_model
 
+OPTIONS = generation_options(temperature=0.0, top_p=1.0, top_k=0)
 
-def totals_of(num_tokens, rounds, draft_tokens, *, accepted=None, verified=None, finish_reason="stop"):
+
+def totals_of(num_tokens, rounds, draft_tokens, *, accepted=None, finish_reason="stop"):
     return AnswerTotals(
         num_tokens=num_tokens,
         rounds=rounds,
         draft_tokens=draft_tokens,
         accepted=accepted or {},
-        verified=verified or {},
         finish_reason=finish_reason,
     )
 
 
-class Parrot:
+class Parrot(Backend):
     """A backend that repeats the question, half of it drafted. It is interrupted where `stops_after` says so."""
 
     model_name = "parrot"
-    sources: tuple[str, ...] = ("suffix", "draft_model")
+    sources = ("suffix", "draft_model")
     tells_rounds = True
-    is_coupled = True
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, ChatSettings, int]] = []
+        self.asked: list[tuple[object, GenerationOptions]] = []
         self.stops_after: int | None = None
         self.failure: PacelineError | None = None
 
-    def answer(self, question, settings, seed, on_round=None):
-        self.asked.append((question, settings, seed))
+    def answer(self, messages, options):
+        self.asked.append((messages, options))
         if self.failure is not None:
             raise self.failure
-        words = question[-1]["content"].split()
+        words = messages[-1]["content"].split()
         for index, word in enumerate(words):
             if self.stops_after == index:
                 raise KeyboardInterrupt
-            drafted = index % 2 == 1 and settings.active_drafters != ()
+            drafted = index % 2 == 1 and options.drafters != ()
             yield AnswerPart((Span(word + " ", "suffix" if drafted else "target"),), 1)
-        accepted = {"suffix": len(words) // 2} if settings.active_drafters != () else {}
+        accepted = {"suffix": len(words) // 2} if options.drafters != () else {}
         totals = totals_of(len(words), len(words), 2 * sum(accepted.values()), accepted=accepted)
         yield AnswerPart((), 0, totals)
-
-    def text_of(self, token_id):
-        return str(token_id)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture
 def chat():
     """A session with a parrot: chat(*lines) -> (standard output, standard error) of these lines."""
     out, err = io.StringIO(), io.StringIO()
-    session = ChatSession(Parrot(), ChatSettings(), View(make_console(out), make_console(err)))
+    session = ChatSession(Parrot(), OPTIONS, View(out, err))
 
     def say(*lines):
         for file in (out, err):
@@ -134,8 +117,7 @@ def test_families_of_drafters_have_colours_of_their_own():
     ]
     assert len({style_of(name) for name in [*names, "target"]}) == len(names) + 1
     assert style_of("lookahead") == style_of("ouroboros")
-    assert style_of("some_other") == style_of("some_other") != style_of("target")
-    assert legend(["suffix", "target"]).plain == "tokens by target suffix"
+    assert style_of("some_other") not in ("default", style_of("target"))
 
 
 @given(st.text())
@@ -169,10 +151,11 @@ def test_a_backslash_continues_a_text_on_the_next_line(chat):
         ("/quit now", "/quit is 'now'; it takes no argument"),
         ("/set", "/set is ''; it must be one of temperature, top_p"),
         ("/set tempo 3", "/set is 'tempo'; it must be one of temperature, top_p"),
-        ("/set max_new_tokens many", "max_new_tokens is 'many'; it must be an integer, or auto"),
+        ("/set max_new_tokens many", "max_new_tokens is 'many'; it must be a number, or auto"),
         ("/set max_new_tokens 0", "max_new_tokens is 0; it must be at least 1"),
-        ("/set temperature 3", "temperature is 3.0; it must be at most 2"),
-        ("/set temperature nan", "temperature is nan; it must be a finite number"),
+        ("/set temperature 3", "temperature is 3; it must be at most 2"),
+        ("/set temperature nan", "temperature is 'nan'; it must be a number, or auto"),
+        ("/set top_k 1.5", "top_k is 1.5; it must be a whole number"),
         ("/set speculative maybe", "speculative is 'maybe'; it must be on or off, or auto"),
         ("/drafters oracle", "drafters is 'oracle'; known drafters are"),
         ("/drafters prompt_lookup", "drafters is 'prompt_lookup'; this engine was made with suffix, draft_model"),
@@ -180,20 +163,20 @@ def test_a_backslash_continues_a_text_on_the_next_line(chat):
     ],
 )
 def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expected):
-    before = chat.session.settings
+    before = chat.session.options, dict(chat.session.switches)
     out, err = chat(line)
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(expected)
-    assert chat.session.settings == before
+    assert (chat.session.options, chat.session.switches) == before
     assert chat.session.num_failures == 1
 
 
 def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
     chat.session.backend.is_coupled = False
     assert chat("/drafters suffix")[1].startswith("drafters is 'suffix'; under acceptance 'rejection' only draft_model")
-    assert chat.session.settings == ChatSettings()
+    assert chat.session.options == OPTIONS
     chat("/drafters suffix,draft_model")
-    assert chat.session.settings.drafters == ("suffix", "draft_model")
+    assert chat.session.options.drafters == ("suffix", "draft_model")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +197,9 @@ def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
 )
 def test_commands_change_settings(chat, line, fields):
     out, err = chat(line)
-    assert chat.session.settings == msgspec.structs.replace(ChatSettings(), **fields)
+    now = {**chat.session.options.model_dump(), **chat.session.switches}
+    before = {**OPTIONS.model_dump(), "speculative": True, "compare": False, "debug": False}
+    assert now == {**before, **fields}
     assert (out, chat.session.num_failures) == ("", 0)
     assert err
 
@@ -270,8 +255,8 @@ def test_a_turn_that_fails_is_one_line_and_leaves_the_conversation_as_it_was(cha
 def test_comparing_decodes_the_same_turn_plainly(chat):
     backend = chat.session.backend
     out, err = chat("/set compare on", "one two three")
-    (question, _, seed), (again, settings, same_seed) = backend.asked
-    assert (again, same_seed, settings.active_drafters) == (question, seed, ())
+    (question, drafted), (again, plain) = backend.asked
+    assert (again, plain.seed, plain.drafters) == (question, drafted.seed, ())
     assert out == "one two three \n"  # it is shown once
     assert "times as fast | the texts are equal" in err
     assert len(contents(chat.session)) == 2
@@ -281,7 +266,7 @@ def test_comparing_decodes_the_same_turn_plainly(chat):
 
 def test_a_seed_is_drawn_for_every_turn_unless_there_is_one(chat):
     chat("one", "two", "/set seed 5", "three", "four")
-    seeds = [seed for _, _, seed in chat.session.backend.asked]
+    seeds = [options.seed for _, options in chat.session.backend.asked]
     assert len(set(seeds[:2])) == 2
     assert seeds[2:] == [5, 5]
 
@@ -289,33 +274,37 @@ def test_a_seed_is_drawn_for_every_turn_unless_there_is_one(chat):
 # --- figures
 
 
-def turn_of(text="", *, first_s=1.0, last_s=1.0, first_tokens=1, totals=None):
+def turn_of(totals, text="", *, first_s=1.0, last_s=1.0, first_tokens=1):
     return Turn(text=text, first_s=first_s, last_s=last_s, first_tokens=first_tokens, totals=totals)
 
 
-def test_the_rate_leaves_the_first_tokens_and_their_time_out():
-    assert decode_rate(turn_of(first_s=5.0, last_s=7.0, totals=totals_of(21, 10, 0))) == 10.0
-    assert decode_rate(turn_of(first_s=1.5, last_s=1.5, first_tokens=3, totals=totals_of(3, 1, 0))) == 2.0
-    assert decode_rate(turn_of(first_s=0.0, last_s=0.0, first_tokens=0, totals=totals_of(0, 0, 0))) == 0.0
+@pytest.mark.parametrize(
+    ("num_tokens", "first_s", "last_s", "first_tokens", "rate"),
+    [(21, 5.0, 7.0, 1, 10.0), (3, 1.5, 1.5, 3, 2.0), (0, 0.0, 0.0, 0, 0.0)],
+)
+def test_the_rate_leaves_the_first_tokens_and_their_time_out(num_tokens, first_s, last_s, first_tokens, rate):
+    turn = turn_of(totals_of(num_tokens, 1, 0), first_s=first_s, last_s=last_s, first_tokens=first_tokens)
+    assert turn.decode_rate == rate
 
 
 def test_figures_of_a_turn_are_told_by_source():
-    accepted, verified = {"suffix": 8, "draft_model": 3}, {"suffix": 10, "prediction": 2}
-    totals = totals_of(21, 10, 20, accepted=accepted, verified=verified, finish_reason="length")
-    line = format_stats(totals, turn_of(first_s=5.0, last_s=7.0, totals=totals))
-    assert line == (
+    turn = turn_of(
+        totals_of(21, 10, 20, accepted={"suffix": 8, "draft_model": 3}, finish_reason="length"), first_s=5.0, last_s=7.0
+    )
+    turn.verified.update({"suffix": 10, "prediction": 2})
+    assert format_stats(turn) == (
         "21 tokens in 10 rounds, 2.10 a round"
         " | accepted 11 of 20 draft tokens, 55% (suffix 8 of 10, draft_model 3, prediction 0 of 2)"
         " | 10.0 tokens/s, the first after 5.00 s | cut at the length limit"
     )
-    assert "no draft tokens" in format_stats(totals_of(1, 1, 0), turn_of(totals=totals_of(1, 1, 0)))
+    assert "no draft tokens" in format_stats(turn_of(totals_of(1, 1, 0)))
 
 
 def test_a_comparison_says_where_texts_differ():
-    fast = turn_of("same", last_s=2.0, totals=totals_of(21, 10, 20))
+    fast = turn_of(totals_of(21, 10, 20), "same", last_s=2.0)
 
-    def line(text, **options):
-        return format_comparison(fast, turn_of(text, last_s=5.0, totals=totals_of(21, 10, 20)), **options)
+    def line(text, is_coupled=True):
+        return format_comparison(fast, turn_of(totals_of(21, 10, 20), text, last_s=5.0), is_coupled)
 
     speeds = "with drafts 20.0 tokens/s, plain decoding 5.0 tokens/s: 4.00 times as fast"
     assert line("same") == f"{speeds} | the texts are equal"
@@ -340,7 +329,7 @@ def terminal(monkeypatch, **environment: str) -> tuple[View, io.StringIO]:
             return True
 
     file = Terminal()
-    return View(make_console(file), make_console(file)), file
+    return View(file, file), file
 
 
 def say_all(view: View, spans: Sequence[Span]) -> None:
@@ -348,7 +337,7 @@ def say_all(view: View, spans: Sequence[Span]) -> None:
     view.answer(spans)
     view.end_answer()
     view.note("a note")
-    view.error("an error")
+    view.note("an error", "red")
 
 
 SPANS = (Span("one [b]two[/b]", "target"), Span(" three\x1b[2J\n", "suffix"), Span("漢 https://x.y 42", None))
@@ -373,7 +362,7 @@ def test_a_terminal_without_colours_gets_no_escape_codes(monkeypatch, environmen
 def test_the_step_trace_shows_what_was_emitted_and_strikes_out_what_was_rejected(monkeypatch):
     trace = RoundTrace(7, 1, 4, {"suffix": 3}, {"suffix": 3}, {"suffix": 1}, 2, (65, 66), ((2, 1),), 0.001, 0.02)
     view, file = terminal(monkeypatch)
-    view.round(trace, 3, [Span(" three", "suffix"), Span(" four", "target")], chr)
+    view.rounds(AnswerPart([Span(" three", "suffix"), Span(" four", "target")], 2, rounds=[trace]), 3, chr)
     line, tokens = file.getvalue().splitlines()
     assert "round 3 | 4 rows | proposed suffix 3 | verified suffix 3 | accepted suffix 1 | emitted 2" in line
     assert "\x1b[35m' three' suffix\x1b[0m" in tokens
@@ -385,7 +374,7 @@ def test_the_step_trace_shows_what_was_emitted_and_strikes_out_what_was_rejected
 def test_a_pipe_gets_the_very_text():
     out, err = io.StringIO(), io.StringIO()
     text = "a\x1b[2J\tb\r\n" + "long " * 60
-    view = View(Console(file=out), Console(file=err))
+    view = View(out, err)
     view.answer([Span(text, "suffix")])
     view.end_answer()
     assert out.getvalue() == text + "\n"
@@ -394,7 +383,7 @@ def test_a_pipe_gets_the_very_text():
 def test_what_a_server_says_cannot_steer_the_terminal(monkeypatch):
     view, file = terminal(monkeypatch, NO_COLOR="1")
     view.note("a model\x1b[2J")
-    view.error("the server answered 500: \x9b31m\x07")
+    view.note("the server answered 500: \x9b31m\x07", "red")
     assert file.getvalue() == "a model\ufffd[2J\nthe server answered 500: \ufffd31m\ufffd\n"
 
 
@@ -403,24 +392,17 @@ def test_what_an_encoding_does_not_have_is_replaced():
         io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors) for errors in ("strict", "surrogateescape")
     ]
     for file in files:
-        View(make_console(file), make_console(file)).answer([Span("漢 a\n", None)])
+        View(file, file).answer([Span("漢 a\n", None)])
         assert file.buffer.getvalue() == b"? a\n"
 
 
 # --- a keyboard
 
 
-@given(st.binary())
-def test_undecodable_bytes_are_replaced_and_text_is_left_alone(data):
-    for encoding in ("utf-8", "ascii"):
-        text = without_surrogates(data.decode(encoding, "surrogateescape"))
-        assert text == data.decode("utf-8", "replace")
-
-
 READ_LINES = """
 import pathlib, sys
 from cluster.cli.chat.lines import read_lines
-for line in read_lines(pathlib.Path(sys.argv[1]), ["/help"]):
+for line in read_lines(pathlib.Path(sys.argv[1])):
     print("said", ascii(line.strip()), file=sys.stderr, flush=True)
     if line.strip() == "bye":
         break
@@ -476,25 +458,21 @@ def engine(tmp_path_factory) -> LocalEngine:
 def test_a_local_turn_is_that_of_generate(engine):
     backend = LocalBackend(engine)
     messages = [{"role": "user", "content": "one two one two one"}]
-    settings = ChatSettings(max_new_tokens=30, temperature=0.7)
-    traces = []
-    parts = list(backend.answer(messages, settings, 5, traces.append))
-    (wanted,) = engine.generate(
-        [[{"role": "user", "content": "one two one two one"}]], max_new_tokens=30, temperature=0.7, seed=5
-    )
-    totals = parts[-1].totals
+    options = generation_options(max_new_tokens=30, temperature=0.7, seed=5)
+    parts = list(backend.answer(messages, options))
+    (wanted,) = engine.generate([messages], options)
+    totals, traces = parts[-1].totals, [trace for part in parts for trace in part.rounds]
     assert totals.num_tokens == len(wanted.token_ids) == sum(part.num_tokens for part in parts)
-    assert sum(totals.verified.values()) == totals.draft_tokens
+    assert sum(sum(trace.verified.values()) for trace in traces) == totals.draft_tokens
     assert {span.source for part in parts for span in part.spans} <= {"suffix", "prompt_lookup", "target"}
     assert sum(trace.num_emitted for trace in traces) == totals.num_tokens
-    plain = list(backend.answer(messages, msgspec.structs.replace(settings, speculative=False), 5))
+    plain = list(backend.answer(messages, changed(options, {"drafters": ()})))
     assert plain[-1].totals.draft_tokens == 0
 
 
 def test_a_conversation_that_is_too_long_is_one_line(engine):
     err = io.StringIO()
-    view = View(make_console(io.StringIO()), make_console(err))
-    session = ChatSession(LocalBackend(engine), ChatSettings(), view)
+    session = ChatSession(LocalBackend(engine), OPTIONS, View(io.StringIO(), err))
     session.handle("x" * 2000)
     assert err.getvalue().startswith("prompt is '20")
     assert err.getvalue().count("\n") == 1
@@ -545,7 +523,7 @@ def server():
     """server(status, text) -> (backend, what it was asked)."""
     handler = type("Handler", (CannedServer,), {"bodies": []})
     listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=listener.serve_forever)
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     backend = ServerBackend(f"http://127.0.0.1:{listener.server_port}/v1/")
 
@@ -554,7 +532,6 @@ def server():
         return backend, handler.bodies
 
     yield answering
-    backend.close()
     listener.shutdown()
     listener.server_close()
     thread.join()
@@ -578,7 +555,7 @@ def server():
 def test_what_a_server_does_wrong_is_one_error(server, status, text, expected):
     backend, _ = server(status, text)
     with pytest.raises(PacelineError, match=expected):
-        list(backend.answer(HI, ChatSettings(), 1))
+        list(backend.answer(HI, OPTIONS))
 
 
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
@@ -586,18 +563,18 @@ def test_line_breaks_of_unicode_in_an_answer_are_text(server, text):
     backend, _ = server(
         200, f'data: {{"choices": [{{"text": "{text}", "finish_reason": "stop"}}]}}\n\ndata: [DONE]\n\n'
     )
-    first, last = backend.answer(HI, ChatSettings(), 1)
+    first, last = backend.answer(HI, OPTIONS)
     assert (first.spans, last.totals.finish_reason) == ((Span(text, None),), "stop")
 
 
 def test_settings_reach_the_server_and_defaults_are_left_to_it(server):
     backend, bodies = server(200, 'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n')
-    list(backend.answer(HI, ChatSettings(max_new_tokens=5), 3))
-    list(backend.answer(HI, ChatSettings(speculative=False, drafters=("suffix",), max_draft_tokens=2), 3))
+    list(backend.answer(HI, generation_options(max_new_tokens=5, seed=3)))
+    list(backend.answer(HI, generation_options(drafters=("suffix",), max_draft_tokens=2)))
     (path, first), (_, second) = bodies
     assert (backend.model_name, path) == ("m", "/v1/chat/completions")
     assert first["messages"] == HI
     assert (first["max_tokens"], first["seed"], first["stream"]) == (5, 3, True)
-    assert first["speculation"] == {"stats": True, "enabled": True}
-    assert "max_tokens" not in second
-    assert second["speculation"] == {"stats": True, "enabled": False, "drafters": ["suffix"], "max_draft_tokens": 2}
+    assert first["speculation"] == {"stats": True}
+    assert (first["temperature"], "max_tokens" in second) == (0.0, False)
+    assert second["speculation"] == {"stats": True, "drafters": ["suffix"], "max_draft_tokens": 2}

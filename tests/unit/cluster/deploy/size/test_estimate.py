@@ -1,4 +1,7 @@
-"""Sizing: published figures come out of it, nothing is faster than hardware allows, and mistakes are named."""
+"""Sizing: published figures come out of it, nothing is faster than hardware allows, and mistakes are named.
+
+Covers `cluster.cli.size`, `cluster.cli.row_times` and `cluster.deploy.size.report`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`paceline validate`: files, lines, overlays, cluster configurations, formats and exit status."""
+"""`paceline validate`: files, lines, overlays, cluster configurations, formats and exit status.
+
+Covers `cluster.deploy.validate.cluster_files`, `cluster.deploy.validate.report` and `cluster.deploy.validate.shown`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`paceline validate` on files that nobody should write: it answers, says where, and tells no secrets."""
+"""`paceline validate` on files that nobody should write: it answers, says where, and tells no secrets.
+
+Covers `cluster.deploy.validate.tree`.
+"""
 
 from __future__ import annotations
 

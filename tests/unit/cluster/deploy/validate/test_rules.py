@@ -1,4 +1,12 @@
-"""`paceline validate` on manifests that are right, and on the same with one planted mistake each."""
+"""`paceline validate` on manifests that are right, and on the same with one planted mistake each.
+
+Covers the rules in `cluster.deploy.validate.claims`, `cluster.deploy.validate.crd_rules`,
+`cluster.deploy.validate.labels`, `cluster.deploy.validate.naming`, `cluster.deploy.validate.networking`,
+`cluster.deploy.validate.objects`, `cluster.deploy.validate.pods`, `cluster.deploy.validate.ray_cluster`,
+`cluster.deploy.validate.ray_fields`, `cluster.deploy.validate.resources`, `cluster.deploy.validate.serve_code`,
+`cluster.deploy.validate.serve_config`, `cluster.deploy.validate.suggestion`, `cluster.deploy.validate.volumes`,
+`cluster.deploy.validate.workloads`.
+"""
 
 from __future__ import annotations
 
