@@ -180,9 +180,8 @@ class RouterCore:
 
     def target_demand(self, now: float) -> TargetDemand:
         """The longest wait for a first round, and the used share of the group's places or KV blocks."""
-        num_running = len(self._scheduler.running)
-        used_share = num_running / self._config.max_running
-        if num_running:
+        used_share = self.num_running / self._config.max_running
+        if self.num_running:
             used_share = max(used_share, self.blocks.used_share)
         return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
 

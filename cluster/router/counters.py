@@ -39,7 +39,6 @@ class RouterCounters:
     rows: int = 0  # computed by the target
     verify_s: float = 0.0  # the target's own time, without its head's
     head_s: float = 0.0
-    requests: int = 0  # accepted
     finished: int = 0  # with "stop" or "length"
     cancelled: int = 0
     failed: int = 0

@@ -81,7 +81,6 @@ class GuardedSink:
 
     @_guarded
     def follow(self, sink: SharedCache, request: GenerationRequest) -> None:
-        """A request has come."""
         if request.cache == "off":
             return
         sink.follow((request.namespace, *request.readable))
@@ -90,7 +89,6 @@ class GuardedSink:
 
     @_guarded
     def watch(self, sink: SharedCache, namespace: str) -> None:
-        """The learner will learn of this namespace."""
         sink.watch(namespace, self._learner)
 
     @_guarded
@@ -114,7 +112,6 @@ class GuardedSink:
 
     @_guarded
     def finished(self, sink: SharedCache, sequence: Sequence) -> None:
-        """A request has got all its tokens."""
         request, stats = sequence.request, sequence.progress.stats
         if request.cache == "off":
             return

@@ -66,7 +66,6 @@ class OpenRequests:
 
     def open(self, sequence: Sequence) -> None:
         """Take in a request that the scheduler has enqueued."""
-        self._counters.requests += 1
         self.num_arrived += 1
         self.by_id[sequence.request_id] = sequence
         self._sequences[sequence.seq_id] = sequence

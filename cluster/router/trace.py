@@ -18,7 +18,6 @@ class RoundTrace:
     """One round of all its sequences. Counts are by source; a node that several sources proposed counts as verified and
     accepted only for the one that was most sure of it."""
 
-    round_id: int
     num_sequences: int
     rows: int  # computed by the target: prompt, last tokens and draft nodes
     proposed: dict[str, int]
@@ -63,7 +62,6 @@ def trace_round(
             num_emitted += len(event.token_ids)
             accepted.update(source for source in event.sources if source in source_names)
     return RoundTrace(
-        round_id=round.round_id,
         num_sequences=len(round.entries),
         rows=result.rows,
         proposed=proposed,

@@ -47,9 +47,8 @@ def test_calibration_with_few_samples_stays_near_the_sources_own_word():
 
 def test_calibration_stays_between_zero_and_one_whatever_it_is_fed():
     calibration = Calibration(1)
-    feed(
-        calibration, 0, 100, lambda r: np.full(4, 0.05, np.float32), lambda c: np.ones(len(c)), np.random.default_rng(2)
-    )
+    random = np.random.default_rng(2)
+    feed(calibration, 0, 100, lambda r: np.full(4, 0.05, np.float32), lambda c: np.ones(len(c)), random)
     assert (calibration.curves["level"] >= 0).all()
     assert (calibration.curves["level"] <= 1).all()
     assert calibration.probability(0, 0.05) > 0.8
@@ -85,11 +84,8 @@ def test_a_curve_goes_through_its_measurements_and_between_them_in_straight_line
 def test_rows_worth_trying_are_the_end_of_the_next_tier_and_end_with_the_last_one():
     curve = StepTimeCurve()
     assert [curve.next_unsure_rows(rows) for rows in (1, 2, 4, 5, 6, 100_000)] == [2, 3, 6, 6, 8, 1 << 17]
-    assert [curve.next_unsure_rows(rows) for rows in (1 << 17, (1 << 17) + 1, 1 << 20)] == [
-        1 << 17,
-        (1 << 17) + 1,
-        1 << 20,
-    ]
+    beyond = [1 << 17, (1 << 17) + 1, 1 << 20]
+    assert [curve.next_unsure_rows(rows) for rows in beyond] == beyond
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), max_size=60))

@@ -481,30 +481,6 @@ def test_sequences_that_were_only_beside_a_failure_are_together_again_soon():
         assert text_of(events, str(index)) == (list(range(2, 14)), "length")
 
 
-def test_new_requests_do_not_wait_until_all_suspects_have_been_tried():
-    target = Scripted(list(range(2, 40)))
-    core = make_core(request("slow", [1], max_new_tokens=2), max_prefill_rows=1)
-    for _ in range(2):
-        round, _ = core.plan_round(0.0)
-        core.abandon_round(round)
-    core.add(request("new", max_new_tokens=3), 0.0)
-    slow, new = (core._requests.by_id[name].seq_id for name in ("slow", "new"))
-    events, batches = [], []
-    for _ in range(4):
-        round, more = core.plan_round(0.0)
-        events += more
-        batch = core.assemble(round, {})
-        batches.append([item.delta.seq_id for item in batch.items])
-        if slow in batches[-1]:
-            core.abandon_round(round)
-        else:
-            events += core.commit(round, target.verify(batch), 0.0)
-    assert batches == [[slow], [new], [slow], [new]]
-    events += serve(core, target)
-    ends = {event.request_id: getattr(event, "finish_reason", "failed") for event in events}
-    assert ends == {"slow": "failed", "new": "length"}
-
-
 def test_a_result_of_another_round_is_an_error_and_changes_nothing():
     target = Scripted(list(range(2, 40)))
     core = make_core(request())

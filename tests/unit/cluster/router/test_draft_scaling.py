@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -36,12 +36,7 @@ def test_the_decision_stays_within_its_bounds_and_at_most_doubles(signals, targe
 @given(SIGNALS, SIGNALS, TARGETS, WORKERS)
 def test_larger_signals_never_want_fewer_workers(one, other, targets, workers):
     def each(pick):
-        return DraftSignals(
-            pick(one.busy_share, other.busy_share),
-            pick(one.late_share, other.late_share),
-            pick(one.gain, other.gain),
-            pick(one.loss, other.loss),
-        )
+        return DraftSignals(*map(pick, astuple(one), astuple(other)))
 
     assert desired_workers(each(min), targets, workers, 1, 99) <= desired_workers(each(max), targets, workers, 1, 99)
 

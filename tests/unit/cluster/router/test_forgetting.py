@@ -16,7 +16,7 @@ from cluster.router.calibration import SourceCalibration
 from cluster.router.core import RouterCore
 from cluster.router.draft_wait import TrafficRecords
 from cluster.router.draft_workers import DraftWorkers
-from paceline_testing.rounds import toy_info, toy_request
+from paceline_testing.rounds import toy_info, toy_request, toy_round
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.toy_target import ToyTarget
 
@@ -38,16 +38,12 @@ class Router:
         self.core.add(request(namespace, 60), self.now)
         answer, proposals = [], []
         while self.core.has_work:
-            round, events = self.core.plan_round(self.now)
-            if round is not None:
-                self.core.draft_locally(round)
-                if not proposals and round.entries:
-                    trees = [(source, *contents(tree)) for source, tree in round.entries[0].proposals]
-                    proposals = [len(answer), *trees] if trees else []
-                result = self.target.verify(self.core.assemble(round, {}))
-                self.now += result.elapsed_s
-                events += self.core.commit(round, result, self.now)
-            answer += [token for event in events for token in event.token_ids]
+            outcome = toy_round(self.core, self.target.verify, self.now)
+            self.now += 0.01
+            if not proposals and outcome.round is not None and outcome.round.entries:
+                trees = [(source, *contents(tree)) for source, tree in outcome.round.entries[0].proposals]
+                proposals = [len(answer), *trees] if trees else []
+            answer += [token for event in outcome.events for token in event.token_ids]
         assert self.core.counters.drafter_errors == {}
         return answer, proposals
 

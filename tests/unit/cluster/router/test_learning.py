@@ -252,6 +252,7 @@ def test_every_row_of_a_round_is_told_what_the_unpatched_model_thinks_there(tmp_
         VerifyItem(SequenceDelta(0, 0, int32(prompts[0])), 16, tree_to_verify(tree, parents), begin),
         VerifyItem(SequenceDelta(1, 0, int32(prompts[1])), 16, begin=begin),
     ]
+    assert engine.verify(VerifyBatch(1, items)).successors is None
     result = engine.verify(VerifyBatch(1, items, num_successors=6))
     assert [verdict.num_nodes for verdict in result.verdicts] == [4, 0]
     token_ids, probs = successors_of(result, engine.vocab_size)
@@ -263,14 +264,6 @@ def test_every_row_of_a_round_is_told_what_the_unpatched_model_thinks_there(tmp_
         np.testing.assert_allclose(found, np.sort(wanted)[::-1][:6], atol=1e-5)
         np.testing.assert_allclose(found, wanted[found_ids], atol=1e-5)
         assert len(set(found_ids.tolist())) == 6
-
-
-def test_a_round_that_is_not_asked_tells_nothing(tmp_path: Path):
-    save_tiny_model(tmp_path, "llama", 3, hidden_size=32, layers=2, heads=4, kv_heads=2, max_positions=128)
-    engine = TargetEngine(AutoModelForCausalLM.from_pretrained(tmp_path), EngineOptions(64))
-    begin = SequenceStart(SamplingParams(seed=5), 2)
-    item = VerifyItem(SequenceDelta(0, 0, int32([65, 66])), 16, begin=begin)
-    assert engine.verify(VerifyBatch(1, [item])).successors is None
 
 
 def int32(values: list[int]) -> np.ndarray:

@@ -13,7 +13,7 @@ from cluster.router.trace import RoundTrace, trace_round
 
 
 def trace(depths, proposed=None, verified=None, accepted=None):
-    return RoundTrace(1, 1, 1, proposed or {}, verified or {}, accepted or {}, 1, (), tuple(depths), 0.1, 0.1)
+    return RoundTrace(1, 1, proposed or {}, verified or {}, accepted or {}, 1, (), tuple(depths), 0.1, 0.1)
 
 
 def test_acceptance_by_position_and_source_is_what_is_counted_by_hand():

@@ -360,7 +360,7 @@ def test_a_terminal_without_colours_gets_no_escape_codes(monkeypatch, environmen
 
 
 def test_the_step_trace_shows_what_was_emitted_and_strikes_out_what_was_rejected(monkeypatch):
-    trace = RoundTrace(7, 1, 4, {"suffix": 3}, {"suffix": 3}, {"suffix": 1}, 2, (65, 66), ((2, 1),), 0.001, 0.02)
+    trace = RoundTrace(1, 4, {"suffix": 3}, {"suffix": 3}, {"suffix": 1}, 2, (65, 66), ((2, 1),), 0.001, 0.02)
     view, file = terminal(monkeypatch)
     view.rounds(AnswerPart([Span(" three", "suffix"), Span(" four", "target")], 2, rounds=[trace]), 3, chr)
     line, tokens = file.getvalue().splitlines()
