@@ -28,7 +28,8 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
 from cluster.router.worker_drafting import DraftShape
-from paceline_testing.rounds import toy_info, toy_request
+from paceline_testing.rounds import no_drafts, toy_info, toy_request, toy_round
+from paceline_testing.rounds import serve as toy_serve
 from paceline_testing.toy_draft_worker import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
@@ -91,14 +92,9 @@ def make_core(
     return core
 
 
-def one_round(core, target, now=0.0, results=None):
-    round, events = core.plan_round(now)
-    if round is None:
-        return events, None
-    core.draft_locally(round)
-    batch = core.assemble(round, results(round) if results else {})
-    result = target.verify(batch)
-    return events + core.commit(round, result, now + result.elapsed_s), batch
+def one_round(core, target, now=0.0, draft=no_drafts):
+    outcome = toy_round(core, target.verify, now, draft)
+    return outcome.events, outcome.batch
 
 
 def assembled(core):
@@ -108,14 +104,8 @@ def assembled(core):
     return round, core.assemble(round, {})
 
 
-def serve(core, target, most_rounds=500, results=None):
-    """All events until the router is idle."""
-    events = []
-    for index in range(most_rounds):
-        if not core.has_work:
-            return events
-        events += one_round(core, target, index * 0.05, results)[0]
-    raise AssertionError("the router does not come to an end")
+def serve(core, target, draft=no_drafts):
+    return toy_serve(core, target.verify, draft)
 
 
 def text_of(events, request_id="r"):
@@ -647,7 +637,11 @@ def test_drafts_that_are_never_right_stop_costing_rows_when_rows_cost():
 
 
 def asking(workers):
-    return lambda round: {name: workers[name].draft(batch) for name, batch in round.asked.batches.items()}
+    return lambda name, batch: workers[name].draft(batch)
+
+
+def drafts_of(worker, round):
+    return {name: worker.draft(batch) for name, batch in round.asked.batches.items()}
 
 
 def test_sequences_stick_to_their_worker_and_move_when_it_goes():
@@ -660,20 +654,20 @@ def test_sequences_stick_to_their_worker_and_move_when_it_goes():
         core.add(one, 0.0)
     events = []
     for _ in range(3):
-        events += one_round(core, target, results=asking(workers))[0]
+        events += one_round(core, target, draft=asking(workers))[0]
     held = {name: set(worker.sequences) for name, worker in workers.items()}
     assert sum(map(len, held.values())) == 12
     assert max(map(len, held.values())) <= 6
     assert min(map(len, held.values())) >= 1
     core.set_draft_workers(["a", "b"])
     for _ in range(2):
-        events += one_round(core, target, results=asking(workers))[0]
+        events += one_round(core, target, draft=asking(workers))[0]
     assert set(workers["a"].sequences) | set(workers["b"].sequences) == set.union(*held.values())
     assert held["a"] <= set(workers["a"].sequences)
     assert all(item.delta.start > 0 for item in workers["a"].batches[-1].items)
     workers["c"] = ToyDraftWorker(right(target))
     core.set_draft_workers(["a", "b", "c"])
-    events += serve(core, target, results=asking(workers))
+    events += serve(core, target, draft=asking(workers))
     assert not workers["c"].batches
     assert not any(worker.sequences for worker in workers.values())
     for one in requests:
@@ -697,7 +691,7 @@ def test_a_draft_worker_drafts_by_lookahead_where_that_is_named(method, source, 
     worker = ToyDraftWorker(right(target))
     one = request(stop_token_ids=(), max_new_tokens=60)
     core = make_core(one, branch=3, speculation=SpeculationConfig(drafters=(source,)), workers=["w"])
-    assert text_of(serve(core, target, results=asking({"w": worker}))) == target.complete(one)
+    assert text_of(serve(core, target, draft=asking({"w": worker}))) == target.complete(one)
     items = [item for batch in worker.batches for item in batch.items]
     assert {item.method for item in items} == {method}
     assert max(item.max_nodes for item in items) == most
@@ -736,7 +730,7 @@ def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_
         round, _ = core.plan_round(0.0)
         told += [item.corrections.tolist() for batch in round.asked.batches.values() for item in batch.items]
         assert all(not len(entry.sequence.drafts.corrections) for entry in round.entries)
-        batch = core.assemble(round, asking({"w": worker})(round))
+        batch = core.assemble(round, drafts_of(worker, round))
         drafted = [len(item.tree) for item in batch.items]
         assert batch.num_successors == max(map(bool, drafted), default=0)
         assert decode_message(encode_message(batch)).num_successors == batch.num_successors
@@ -760,7 +754,7 @@ def test_only_lookahead_workers_are_told_what_the_target_had_in_mind():
         workers=["w"],
     )
     while core.has_work:
-        _, batch = one_round(core, target, results=asking({"w": worker}))
+        _, batch = one_round(core, target, draft=asking({"w": worker}))
         assert batch.num_successors == 0
     assert not any(len(item.corrections) for batch in worker.batches for item in batch.items)
 
@@ -772,7 +766,7 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
     core = lookahead_core(request(stop_token_ids=(), max_new_tokens=60, namespace="a"))
     (sequence,) = core._requests._sequences.values()
     while not len(sequence.drafts.corrections):
-        one_round(core, target, results=asking({"w": worker}))
+        one_round(core, target, draft=asking({"w": worker}))
     if event == "purge":
         core.drop("a")
     elif event == "purge of another namespace":
@@ -789,10 +783,10 @@ def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start():
     target = ToyTarget(VOCAB_SIZE)
     worker = ToyDraftWorker(right(target))
     core = make_core(request(stop_token_ids=()), workers=["w"])
-    one_round(core, target, results=asking({"w": worker}))
+    one_round(core, target, draft=asking({"w": worker}))
     worker.sequences.clear()
-    one_round(core, target, results=asking({"w": worker}))
-    one_round(core, target, results=asking({"w": worker}))
+    one_round(core, target, draft=asking({"w": worker}))
+    one_round(core, target, draft=asking({"w": worker}))
     assert [batch.items[0].delta.start for batch in worker.batches][::2] == [0, 0]
     assert worker.batches[2].items[0].begin is not None
     assert core.counters.stale_drafts == 1
@@ -804,11 +798,11 @@ def test_drafts_that_a_worker_had_ready_and_had_not_are_counted():
     core = make_core(request(stop_token_ids=()), workers=["w"])
     for num_ahead, num_ready in ((0, 0), (1, 1), (1, 0), (1, 1)):
 
-        def answer(round, figures=(num_ahead, num_ready)):
-            result = worker.draft(round.asked.batches["w"])
-            return {"w": DraftResult(result.round_id, result.seq_ids, result.trees, [], 0.0, *figures)}
+        def answer(name, batch, figures=(num_ahead, num_ready)):
+            result = worker.draft(batch)
+            return DraftResult(result.round_id, result.seq_ids, result.trees, [], 0.0, *figures)
 
-        one_round(core, target, results=answer)
+        one_round(core, target, draft=answer)
     assert (core.counters.ready_drafts, core.counters.missed_drafts) == (2, 1)
 
 
@@ -827,17 +821,18 @@ def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_w
             entry = next(entry for entry in round.entries if entry.seq_id == item.delta.seq_id)
             assert entry.emits
             assert item.max_nodes == 4
-        core.commit(round, target.verify(core.assemble(round, asking({"w": worker})(round))), 0.0)
+        core.commit(round, target.verify(core.assemble(round, drafts_of(worker, round))), 0.0)
     assert core.counters.stale_drafts == 0
 
 
 def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
     target = ToyTarget(VOCAB_SIZE)
     core = make_core(request(stop_token_ids=(), max_new_tokens=100), workers=["w"])
-    asked = []
+    asked = [0]
     for _ in range(60):
-        one_round(core, target, results=lambda round: asked.append(len(round.asked.awaited)) or {"w": None})
-    assert [index for index, count in enumerate(asked) if count] == [0, 2, 5, 10, 19, 36]
+        one_round(core, target)
+        asked.append(core.counters.awaited_drafts)
+    assert np.flatnonzero(np.diff(asked)).tolist() == [0, 2, 5, 10, 19, 36]
     assert core.counters.late_drafts == core.counters.awaited_drafts == 6
 
 
@@ -848,7 +843,7 @@ def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_roun
         core.add(request(name, stop_token_ids=()), 0.0)
     asked = []
     for _ in range(6):
-        one_round(core, target, results=lambda round: asked.extend(round.asked.awaited) or {})
+        one_round(core, target, draft=lambda name, batch: asked.append(name))
     assert set(asked) == {"a", "b"}
     assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)
 
@@ -865,7 +860,7 @@ def test_a_slow_draft_model_is_left_alone_and_tried_again_later():
     for index in range(2000):
         round, _ = core.plan_round(now)
         core.draft_locally(round)
-        results = asking({"w": worker})(round)
+        results = drafts_of(worker, round)
         now += 0.01 * bool(round.asked.awaited)
         asked += bool(round.asked.awaited) and index >= 20
         result = target.verify(core.assemble(round, results))
@@ -880,8 +875,8 @@ def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
     worker = ToyDraftWorker(right(target))
     core = make_core(workers=["w"])
 
-    def results(round):
-        good = worker.draft(round.asked.batches["w"])
+    def draft(name, batch):
+        good = worker.draft(batch)
         tree = good.trees[0]
         bad = {
             "round": {"round_id": 99},
@@ -889,10 +884,10 @@ def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
             "stranger": {"seq_ids": [5]},
             "arrays": {"trees": [DraftTree(tree.confidence, tree.parents, tree.token_ids)]},
         }[fault]
-        return {"w": msgspec.structs.replace(good, **bad)}
+        return msgspec.structs.replace(good, **bad)
 
     core.add(request(stop_token_ids=()), 0.0)
-    events, batch = one_round(core, target, results=results)
+    events, batch = one_round(core, target, draft=draft)
     assert not len(batch.items[0].tree)
     assert len(events[0].token_ids) == 1
     counters = core.counters
@@ -918,18 +913,18 @@ def chain_with_probs(tokens, confidence, probs=None, k=2):
 
 
 def answer_with(tree):
-    def results(round):
-        seq_ids = [item.delta.seq_id for item in round.asked.batches["w"].items]
-        return {"w": DraftResult(round.round_id, seq_ids, [tree] * len(seq_ids))}
+    def draft(name, batch):
+        seq_ids = [item.delta.seq_id for item in batch.items]
+        return DraftResult(batch.round_id, seq_ids, [tree] * len(seq_ids))
 
-    return results
+    return draft
 
 
 def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified():
     target = Scripted([5, 6, 7, 8, 9])
     drafter = Chain(right(target))
     core = make_core(rejection(), drafters={"chain": drafter}, workers=["w"])
-    events, batch = one_round(core, target, results=answer_with(chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])))
+    events, batch = one_round(core, target, draft=answer_with(chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])))
     assert not drafter.asked
     item = batch.items[0]
     assert item.tree.token_ids.tolist() == [5, 6, 40]
@@ -952,7 +947,7 @@ def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified
 def test_under_rejection_a_chain_without_its_distribution_is_dropped(tree):
     target = Scripted([5, 6, 7, 8, 9])
     core = make_core(rejection(), workers=["w"])
-    events, batch = one_round(core, target, results=answer_with(tree))
+    events, batch = one_round(core, target, draft=answer_with(tree))
     assert not len(batch.items[0].tree)
     assert batch.items[0].tree.probs is None
     assert events[0].token_ids == (5,)
@@ -974,7 +969,7 @@ def test_under_rejection_a_nodes_own_token_has_no_say_in_whether_it_is_verified(
             profile=[(rows, 0.02 + 0.004 * rows) for rows in (1, 2, 4, 8, 16)],
             workers=["w"],
         )
-        _, batch = one_round(core, target, results=answer_with(chain_with_probs(tokens, confidence)))
+        _, batch = one_round(core, target, draft=answer_with(chain_with_probs(tokens, confidence)))
         return len(batch.items[0].tree)
 
     assert verified([5, 6, 7, 8], [1.0, 1.0, 1.0, 1.0]) == 4
@@ -988,6 +983,6 @@ def test_under_rejection_a_nodes_own_token_has_no_say_in_whether_it_is_verified(
 def test_under_rejection_an_accepted_stop_token_ends_the_request():
     target = Scripted([5, EOS, 7, 8])
     core = make_core(rejection(), workers=["w"])
-    events, _ = one_round(core, target, results=answer_with(chain_with_probs([5, EOS, 7], [0.9, 0.8, 0.7])))
+    events, _ = one_round(core, target, draft=answer_with(chain_with_probs([5, EOS, 7], [0.9, 0.8, 0.7])))
     assert events[0].token_ids == (5,)
     assert events[0].finish_reason == "stop"
