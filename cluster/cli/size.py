@@ -69,13 +69,12 @@ def size(
     from cluster.deploy.size import estimate
     from cluster.deploy.size.report import as_json, notes_of
 
-    deployment = _deployment(options)
-    sizing = estimate.size(deployment)
-    notes = notes_of(deployment, sizing, is_assumed=acceptance is None)
+    sizing = estimate.size(_deployment(options))
+    notes = notes_of(sizing, is_assumed=acceptance is None)
     if output is Format.json:
-        typer.echo(json.dumps(as_json(deployment, sizing, notes), indent=2))
+        typer.echo(json.dumps(as_json(sizing, notes), indent=2))
     else:
-        _print(deployment, sizing, notes)
+        _print(sizing, notes)
     if not sizing.memory.fits:
         sys.exit(1)
 
@@ -102,7 +101,7 @@ def _check_options(options: dict[str, Any]) -> None:
 def _deployment(options: dict[str, Any]) -> Deployment:
     """The deployment that the options describe. Raises InvalidRequest, or ModelError for an unusable model."""
     from cluster.config import RouterConfig
-    from cluster.deploy.size.estimate import Deployment, DraftPlan
+    from cluster.deploy.size.estimate import Deployment
     from cluster.router.step_time import StepTimeCurve
 
     target, drafter = _placed_models(options)
@@ -115,14 +114,12 @@ def _deployment(options: dict[str, Any]) -> Deployment:
         context=options["context"],
         prefill_rows=RouterConfig().max_prefill_rows,
         link_s=options["link_ms"] / 1000,
-        draft=DraftPlan(
-            placed=drafter,
-            acceptance=acceptance,
-            draft_tokens=options["draft_tokens"],
-            hit_rate=options["hit_rate"],
-            outcomes=options["draft_ahead"],
-            max_workers=options["max_draft_workers"],
-        ),
+        drafter=drafter,
+        acceptance=acceptance,
+        draft_tokens=options["draft_tokens"],
+        hit_rate=options["hit_rate"],
+        outcomes=options["draft_ahead"],
+        max_workers=options["max_draft_workers"],
         gpu_hour=options["price_per_gpu_hour"],
         draft_gpu_hour=options["draft_price_per_gpu_hour"],
         seconds_of_rows=StepTimeCurve(measured).seconds if measured else None,
@@ -164,18 +161,18 @@ def _placed_models(options: dict[str, Any]) -> tuple[PlacedModel, PlacedModel | 
     )
 
 
-def _print(deployment: Deployment, sizing: Sizing, notes: list[str]) -> None:
+def _print(sizing: Sizing, notes: list[str]) -> None:
     from cluster.cli.table import print_table
-    from cluster.deploy.size.report import sections, settings, unserved
+    from cluster.deploy.size.report import sections, settings
 
-    for number, section in enumerate(sections(deployment, sizing, notes)):
+    for number, section in enumerate(sections(sizing, notes)):
         if number:
             print()
         if isinstance(section, str):
             print(textwrap.fill(section, _WIDTH, break_on_hyphens=False), flush=True)
         else:
             print_table(*section, sys.stdout)
-    if sizing.memory.fits and not unserved(deployment.target):
+    if chosen := settings(sizing):
         print("\nSettings of the cheapest:")
-        for key, value in settings(deployment, sizing.cheapest).items():
+        for key, value in chosen.items():
             print(f"  --set {key}={value}")

@@ -127,32 +127,25 @@ def memory_fit(placed: PlacedModel, sequences: int, context: int, *, rows: int, 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """How drafts are made."""
-
-    placed: PlacedModel | None  # the draft model on a worker's GPU; None: drafters on the router's CPU, in no time
-    acceptance: float  # probability that a guess is right, in [0, 1]
-    draft_tokens: int | None  # a sequence and round; None: the best number
-    hit_rate: float  # share of drafts made ahead that can be used
-    outcomes: int  # that a worker drafts for ahead
-    max_workers: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     target: PlacedModel
     concurrency: int  # sequences in a round
     context: int  # cached tokens of each
     prefill_rows: int  # prompt rows of a round, for which memory is kept
     link_s: float  # a message from the router to a worker and back
-    draft: DraftPlan
+    drafter: PlacedModel | None  # on a worker's GPU; None: drafters on the router's CPU, in no time
+    acceptance: float  # probability that a guess is right, in [0, 1]
+    draft_tokens: int | None  # a sequence and round; None: the best number
+    hit_rate: float  # share of drafts made ahead that can be used
+    outcomes: int  # that a worker drafts for ahead
+    max_workers: int
     gpu_hour: float | None = None  # price of a target GPU; None: all GPUs count alike
     draft_gpu_hour: float | None = None  # None: as gpu_hour
     seconds_of_rows: Callable[[int], float] | None = None  # measured forwards; None: the roofline
 
     def memory(self, target: PlacedModel) -> MemoryFit:
-        drafts = MAX_DRAFT_TOKENS if self.draft.draft_tokens is None else self.draft.draft_tokens
+        drafts = MAX_DRAFT_TOKENS if self.draft_tokens is None else self.draft_tokens
         rows = self.concurrency * (1 + drafts)
         return memory_fit(target, self.concurrency, self.context, rows=rows, prefill_rows=self.prefill_rows)
 
@@ -188,6 +181,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
+    deployment: Deployment
     memory: MemoryFit
     max_sequences: int  # of the given context
     forward: ForwardTime  # without drafts
@@ -206,6 +200,7 @@ def size(deployment: Deployment) -> Sizing:
     everything = (plain, *drafted)
     best = max(one.tokens_per_s for one in everything)
     return Sizing(
+        deployment=deployment,
         memory=memory,
         max_sequences=memory.room_tokens // context,
         forward=target.forward_time(count, count, context),
@@ -250,54 +245,48 @@ def round_ahead(verify: float, draft: float, network: float, hit_rate: float) ->
 
 def _drafted(deployment: Deployment) -> Iterator[Speed]:
     """The best number of draft tokens for every way to draft and number of workers."""
-    draft = deployment.draft
-    lengths = range(1, MAX_DRAFT_TOKENS + 1) if draft.draft_tokens is None else (draft.draft_tokens,)
-    if draft.placed is None:
-        rounds = ((drafts, tokens_per_round(draft.acceptance, drafts)) for drafts in lengths)
+    draft_tokens, context = deployment.draft_tokens, deployment.context
+    lengths = range(1, MAX_DRAFT_TOKENS + 1) if draft_tokens is None else (draft_tokens,)
+    if (drafter := deployment.drafter) is None:
+        tokens = {drafts: tokens_per_round(deployment.acceptance, drafts) for drafts in lengths}
         yield _fastest(
-            _speed(deployment, "on the CPU", drafts=drafts, tokens=tokens, round_s=deployment.verify_s(drafts))
-            for drafts, tokens in rounds
+            _speed(deployment, "on the CPU", drafts=drafts, tokens=tokens[drafts], round_s=deployment.verify_s(drafts))
+            for drafts in lengths
         )
         return
-    for workers in range(1, min(draft.max_workers, deployment.concurrency) + 1):
+    for workers in range(1, min(deployment.max_workers, deployment.concurrency) + 1):
         sequences = -(-deployment.concurrency // workers)
-        rows = sequences * draft.outcomes
-        fit = memory_fit(draft.placed, sequences, deployment.context, rows=rows, prefill_rows=deployment.prefill_rows)
-        if fit.fits:
-            for way in (_on_request, _one_ahead):
-                yield _fastest(way(deployment, draft.placed, workers, drafts) for drafts in lengths)
+        rows = sequences * deployment.outcomes
+        if not memory_fit(drafter, sequences, context, rows=rows, prefill_rows=deployment.prefill_rows).fits:
+            continue
+        speeds = [
+            _speed(deployment, drafting, workers=workers, drafts=drafts, tokens=tokens, round_s=round_s)
+            for drafts in lengths
+            for drafting, tokens, round_s in _rounds(deployment, drafter, sequences, drafts)
+        ]
+        for way in ("on request", "one round ahead"):
+            yield _fastest(speed for speed in speeds if speed.drafting == way)
 
 
 def _fastest(speeds: Iterator[Speed]) -> Speed:
     return max(speeds, key=lambda speed: speed.tokens_per_s)
 
 
-def _on_request(deployment: Deployment, placed: PlacedModel, workers: int, drafts: int) -> Speed:
-    tokens = tokens_per_round(deployment.draft.acceptance, drafts)
-    draft_s = _draft_s(deployment, placed, workers, 1) * drafts
-    round_s = round_on_request(deployment.verify_s(drafts), draft_s, deployment.link_s)
-    return _speed(deployment, "on request", workers=workers, drafts=drafts, tokens=tokens, round_s=round_s)
-
-
-def _one_ahead(deployment: Deployment, placed: PlacedModel, workers: int, drafts: int) -> Speed:
-    """The faster of two ways to treat sequences whose draft is for another outcome: all wait for them, or they go
-    without a draft in this round."""
-    hit_rate = deployment.draft.hit_rate
-    tokens = tokens_per_round(deployment.draft.acceptance, drafts)
-    draft_s = _draft_s(deployment, placed, workers, deployment.draft.outcomes) * drafts
-    waiting_s = round_ahead(deployment.verify_s(drafts), draft_s, deployment.link_s, hit_rate**deployment.concurrency)
-    going_on_s = max(deployment.verify_s(drafts * hit_rate), draft_s)
-    ways = ((tokens, waiting_s), (1.0 + hit_rate * (tokens - 1.0), going_on_s))
-    return _fastest(
-        _speed(deployment, "one round ahead", workers=workers, drafts=drafts, tokens=count, round_s=round_s)
-        for count, round_s in ways
+def _rounds(
+    deployment: Deployment, drafter: PlacedModel, sequences: int, drafts: int
+) -> Iterator[tuple[Drafting, float, float]]:
+    """Ways to draft with a worker for every `sequences`: (way, expected tokens of a sequence, seconds) of a round."""
+    hit_rate, verify_s = deployment.hit_rate, deployment.verify_s(drafts)
+    tokens = tokens_per_round(deployment.acceptance, drafts)
+    request_s, ahead_s = (
+        drafts * drafter.forward_time(sequences * branches, sequences, deployment.context).total_s
+        for branches in (1, deployment.outcomes)
     )
-
-
-def _draft_s(deployment: Deployment, placed: PlacedModel, workers: int, branches: int) -> float:
-    """A forward of the draft model over a worker's share of the sequences, with `branches` rows each."""
-    sequences = -(-deployment.concurrency // workers)
-    return placed.forward_time(sequences * branches, sequences, deployment.context).total_s
+    yield "on request", tokens, round_on_request(verify_s, request_s, deployment.link_s)
+    # If some drafts are for other outcomes, all sequences wait for new ones, or theirs go without in this round.
+    all_hit = hit_rate**deployment.concurrency
+    yield "one round ahead", tokens, round_ahead(verify_s, ahead_s, deployment.link_s, all_hit)
+    yield "one round ahead", 1.0 + hit_rate * (tokens - 1.0), max(deployment.verify_s(drafts * hit_rate), ahead_s)
 
 
 def _speed(

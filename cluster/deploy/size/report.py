@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from cluster.deploy.size.estimate import Deployment, PlacedModel, Sizing, Speed, dtypes_that_fit, groups_that_fit
+from cluster.deploy.size.estimate import PlacedModel, Sizing, Speed, dtypes_that_fit, groups_that_fit
 from cluster.deploy.size.hardware import CPU, QUANTIZED
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows
 
 
-def as_json(deployment: Deployment, sizing: Sizing, notes: list[str]) -> dict[str, object]:
+def as_json(sizing: Sizing, notes: list[str]) -> dict[str, object]:
     """Sizes in bytes, times in seconds, speeds in tokens a second."""
-    target, draft, memory = deployment.target, deployment.draft, sizing.memory
-    gpu, fits = target.group.gpu, memory.fits
+    deployment, memory = sizing.deployment, sizing.memory
+    target, drafter, fits = deployment.target, deployment.drafter, memory.fits
+    rates = target.group.gpu.model_dump(include={"memory_gib", "bandwidth_tb_s", "tflops"})
     return {
         "target": target.shape.name,
         "gpus": f"{target.group.name}:{target.group.count}",
-        "cpu": gpu.model_dump(include={"memory_gib", "bandwidth_tb_s", "tflops"}) if is_cpu(target) else None,
+        "cpu": rates if is_cpu(target) else None,
         "dtype": target.dtype,
         "concurrency": deployment.concurrency,
         "context": deployment.context,
-        "draft": None if draft.placed is None else draft.placed.shape.name,
-        "draft_gpu": None if draft.placed is None else draft.placed.group.name,
-        "acceptance": draft.acceptance,
+        "draft": None if drafter is None else drafter.shape.name,
+        "draft_gpu": None if drafter is None else drafter.group.name,
+        "acceptance": deployment.acceptance,
         "fits": fits,
         "fits_on_gpus": groups_that_fit(deployment),
         "memory_per_gpu": {**asdict(memory), "needed": memory.needed},
@@ -34,67 +35,69 @@ def as_json(deployment: Deployment, sizing: Sizing, notes: list[str]) -> dict[st
         "speeds": [asdict(one) for one in (sizing.plain, *sizing.drafted)] if fits else [],
         "cheapest": asdict(sizing.cheapest) if fits else None,
         "fastest": asdict(sizing.fastest) if fits else None,
-        "settings": settings(deployment, sizing.cheapest) if fits and not unserved(target) else None,
+        "settings": settings(sizing) or None,
         "notes": notes if fits else [],
     }
 
 
-def sections(deployment: Deployment, sizing: Sizing, notes: list[str]) -> Iterator[str | Table]:
+def sections(sizing: Sizing, notes: list[str]) -> Iterator[str | Table]:
     """Paragraphs and tables, in the order in which they are printed."""
-    yield from _memory(deployment, sizing)
+    yield from _memory(sizing)
     if not sizing.memory.fits:
-        yield _remedy(deployment, sizing)
+        yield _remedy(sizing)
         return
-    yield _round(deployment, sizing)
+    yield _round(sizing)
     yield _speeds(sizing)
     yield _advice(sizing)
     yield from notes
 
 
-def notes_of(deployment: Deployment, sizing: Sizing, *, is_assumed: bool) -> list[str]:
+def notes_of(sizing: Sizing, *, is_assumed: bool) -> list[str]:
     """Reservations that apply to these figures. is_assumed: the acceptance is a default."""
-    target, draft = deployment.target, deployment.draft
+    deployment, drafter = sizing.deployment, sizing.deployment.drafter
     notes = ["Times are what good kernels can reach at best; reading prompts is not included."]
     if is_assumed:
         what = "`paceline bench local --compare` tells that of your texts."
-        notes.append(f"An acceptance of {draft.acceptance} is assumed; {what}")
-    if draft.placed is not None and not sizing.drafted:
-        notes.append(f"{draft.placed.shape.name} with the caches of its requests fits on no {draft.placed.group.name}.")
-    if draft.placed is not None and deployment.gpu_hour is None:
+        notes.append(f"An acceptance of {deployment.acceptance} is assumed; {what}")
+    if drafter is not None and not sizing.drafted:
+        notes.append(f"{drafter.shape.name} with the caches of its requests fits on no {drafter.group.name}.")
+    if drafter is not None and deployment.gpu_hour is None:
         notes.append("Without prices a draft GPU counts as much as one of the target's.")
     if deployment.concurrency * (1 + sizing.fastest.draft_tokens) <= sizing.free_rows:
         notes.append(f"Up to {sizing.free_rows:,.0f} rows a round read no more weights and wait for no product.")
     else:
         notes.append(f"Beyond {sizing.free_rows:,.0f} rows a round every drafted token costs time.")
-    if why := unserved(target):
-        whose = "this CPU" if is_cpu(target) else "GPUs"
+    if why := _unserved(deployment.target):
+        whose = "this CPU" if is_cpu(deployment.target) else "GPUs"
         notes.append(f"{why}: this is what {whose} can do, and there are no settings for it.")
     return notes
 
 
-def settings(deployment: Deployment, speed: Speed) -> dict[str, object]:
-    """Configuration keys and values that follow from the sizing."""
-    target, is_quantized = deployment.target, deployment.target.dtype in QUANTIZED
-    chosen: dict[str, object] = {"target.tensor_parallel": target.group.count}
-    chosen["target.dtype"] = "bfloat16" if is_quantized else target.dtype
-    if is_quantized:
-        chosen["target.quantization"] = target.dtype
-    chosen["target.kv_cache_tokens"] = max(256, deployment.concurrency * deployment.context)
-    chosen["router.max_running"] = deployment.concurrency
-    chosen["speculation.max_draft_tokens"] = speed.draft_tokens
-    if speed.draft_tokens:
-        chosen["speculation.max_rows"] = min(4096, deployment.concurrency * speed.draft_tokens)
-    if speed.draft_workers:
-        chosen |= {"draft.workers": speed.draft_workers, "draft.gamma": speed.draft_tokens}
-        chosen["draft.ahead"] = deployment.draft.outcomes if speed.drafting == "one round ahead" else 0
-    return chosen
+def settings(sizing: Sizing) -> dict[str, object]:
+    """Configuration keys and values of the cheapest way; empty if it does not fit or Paceline does not serve it."""
+    deployment, speed = sizing.deployment, sizing.cheapest
+    target, sequences, drafts = deployment.target, deployment.concurrency, speed.draft_tokens
+    if not sizing.memory.fits or _unserved(target):
+        return {}
+    is_quantized = target.dtype in QUANTIZED
+    return {
+        "target.tensor_parallel": target.group.count,
+        "target.dtype": "bfloat16" if is_quantized else target.dtype,
+        **({"target.quantization": target.dtype} if is_quantized else {}),
+        "target.kv_cache_tokens": max(256, sequences * deployment.context),
+        "router.max_running": sequences,
+        "speculation.max_draft_tokens": drafts,
+        **({"speculation.max_rows": min(4096, sequences * drafts)} if drafts else {}),
+        **({"draft.workers": speed.draft_workers, "draft.gamma": drafts} if speed.draft_workers else {}),
+        **({"draft.ahead": deployment.outcomes * (speed.drafting == "one round ahead")} if speed.draft_workers else {}),
+    }
 
 
 def is_cpu(placed: PlacedModel) -> bool:
     return placed.group.name == CPU
 
 
-def unserved(target: PlacedModel) -> str:
+def _unserved(target: PlacedModel) -> str:
     """Why Paceline's own engine does not serve it; empty if it does."""
     if target.dtype == "fp8":
         return "Paceline's engine does not compute in fp8 yet"
@@ -103,8 +106,9 @@ def unserved(target: PlacedModel) -> str:
     return ""
 
 
-def _memory(deployment: Deployment, sizing: Sizing) -> Iterator[str | Table]:
-    target, memory, group = deployment.target, sizing.memory, deployment.target.group
+def _memory(sizing: Sizing) -> Iterator[str | Table]:
+    deployment, memory = sizing.deployment, sizing.memory
+    target, group = deployment.target, deployment.target.group
     where, each = f"{group.count} x {group.name}", "Memory of each GPU"
     if is_cpu(target):
         rates = f"{1000 * group.gpu.bandwidth_tb_s:.1f} GB/s read, {group.gpu.tflops:.3g} TFLOP/s in products"
@@ -122,8 +126,8 @@ def _memory(deployment: Deployment, sizing: Sizing) -> Iterator[str | Table]:
         yield f"It fits. The KV cache has room for {memory.room_tokens:,} tokens: {room}."
 
 
-def _round(deployment: Deployment, sizing: Sizing) -> Table:
-    forward = sizing.forward
+def _round(sizing: Sizing) -> Table:
+    forward, deployment = sizing.forward, sizing.deployment
     parts = {"reading the weights": forward.weights_s, "reading the KV cache": forward.kv_s}
     parts |= {"products, meanwhile": forward.compute_s, "all-reduces": forward.all_reduce_s}
     if deployment.seconds_of_rows is not None:
@@ -164,8 +168,9 @@ def _named(speed: Speed) -> str:
     return f"{workers}, {speed.drafting}, {speed.draft_tokens} draft tokens"
 
 
-def _remedy(deployment: Deployment, sizing: Sizing) -> str:
-    memory, context = sizing.memory, sizing.memory.room_tokens // deployment.concurrency
+def _remedy(sizing: Sizing) -> str:
+    deployment, memory = sizing.deployment, sizing.memory
+    context = memory.room_tokens // deployment.concurrency
     ways = [f"{count} GPUs of the kind" for count in groups_that_fit(deployment)[:1]]
     if sizing.max_sequences:
         ways.append(f"at most {_requests(sizing.max_sequences)} at once of this context")

@@ -20,7 +20,6 @@ from cluster.config import load_config
 from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
     Deployment,
-    DraftPlan,
     PlacedModel,
     free_rows,
     memory_fit,
@@ -301,15 +300,12 @@ deployments = st.builds(
     context=st.integers(1, 20_000),
     prefill_rows=st.just(256),
     link_s=st.floats(0, 0.001),
-    draft=st.builds(
-        DraftPlan,
-        placed=drafters,
-        acceptance=st.floats(0, 0.99),
-        draft_tokens=st.none() | st.integers(1, 16),
-        hit_rate=st.floats(0, 1),
-        outcomes=st.integers(1, 8),
-        max_workers=st.integers(1, 4),
-    ),
+    drafter=drafters,
+    acceptance=st.floats(0, 0.99),
+    draft_tokens=st.none() | st.integers(1, 16),
+    hit_rate=st.floats(0, 1),
+    outcomes=st.integers(1, 8),
+    max_workers=st.integers(1, 4),
     gpu_hour=st.none() | st.floats(0.01, 100),
     draft_gpu_hour=st.none(),
 )
@@ -341,8 +337,19 @@ def test_a_faster_target_gpu_never_makes_decoding_slower(deployment, factor):
 
 
 def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
-    plan = DraftPlan(None, acceptance=0.5, draft_tokens=None, hit_rate=0.9, outcomes=8, max_workers=8)
-    few = Deployment(target=placed(), concurrency=1, context=1024, prefill_rows=256, link_s=0.0002, draft=plan)
+    few = Deployment(
+        target=placed(),
+        concurrency=1,
+        context=1024,
+        prefill_rows=256,
+        link_s=0.0002,
+        drafter=None,
+        acceptance=0.5,
+        draft_tokens=None,
+        hit_rate=0.9,
+        outcomes=8,
+        max_workers=8,
+    )
     many = replace(few, concurrency=1024)
     assert size(few).fastest.drafting == "on the CPU"
     assert size(few).drafted[0].ratio > 1.5
