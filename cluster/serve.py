@@ -36,8 +36,8 @@ from cluster.cache.promotion import PromotionSource
 from cluster.config import NO_CACHE, ClusterConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
+from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
-from cluster.router.required_rows import check_required_rows
 from cluster.tenants.access import TenantAccess, tenant_access
 
 APPLICATION = "paceline"

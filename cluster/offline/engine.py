@@ -52,8 +52,8 @@ from cluster.generation import GenerationOptions, changed, generation_options
 from cluster.offline.options import local_config
 from cluster.offline.requests import LocalRequests, Prompt
 from cluster.router.core import RouterCore
+from cluster.router.cpu_drafting import check_required_rows, least_max_rows
 from cluster.router.guarded_sink import SharedLearning
-from cluster.router.required_rows import check_required_rows, least_max_rows
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
 from cluster.router.trace import RoundTrace, trace_round

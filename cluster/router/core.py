@@ -29,7 +29,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router import learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
-from cluster.router.cpu_drafting import CpuDrafting
+from cluster.router.cpu_drafting import CpuDrafting, check_required_rows
 from cluster.router.draft_choice import ChoiceLimits, DraftChoice
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
@@ -41,7 +41,6 @@ from cluster.router.guarded_sink import GuardedSink, SharedLearning
 from cluster.router.head_drafting import HeadDrafting
 from cluster.router.open_requests import OpenRequests
 from cluster.router.proposals import Proposals
-from cluster.router.required_rows import check_required_rows
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
 from cluster.router.sequence import DraftState, Sequence

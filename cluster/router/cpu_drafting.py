@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
 
 from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
+from actors.errors import InvalidRequest
 from cluster.router.counters import RouterCounters
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
@@ -116,3 +117,16 @@ def _context(entry: RoundEntry, index: int, max_required: int) -> DraftContext:
         readable=request.readable,
         reads_cache=request.cache != "off",
     )
+
+
+def least_max_rows(drafters: Iterable[CpuDrafter]) -> int:
+    """The least `max_rows` with which one sequence may have all that these require and a draft beside it."""
+    return 1 + sum(drafter.most_required for drafter in drafters)
+
+
+def check_required_rows(drafters: Iterable[CpuDrafter], max_rows: int, field: str = "speculation.max_rows") -> None:
+    """Raises InvalidRequest naming `field` if the drafters' rows of one sequence are more than a round may spend."""
+    least = least_max_rows(drafters)
+    if max_rows < least:
+        limit = f"it must be at least {least} for the rows that its drafters require, such as a lookahead window"
+        raise InvalidRequest(field, max_rows, limit)

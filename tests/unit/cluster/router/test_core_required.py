@@ -1,5 +1,5 @@
 """Rows that drafters require, through the router: who gets them, what they cost, and lookahead decoding with them
-(`cluster.router.required_rows`), as a round's `trace` shows them."""
+(`cluster.router.cpu_drafting`), as a round's `trace` shows them."""
 
 from __future__ import annotations
 
