@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,15 +121,9 @@ class CacheAdministration:
 
     def acting_for(self, actor: str) -> CacheAdministration:
         """The same with another actor."""
-        return CacheAdministration(
-            self._connection,
-            ring=self._ring,
-            audit=self._audit,
-            limits=self._limits,
-            actor=actor,
-            index_directory=self._index_directory,
-            owns_server=self._owns_server,
-        )
+        acting = copy(self)
+        acting._actor = actor
+        return acting
 
     def find(self, namespace: str, fingerprint: str | None = None) -> list[StoreKeys]:
         """Namespaces with this name, of one fingerprint or any. Raises NamespaceUnknown if there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -65,7 +65,6 @@ class Importer:
         codec: FrameCodec,
         compactor: Compactor,
         keep_s: int,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """compactor: folds the same namespace, with the cluster's budgets."""
         self.result = ImportResult()
@@ -74,7 +73,6 @@ class Importer:
         self._codec = codec
         self._compactor = compactor
         self._keep_s = keep_s
-        self._sleep = sleep
         self._known: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
         self._waiting: list[Piece] = []
         self._waiting_tokens = 0
@@ -158,7 +156,7 @@ class Importer:
                     f"namespace {self._store.keys.namespace} has {self._admin.log_length()} entries in its log, and "
                     f"another compactor holds it without folding them; try again"
                 )
-            self._sleep(0.1)
+            time.sleep(0.1)
             waited_s += 0.1
 
     def _is_folded(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -54,20 +54,11 @@ class PurgeResult:
 class Purge:
     """One purge of one namespace. Repeating an interrupted purge completes it."""
 
-    def __init__(
-        self,
-        store: Store,
-        admin: AdminStore,
-        codec: FrameCodec,
-        keep_s: int = KEEP_S,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """clock: Unix time, used where Redis refuses to tell its own."""
+    def __init__(self, store: Store, admin: AdminStore, codec: FrameCodec, keep_s: int = KEEP_S) -> None:
         self._store = store
         self._admin = admin
         self._codec = codec
         self._keep_s = keep_s
-        self._clock = clock
         self._owner = secrets.token_hex(16)
 
     @property
@@ -137,7 +128,7 @@ class Purge:
         try:
             now_s = self._store.server_time_ms() // 1000
         except StoreRefused:
-            now_s = int(self._clock())
+            now_s = int(time.time())
         return min(LAST_S, now_s + _CLOCK_MARGIN_S)
 
     def _delete(self, kinds: list[str]) -> int:
@@ -198,7 +189,7 @@ class Purge:
         return num_removed, frozenset(f"segment:{digest}" for digest in digests)
 
     def _manifest(self, frame: bytes | None, epoch: str, version: int) -> Manifest:
-        empty = Manifest.empty(epoch, version, int(self._clock()))
+        empty = Manifest.empty(epoch, version, int(time.time()))
         if frame is None:
             return empty
         try:

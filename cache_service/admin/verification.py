@@ -149,7 +149,7 @@ class Verifier:
 
     def _check_area(self, area: str, checks: _Checks, kinds: Sequence[str]) -> None:
         """area: "" is the tokens'. kinds: those of all the namespace's keys."""
-        store, admin = (self._store.beside(area), self._admin.beside(area)) if area else (self._store, self._admin)
+        store = self._store.beside(area)
         prefix = f"{area}:" if area else ""
         stored = store.read_manifest()
         manifest = None
@@ -166,12 +166,12 @@ class Verifier:
         named = [] if manifest is None else manifest.segments
         for entry in named:
             kind = f"{prefix}{_SEGMENT}{entry.digest}"
-            frame = admin.read_segment_whole(entry.digest, entry.num_bytes)
-            if frame:
-                self._segment(kind, entry.digest, frame, checks, named=entry)
+            segment = store.read_segment(entry.digest, entry.num_bytes)
+            if segment:
+                self._segment(kind, entry.digest, segment, checks, named=entry)
             elif store.read_manifest().version == stored.version:  # else it may have been retired, and expired
                 self._problem(kind, "it is missing")
-        self._check_unused(admin, checks, kinds, prefix + _SEGMENT, used={entry.digest for entry in named})
+        self._check_unused(store, checks, kinds, prefix + _SEGMENT, used={entry.digest for entry in named})
 
     def _manifest(self, stored: StoredManifest, frame: bytes, checks: _Checks, kind: str) -> FoldedManifest | None:
         self._objects += 1
@@ -199,9 +199,7 @@ class Verifier:
         except FormatError as error:
             self._problem(kind, str(error))
 
-    def _check_unused(
-        self, admin: AdminStore, checks: _Checks, kinds: Sequence[str], prefix: str, used: set[str]
-    ) -> None:
+    def _check_unused(self, store: Store, checks: _Checks, kinds: Sequence[str], prefix: str, used: set[str]) -> None:
         """Check segments of earlier folds, which no manifest names any more."""
         for kind in kinds:
             digest = kind.removeprefix(prefix)
@@ -210,7 +208,7 @@ class Verifier:
             self._unused_segments += 1
             if not re.fullmatch("[0-9a-f]{64}", digest):
                 self._problem(kind, "its name is no SHA-256")
-            elif frame := admin.read_segment_whole(digest, checks.payload.max_segment_bytes):  # else it has expired
+            elif frame := store.read_segment(digest, checks.payload.max_segment_bytes):  # else it has expired
                 self._segment(kind, digest, frame, checks, named=None)
 
 

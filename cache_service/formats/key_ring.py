@@ -49,13 +49,6 @@ class KeyRing:
     def __repr__(self) -> str:
         return f"KeyRing(ids={sorted(self._secrets)})"
 
-    def __contains__(self, key_id: object) -> bool:
-        return key_id in self._secrets
-
-    def without(self, key_id: int) -> KeyRing:
-        """Raises SettingError if no key would be left."""
-        return KeyRing({other: secret for other, secret in self._secrets.items() if other != key_id})
-
     def cipher(self, key_id: int, namespace: str) -> NamespaceCipher:
         """Raises FormatError if the ring lacks the key: "newer" for an id above all others, else "key" (erased)."""
         secret = self._secrets.get(key_id)

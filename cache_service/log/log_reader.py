@@ -71,28 +71,26 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         codec: FrameCodec,
         listener: Listener,
         settings: ReaderSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings or ReaderSettings()
         super().__init__(store, codec, TOKENS, self._settings.read_entries)
         self.counters: ReaderCounters = ReaderCounters()
         self._listener = listener
-        self._clock = clock
         self._deadline = 0.0  # for this start's segments
         self._read_at: float | None = None  # when Redis last answered
 
     def step(self) -> bool:
         has_more = super().step()
-        self._read_at = self._clock()
+        self._read_at = time.monotonic()
         return has_more
 
     @property
     def lag_s(self) -> float:
         """Seconds since Redis last answered; 0 if it never has."""
-        return 0.0 if self._read_at is None else self._clock() - self._read_at
+        return 0.0 if self._read_at is None else time.monotonic() - self._read_at
 
     def _begin(self, manifest: Manifest | None) -> list[SegmentEntry]:
-        self._deadline = self._clock() + self._settings.warm_deadline_s
+        self._deadline = time.monotonic() + self._settings.warm_deadline_s
         segments = newest_segments(manifest, self._settings.warm_tokens) if manifest is not None else []
         self._has_delivered = manifest is not None
         wanted: list[bool] = []
@@ -100,7 +98,7 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         return segments if all(wanted) else []
 
     def _read_segment(self, place: Place[Manifest, SegmentEntry]) -> None:
-        if self._clock() > self._deadline:
+        if time.monotonic() > self._deadline:
             self.counters.skipped_segments += len(place.segments)
             place.segments.clear()
         else:

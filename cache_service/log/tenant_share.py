@@ -48,8 +48,7 @@ class TenantShare:
         budget: TenantBudget,
         limits: FoldLimits,
         keep_s: int,
-        on_others: Callable[[list[str]], None] = lambda others: None,
-        clock: Callable[[], float] = time.time,
+        on_others: Callable[[list[str]], None],
     ) -> None:
         """limits: the budgets of a tenant's only namespace. keep_s: the namespace's time to live after a fold.
         on_others: receives a random sample of the tenant's other namespaces."""
@@ -60,7 +59,6 @@ class TenantShare:
         self._limits = limits
         self._keep_s = keep_s
         self._on_others = on_others
-        self._clock = clock
         self._is_refused = False
 
     def __call__(self, has_new: bool) -> FoldLimits:
@@ -75,7 +73,7 @@ class TenantShare:
         return share_of(self._limits, self._budget.max_bytes, num_others + 1)
 
     def _count_others(self, has_new: bool) -> int:
-        now = self._clock()
+        now = time.time()
         with faults_told(), self._connection.client().pipeline(transaction=True) as pipeline:
             if has_new:
                 pipeline.zadd(self._name, {self._namespace: now + self._keep_s})

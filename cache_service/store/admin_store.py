@@ -44,9 +44,6 @@ class AdminStore:
         self.keys = keys
         self._connection = connection
 
-    def beside(self, area: str) -> AdminStore:
-        return AdminStore(self._connection, self.keys.beside(area))
-
     def kinds(self) -> list[str]:
         """Kinds of the namespace's keys in all areas: "log", "segment:...", "soft-3:log". Scans the whole server."""
         return sorted(kind for _, kind in known_keys(self._connection, self.keys.beside("")))
@@ -90,11 +87,6 @@ class AdminStore:
         with faults_told():
             for field, value in self._connection.client().hscan_iter(self.keys.key(kind), count=_SCAN_COUNT):
                 yield as_bytes(field), as_bytes(value)
-
-    def read_segment_whole(self, digest: str, max_bytes: int) -> bytes:
-        """At most `max_bytes` + 1 bytes; b"" if it does not exist."""
-        with faults_told():
-            return as_bytes(self._connection.client().getrange(self.keys.segment(digest), 0, max_bytes))
 
     def seize_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int:
         """Take the lease from any holder and return its fencing token; nobody else can write from then on."""

@@ -13,15 +13,16 @@ from cache_service.store.connection import Connection
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.02
+_PATIENCE_S = 10.0
 
 
-def forget_deleted(connection: Connection, patience_s: float = 10.0) -> bool:
+def forget_deleted(connection: Connection) -> bool:
     """Have a server rewrite its append-only file, so that deleted data are no longer on its disk.
 
-    False, with a warning: it refuses, or has not finished within `patience_s`. Servers also rewrite the file by
+    False, with a warning: it refuses, or has not finished within some seconds. Servers also rewrite the file by
     themselves when it has doubled in size.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + _PATIENCE_S
     try:
         with faults_told():
             client: Any = connection.client()

@@ -42,6 +42,13 @@ def namespace(shared_server):
     namespace.connection.close()
 
 
+@pytest.fixture(scope="module")
+def machine_server(tmp_path_factory):
+    """A server for the state machines of a module."""
+    with EmbeddedServer(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
 @pytest.fixture
 def server(tmp_path):
     """A server of the test's own, to be stopped, filled and emptied."""

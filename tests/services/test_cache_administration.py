@@ -1,4 +1,7 @@
-"""The administration of the shared cache on real servers: what goes in comes out, and what is purged is gone."""
+"""The administration of the shared cache on real servers: what goes in comes out, and what is purged is gone.
+
+Covers also `cache_service.admin.namespace_contents`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`paceline cache` on a real server: what it prints, what it refuses, and what is left behind.
 
 Covers `cluster.cli.cache.app`, `cluster.cli.cache.documents`, `cluster.cli.cache.namespaces`,
-`cluster.cli.cache.options` and `cluster.cli.output`.
+`cluster.cli.cache.options`, `cluster.cli.output` and `cache_service.store.server_disk`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Log, segments and readers on real servers: what is appended is what is read, whatever was folded, lost or forged."""
+"""Log, segments and readers on real servers: what is appended is what is read, whatever was folded, lost or forged.
+
+Covers `cache_service.log.fenced_fold` and `cache_service.log.payload` with both payloads.
+"""
 
 from __future__ import annotations
 
@@ -104,18 +107,6 @@ def test_data_survive_a_restart_of_the_server(engine, tmp_path):
         documents, counters = Namespace(server.settings, "tenant").read()
     assert documents.contents == contents(given)
     assert counters.segments == 1
-
-
-def test_repeated_and_reordered_entries_are_one_document(namespace):
-    given = random_pieces(4, 40)
-    order = np.random.default_rng(4).permutation(np.repeat(np.arange(40), 2))
-    folding = compactor(namespace)
-    for step, row in enumerate(order):
-        namespace.append(given[row])
-        if step % 20 == 0:
-            fold_all(folding)
-    fold_all(folding)
-    assert namespace.read()[0].contents == contents(given)
 
 
 def test_a_reader_of_a_flushed_namespace_forgets_and_follows_the_new_data(namespace):

@@ -1,4 +1,7 @@
-"""Redis absent, stopped, killed, full, read-only, flushed, lying: callers notice nothing, and it passes."""
+"""Redis absent, stopped, killed, full, read-only, flushed, lying: callers notice nothing, and it passes.
+
+Covers also `cache_service.store.answers` and `cache_service.store.scripts`.
+"""
 
 from __future__ import annotations
 

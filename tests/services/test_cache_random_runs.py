@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import NamespaceUnknown
 from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
-from cache_service.store.embedded_server import EmbeddedServer
-from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece
+from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece, run_histories
 
 GENERATION_S, MAX_GENERATIONS, SEGMENT_TOKENS = 100, 3, 16
 
@@ -192,19 +189,5 @@ def tokens(documents):
     return {(*key[:2], key[2] + row, token) for key, run in documents.items() for row, token in enumerate(run)}
 
 
-@pytest.fixture(scope="module")
-def machine_server(tmp_path_factory):
-    with EmbeddedServer(tmp_path_factory.mktemp("server")) as server:
-        yield server
-
-
 def test_any_history_leaves_readers_and_store_in_agreement(machine_server):
-    class Machine(History):
-        server_settings = machine_server.settings
-
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_histories(History, machine_server, max_examples=20, steps=30)

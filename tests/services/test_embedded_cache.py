@@ -1,4 +1,7 @@
-"""The cache's server that belongs to a cluster: routers learn where it is, nobody sees its password, and it lasts."""
+"""The cache's server that belongs to a cluster: routers learn where it is, nobody sees its password, and it lasts.
+
+Covers also `cache_service.store.server_watch`.
+"""
 
 from __future__ import annotations
 

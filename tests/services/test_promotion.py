@@ -1,4 +1,7 @@
-"""The promotion gate on real servers: what becomes public, when, through whom, and how it is gone again."""
+"""The promotion gate on real servers: what becomes public, when, through whom, and how it is gone again.
+
+Covers also `cache_service.promotion.promotion_store`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import SettingError, StoreUnavailable
@@ -20,8 +22,7 @@ from cache_service.promotion.promotion_policy import MIN_TENANTS, PromotionPolic
 from cache_service.promotion.promotion_thread import PromotionThread
 from cache_service.promotion.sensitive_spans import SensitiveSpans
 from cache_service.store.connection import ConnectionSettings
-from cache_service.store.embedded_server import EmbeddedServer
-from paceline_testing.cache_stores import Documents, Namespace, catch_up, piece, until
+from paceline_testing.cache_stores import Documents, Namespace, catch_up, piece, run_histories, until
 
 K = MIN_TENANTS
 SECRET = b"s" * 32
@@ -119,7 +120,7 @@ def test_nothing_below_the_threshold_is_stored_as_text(pool):
         secret_pool.say((1_000_001, 1_000_002, 1_000_003), range(K - 1))
         token = np.array([1_000_002], "<i4").tobytes()
         redis = secret_pool.namespace.redis
-        names = redis.keys(secret_pool.namespace.keys.key("*").replace("{", "[{]").replace("}", "[}]"))
+        names = secret_pool.namespace.names()
         assert names
         assert not any(token in (redis.dump(name) or b"") for name in names)
         assert not any(b"tenant 1" in (redis.dump(name) or b"") + name for name in names)
@@ -273,7 +274,7 @@ def test_the_clock_is_that_of_the_server_and_everything_but_policy_ends(namespac
     assert until(lambda: gate.release() is not None and gate.public() == {PHRASE})
     gate.opt_out("tenant 77")
     redis = namespace.redis
-    names = redis.keys(namespace.keys.key("*").replace("{", "[{]").replace("}", "[}]"))
+    names = namespace.names()
     lives = {name: redis.ttl(name) for name in names if not name.endswith((b":left", b":lease"))}
     assert len(lives) >= 8
     assert min(lives.values()) > 0, lives
@@ -543,8 +544,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def lose_everything(self):
-        pattern = self.pool.namespace.keys.key("*").replace("{", "[{]").replace("}", "[}]")
-        if names := self.pool.namespace.redis.keys(pattern):
+        if names := self.pool.namespace.names():
             self.pool.namespace.redis.delete(*names)
         self.pool.gate = self.pool.another_gate()
         self.oracle = Oracle()
@@ -566,19 +566,5 @@ class History(RuleBasedStateMachine):
             self.pool.namespace.connection.close()
 
 
-@pytest.fixture(scope="module")
-def machine_server(tmp_path_factory):
-    with EmbeddedServer(tmp_path_factory.mktemp("server")) as server:
-        yield server
-
-
 def test_any_history_keeps_the_rules(machine_server):
-    class Machine(History):
-        server_settings = machine_server.settings
-
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_histories(History, machine_server, max_examples=30, steps=40)

@@ -11,7 +11,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,7 +18,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from actors.drafters.contract import MAX_CONTEXT, VerifiedRows
@@ -31,8 +29,7 @@ from cache_service.counts.soft_exchange import SoftExchange, SoftExchangeSetting
 from cache_service.formats.key_ring import KeyRing
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.store.connection import ConnectionSettings
-from cache_service.store.embedded_server import EmbeddedServer
-from paceline_testing.cache_stores import Namespace, until
+from paceline_testing.cache_stores import Namespace, run_histories, until
 
 ORDER = 2
 RING = KeyRing({1: b"1" * 32})
@@ -310,7 +307,7 @@ def test_damage_is_counted_and_left_out(namespace):
     one.learn([2])
     one.catch_up()
     keys = namespace.keys.beside(area_of(ORDER))
-    (part,) = namespace.redis.keys(keys.segment("*").replace("{", "[{]").replace("}", "[}]"))
+    (part,) = namespace.redis.keys(keys.segment("*"))
     namespace.redis.setrange(part, 40, b"garbage")
     namespace.redis.xadd(keys.log, {"e": b"garbage"})
     namespace.redis.xadd(keys.log, {"other": b"field"})
@@ -341,31 +338,13 @@ def test_a_full_namespace_keeps_what_is_of_most_use(namespace):
     assert len({key for key, _ in late.contents}) <= 128
 
 
-def test_of_two_compactors_the_late_one_changes_nothing(namespace):
-    one = Replica(namespace)
-    one.learn([1])
-    one.catch_up()
-    late = SoftCompactor(*namespace.open(), ORDER)
-    prepared = late.prepare()
-    assert SoftCompactor(*namespace.open(), ORDER).prepare() is None, "the lease is held"
-    namespace.redis.delete(namespace.keys.beside(area_of(ORDER)).lease)
-    one.learn([2])
-    one.catch_up()
-    assert fold(namespace).folds == 1
-    assert not late.commit(prepared)
-    assert late.counters.refused_folds == 1
-    replica = Replica(namespace)
-    replica.catch_up()
-    assert replica.contents == one.contents
-
-
 def test_everything_has_a_time_to_live(namespace):
     one = Replica(namespace)
     for step in (1, 2):
         one.learn([step])
         one.catch_up()
         fold(namespace)
-    keys = namespace.redis.keys(namespace.keys.key("*").replace("{", "[{]").replace("}", "[}]"))
+    keys = namespace.names()
     lives = {key: namespace.redis.ttl(key) for key in keys}
     assert len(lives) >= 5
     assert all(life > 0 for key, life in lives.items() if not key.endswith(b":lease")), lives
@@ -482,10 +461,6 @@ class History(RuleBasedStateMachine):
         SoftCompactor(*self.namespace.open(), ORDER).prepare()
         self.namespace.redis.delete(self.namespace.keys.beside(area_of(ORDER)).lease)  # in time it runs out
 
-    def names(self):
-        pattern = self.namespace.keys.key("*").replace("{", "[{]").replace("}", "[}]")
-        return self.namespace.redis.keys(pattern)
-
     @rule()
     def purge(self):
         self.namespace.redis.set(self.namespace.keys.epoch, f"epoch {self.next_token} {time.monotonic_ns()}")
@@ -493,7 +468,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def lose_everything(self):
-        if names := self.names():
+        if names := self.namespace.names():
             self.namespace.redis.delete(*names)
         self.everything_is_gone()
 
@@ -515,19 +490,5 @@ class History(RuleBasedStateMachine):
             self.namespace.connection.close()
 
 
-@pytest.fixture(scope="module")
-def machine_server(tmp_path_factory):
-    with EmbeddedServer(tmp_path_factory.mktemp("server")) as server:
-        yield server
-
-
 def test_any_history_adds_up_at_every_replica(machine_server):
-    class Machine(History):
-        server_settings = machine_server.settings
-
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_histories(History, machine_server, max_examples=12, steps=25)

@@ -1,4 +1,7 @@
-"""What a process knows of the shared cache, on real servers: all that is there, nothing else, and nobody waits."""
+"""What a process knows of the shared cache, on real servers: all that is there, nothing else, and nobody waits.
+
+Covers also `cache_service.index.index_edition`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,7 @@ from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.follower import FollowerSettings
 from cache_service.log.publisher import Publisher, PublisherSettings
-from cache_service.store.embedded_server import EmbeddedServer
-from paceline_testing.cache_stores import Namespace, piece, until
+from paceline_testing.cache_stores import Namespace, fold_all, piece, until
 
 BASE = 64  # tokens that make a base in these tests
 FOLLOWER = FollowerSettings(poll_s=0.005, idle_poll_s=0.02, unwanted_poll_s=0.02, retry_s=0.02, max_retry_s=0.1)
@@ -59,12 +61,6 @@ def compactor(namespace, clock=lambda: 1_000.0, **limits):
     return Compactor(namespace.store, namespace.codec, CompactorSettings(limits=FoldLimits(**limits)), clock)
 
 
-def fold_all(compactor):
-    while compactor.fold():
-        pass
-    compactor.release()
-
-
 def knows(index, name, *words):
     """Whether a namespace's base or tail holds each of these texts whole."""
     automata = index.automata(name)
@@ -88,8 +84,7 @@ def files_in(directory):
 
 
 def purge(namespace):
-    pattern = namespace.keys.key("*").replace("{", "[{]").replace("}", "[}]")
-    namespace.redis.delete(*namespace.redis.keys(pattern))
+    namespace.redis.delete(*namespace.names())
 
 
 def document(seed, size=40):
@@ -341,12 +336,6 @@ def test_an_index_holds_the_live_documents_and_nothing_else(machine_server, tmp_
     finally:
         assert index.close(20)
         namespace.connection.close()
-
-
-@pytest.fixture(scope="module")
-def machine_server(tmp_path_factory):
-    with EmbeddedServer(tmp_path_factory.mktemp("server")) as server:
-        yield server
 
 
 def test_namespaces_are_read_by_those_who_may(namespace, open_index):

@@ -6,6 +6,8 @@ import itertools
 import time
 
 import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from cache_service.formats.documents import Piece, assemble, document_id_of
 from cache_service.formats.entry_codec import encode_entry
@@ -129,6 +131,22 @@ class Namespace:
         reader = self.reader(documents, **settings)
         catch_up(reader)
         return documents, reader.counters
+
+
+def fold_all(compactor):
+    """Fold the whole log, and let another compactor take over."""
+    while compactor.fold():
+        pass
+    compactor.release()
+
+
+def run_histories(machine, server, max_examples, steps):
+    """Random histories of a state machine, which finds the server's settings as `server_settings`."""
+    suppressed = list(HealthCheck)
+    limits = settings(
+        max_examples=max_examples, stateful_step_count=steps, deadline=None, suppress_health_check=suppressed
+    )
+    run_state_machine_as_test(type("Machine", (machine,), {"server_settings": server.settings}), settings=limits)
 
 
 def catch_up(reader):

@@ -1,4 +1,7 @@
-"""The static automaton against brute force over documents, its draft trees, and its cost on degenerate text."""
+"""The static automaton against brute force over documents, its draft trees, and its cost on degenerate text.
+
+Covers also `cache_service.automata.tree_kernels`.
+"""
 
 from __future__ import annotations
 
