@@ -100,14 +100,14 @@ class _LocalDrafts:
         return self.results
 
 
-def _no_drafts(worker_id: str, batch: DraftBatch) -> DraftResult | None:
+def no_drafts(worker_id: str, batch: DraftBatch) -> DraftResult | None:
     return None
 
 
 def run_local_round(
     core: RouterCore,
     verify: Callable[[VerifyBatch], VerifyResult | Failure | None],
-    draft: Callable[[str, DraftBatch], DraftResult | None] = _no_drafts,
+    draft: Callable[[str, DraftBatch], DraftResult | None] = no_drafts,
     hooks: RoundHooks = _NO_HOOKS,
 ) -> RoundOutcome:
     """`run_round` with target and draft model as plain functions of this process."""

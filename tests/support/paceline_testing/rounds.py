@@ -19,7 +19,7 @@ from actors.messages import (
 )  # fmt: skip
 from cluster.router.core import RouterCore
 from cluster.router.round import RouterEvent
-from cluster.router.run_round import RoundHooks, RoundOutcome, run_local_round
+from cluster.router.run_round import RoundHooks, RoundOutcome, no_drafts, run_local_round
 
 
 def toy_info(vocab_size: int, max_model_len: int = 256, block_size: int = 4, **fields: object) -> WorkerInfo:
@@ -35,10 +35,6 @@ def toy_request(
     return GenerationRequest(
         request_id=request_id, prompt_token_ids=token_ids, max_new_tokens=max_new_tokens, **fields,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def no_drafts(worker_id: str, batch: DraftBatch) -> DraftResult | None:
-    return None
 
 
 def toy_round(

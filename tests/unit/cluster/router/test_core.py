@@ -27,9 +27,10 @@ from actors.messages import (
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
+from cluster.router.run_round import no_drafts
 from cluster.router.worker_drafting import DraftShape
-from paceline_testing.rounds import no_drafts, toy_info, toy_request, toy_round
 from paceline_testing.rounds import serve as toy_serve
+from paceline_testing.rounds import toy_info, toy_request, toy_round
 from paceline_testing.toy_draft_worker import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 

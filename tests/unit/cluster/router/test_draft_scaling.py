@@ -97,7 +97,7 @@ def test_serves_own_autoscaler_goes_up_and_down_by_what_replicas_report(tmp_path
 
 
 def observed(sequences=8, workers=1, per_sequence_s=0.004, fixed_s=0.002, gained=16, late=0) -> DraftDemand:
-    """Of a router whose rounds take 20 ms besides the wait, with drafts as good as `gained` of 24 tokens."""
+    """The demand of a router whose rounds take 20 ms besides the wait, with drafts as good as `gained` of 24 tokens."""
     scaling = DraftScaling()
     for number in range(200):
         each = (sequences - number % 3) / workers

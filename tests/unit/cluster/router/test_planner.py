@@ -209,7 +209,7 @@ def teach(calibration, proposals, bounds, is_accepted, namespaces):
 
 
 def probabilities(calibration, asked, one):
-    """Of the tree's only node, by (source, group)."""
+    """Probabilities of the tree's only node for each (source, group)."""
     proposals = [Proposal(i, source, one, group) for i, (source, group) in enumerate(asked)]
     merged, _ = merge_trees(proposals, limits(len(asked)), calibration, VOCAB_SIZE)
     return merged.nodes["probability"].tolist()
