@@ -1,4 +1,4 @@
-"""When Ray Serve starts and stops draft workers and target groups: limits, decisions, and the policies Serve calls.
+"""Autoscaling of draft workers and target groups: limits, decisions, and Ray Serve's policies.
 
 ray is imported only where Serve's settings are made: the configuration imports this module.
 """
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from actors.workers.demand import TargetDemand
 from cache_service.options import Options
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 
-_ROOM = 0.7  # a draft worker may go if the others stay below this part of the busy share aimed at
-_SIGNALS_IN_SIGHT = 5  # signals a replica records in the time that a decision looks back
+_ROOM = 0.7  # a draft worker may go if the others stay below this part of the wanted busy share
+_SIGNALS_IN_SIGHT = 5  # signals of a replica within `look_back_s`
 
 
 class AutoscalingConfig(Options):
@@ -54,29 +55,23 @@ class DraftSignals:
 
 @dataclass(frozen=True, slots=True)
 class DraftTargets:
-    busy_share: float  # that workers should have
-    late_share: float  # at most
-    min_gain: float  # tokens a second, relative, that one worker more must bring
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSignals:
-    queue_s: float  # as in `TargetDemand`
-    used_share: float
+    busy_share: float  # wanted share
+    late_share: float  # upper limit
+    min_gain: float  # relative gain in tokens a second that one more worker must bring
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLimits:
-    queue_s: float  # that requests may wait for their first round
-    used_share: float  # groups are added above it; after one has gone, the others must stay below it
+    queue_s: float  # time that requests may wait for their first round
+    used_share: float  # groups are added above it; one is removed only if the others stay below it
 
 
 def desired_workers(signals: DraftSignals, targets: DraftTargets, workers: int, fewest: int, most: int) -> int:
-    """More draft workers where these are too busy or too late and the planner estimates that one more is worth it, at
-    most twice as many at once; one fewer where the others have room for its work and the loss is small.
+    """More draft workers, at most twice as many, if they are too busy or too late and the planner estimates that one
+    more pays. One fewer if the others have room for its work and the loss is small.
 
-    Monotonic in the signals. With min_gain above 0 no decision reverses the one before while the signals are what that
-    decision should make of them: a worker goes at half of the gain at which it comes.
+    Monotonic in the signals. With min_gain above 0 decisions do not alternate: a worker goes at half of the gain at
+    which it comes.
     """
     workers = max(1, workers)
     needed = math.ceil(workers * signals.busy_share / targets.busy_share - 1e-9)
@@ -90,12 +85,11 @@ def desired_workers(signals: DraftSignals, targets: DraftTargets, workers: int, 
     return max(fewest, min(most, desired))
 
 
-def desired_groups(signals: TargetSignals, limits: TargetLimits, groups: int, fewest: int, most: int) -> int:
-    """Where requests wait too long and too much of the groups' room is in use, as many groups as bring that share to
-    its limit, at most twice as many at once; one fewer where the others have room for all that runs and nobody waits
-    too long.
+def desired_groups(signals: TargetDemand, limits: TargetLimits, groups: int, fewest: int, most: int) -> int:
+    """If requests wait too long and the groups' room is used above its limit: as many groups as bring the share to the
+    limit, at most twice as many. One fewer if the others have room for all that runs and no request waits too long.
 
-    Monotonic in the signals. While the running load stays the same, no decision is followed by its opposite.
+    Monotonic in the signals. Under a constant load, no decision is followed by its opposite.
     """
     groups = max(1, groups)
     in_use = groups * signals.used_share
@@ -147,13 +141,13 @@ class TargetPolicy:
             return context.target_num_replicas, {}  # nothing is recorded yet
         queue_s, used_share = (sum(recorded[name].values()) / len(recorded[name]) for name in ("queue_s", "used_share"))
         fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        signals = TargetSignals(queue_s, used_share)
+        signals = TargetDemand(queue_s, used_share)
         desired = desired_groups(signals, self._limits, groups=current, fewest=fewest, most=most)
         return _replicas(context, desired), {}
 
 
 def _replicas(context: Any, desired: int) -> int:
-    """Replicas that are being started were decided on before they could contribute, so they stay."""
+    """Keeps replicas that are being started: they could not contribute to the signals yet."""
     return max(desired, context.target_num_replicas) if desired > context.current_num_replicas else desired
 
 

@@ -1,4 +1,4 @@
-"""What routers tell the directory about draft workers and target groups."""
+"""Routers' reports to the directory about draft workers and target groups."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DraftDemand:
-    """Whether the draft workers suffice, and what one more or one fewer would do to tokens per second."""
+    """Late drafts, and the effect of one draft worker more or fewer on tokens a second."""
 
     late_share: float = 0.0  # drafts that came too late / drafts waited for
-    gain: float = 0.0  # relative, by one more worker: 0.1 is a tenth more
-    loss: float = 0.0  # relative, with one worker fewer
+    gain: float = 0.0  # relative gain by one more worker; 0.1: a tenth
+    loss: float = 0.0  # relative loss with one worker fewer
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDemand:
-    """How long requests wait for a target group, and how much of its room is in use."""
+    """Waiting time for a target group, and use of its room."""
 
     queue_s: float = 0.0  # age of the oldest request that waits for its first round
-    used_share: float = 0.0  # of the sequences that may run at once or of the KV blocks, the larger share: 0 to 1
+    used_share: float = 0.0  # 0 to 1: share of running sequences or KV blocks in use, whichever is larger
 
 
 def combined_drafts(demands: Iterable[DraftDemand]) -> DraftDemand:
-    """Workers serve all routers, so the one that would gain or lose most decides."""
+    """The maximum, because workers serve all routers."""
     told = list(demands)
     return DraftDemand(
         late_share=max((demand.late_share for demand in told), default=0.0),

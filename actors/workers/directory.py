@@ -1,10 +1,8 @@
-"""Who is there: the worker addresses of a cluster, the key by which its routers prove themselves, and which of them has
-which target group.
+"""The registry of a cluster: worker addresses, the key pair of its routers, and which router has which target group.
 
-A plain `Directory` inside one named Ray actor. Nothing in it is worth saving: the key pair is an argument of the
-actor, so Ray hands the same one to every restart, and workers refill the registry with their next heartbeat. Should
-a directory be made anew with another key, the answer to that heartbeat tells the workers' links. Established links
-need no directory, so routers keep them while it is away.
+A plain `Directory` inside one named Ray actor. It stores nothing: the key pair is an argument of the actor, so every
+restart gets the same one, and workers register again with their next heartbeat. If a new directory has another key, the
+answer to that heartbeat tells the workers. Established links need no directory.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ Role = Literal["target", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntry:
-    """One worker as the directory knows it. A restarted worker keeps its `worker_id` and has another `incarnation`."""
+    """One worker. After a restart it has the same `worker_id` and another `incarnation`."""
 
     role: Role
     worker_id: str
     address: LinkAddress
     incarnation: int
-    link_drops: tuple[tuple[str, int], ...] = ()  # messages its link server has dropped so far, by reason
-    is_leaving: bool = False  # it still answers, but is to be asked for nothing more
-    model: str = ""  # fingerprint of a target's
+    link_drops: tuple[tuple[str, int], ...] = ()  # messages dropped by its link server so far, by reason
+    is_leaving: bool = False  # it still answers, but must not be asked for more
+    model: str = ""  # a target's fingerprint
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ class _Claim:
 
 
 class Directory:
-    """The registry itself. Entries and claims that are not renewed within `ttl_s` seconds vanish."""
+    """Entries and claims expire if they are not renewed within `ttl_s` seconds."""
 
     def __init__(
         self,
@@ -71,21 +69,21 @@ class Directory:
         clock: Callable[[], float] = time.monotonic,
         is_restarted: bool = False,
     ) -> None:
-        """is_restarted: workers and routers may know each other from the directory before."""
+        """is_restarted: workers and routers may hold claims of the previous directory."""
         self._client_keys = client_keys
         self._ttl_s = ttl_s
         self._clock = clock
         self._is_restarted = is_restarted
-        self._filled_at = clock() + ttl_s  # by then whoever is there has said so
+        self._filled_at = clock() + ttl_s  # by then all live workers and routers have reported
         self._records: dict[str, _Record] = {}
         self._claims: dict[str, _Claim] = {}  # by router id
         # By router id, with the time of arrival.
         self._demands: dict[str, tuple[DraftDemand, TargetDemand | None, float]] = {}
 
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
-        """Enter or renew a worker; returns the public keys of clients that its links must admit.
+        """Register or renew a worker. Returns the public keys of clients that its links must admit.
 
-        A worker that was replaced under its id cannot take the place back, should it turn out to live on.
+        A worker that was replaced under its id is ignored.
         """
         self._expire()
         record = self._records.get(entry.worker_id)
@@ -98,7 +96,7 @@ class Directory:
         return (self._client_keys.public,)
 
     def remove(self, worker_id: str, incarnation: int) -> None:
-        """Remove a worker that leaves in order. Ignores unknown workers and those already replaced."""
+        """Remove a worker. Unknown and replaced workers are ignored."""
         record = self._records.get(worker_id)
         if record is not None and record.entry.incarnation == incarnation:
             del self._records[worker_id]
@@ -114,11 +112,11 @@ class Directory:
         return self._client_keys
 
     def claim_target(self, router_id: str, held: str | None, model: str = "") -> str | None:
-        """The target group of that model that the router is to have: no two have the same one. None: there is none.
+        """The target group of that model for the router, or None. No two routers have the same group.
 
-        Its own as long as that is there and does not leave; else `held`, which it still has from before, if nobody
-        else has claimed that meanwhile; else a free one. Where the directory was restarted, `held` is taken on trust
-        until everybody has had the time to come back, and who holds nothing waits as long.
+        The router keeps its group while that is alive and not leaving. Otherwise it gets `held`, its group from before,
+        if no other router has claimed it, or else a free one. In the first `ttl_s` seconds `held` is believed; after a
+        restart of the directory, routers without a group wait so long.
         """
         self._expire()
         now = self._clock()
@@ -143,7 +141,7 @@ class Directory:
         return wanted
 
     def release_target(self, router_id: str) -> None:
-        """End the router's claim; another router may claim the group at once."""
+        """End the router's claim. Another router may claim the group at once."""
         self._claims.pop(router_id, None)
 
     def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
@@ -199,7 +197,7 @@ class DirectoryActor:
 
     @ray.method
     def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
-        """What a router of that model polls: the live workers, and the target group assigned to it."""
+        """Polled by routers: the live workers, and the target group assigned to the router."""
         return self._directory.workers(), self._directory.claim_target(router_id, held, model)
 
     @ray.method
@@ -227,9 +225,9 @@ _RemoteDirectory = ray.remote(DirectoryActor)
 def get_or_create_directory(
     name: str, lifetime: Literal["detached"] | None = None, ttl_s: float = TTL_S
 ) -> DirectoryHandle:
-    """The directory of that name; it is made if it does not exist. Safe to call from several processes at once.
+    """The directory of that name, created if it does not exist. Safe to call from several processes at once.
 
-    `lifetime` None: it ends with the process that made it.
+    `lifetime` None: it ends with the process that created it.
     """
     options = _RemoteDirectory.options(
         name=name,
@@ -242,7 +240,7 @@ def get_or_create_directory(
         # Not on a node that comes and goes with the load.
         scheduling_strategy=NodeAffinitySchedulingStrategy(_head_node_id(), soft=True),
     )
-    handle: DirectoryHandle = options.remote(LinkKeys.generate(), ttl_s)  # unused if it exists: its own keys count
+    handle: DirectoryHandle = options.remote(LinkKeys.generate(), ttl_s)  # ignored if it exists
     return handle
 
 
@@ -259,7 +257,7 @@ def find_directory(name: str) -> DirectoryHandle:
 
 
 class DemandReader(Generic[Demand]):
-    """Asks the directory of that name what routers want of workers; looks it up again when it did not answer."""
+    """Reads the routers' demand from the directory of that name, which is looked up again after a failure."""
 
     def __init__(self, directory_name: str, ask: Callable[[DirectoryHandle], Awaitable[Demand]]) -> None:
         self._directory_name = directory_name

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
-_TURN_LIMIT_S = 120.0  # longest turn of the worker's loop: a draft model on a CPU reads a long prompt for many seconds
+_TURN_LIMIT_S = 120.0  # limit of a turn of the worker's loop: on a CPU, a long prompt takes many seconds
 _LEAVE_POLL_S = 0.05
 
 
 class DraftReplica:
-    """Serve deployment: waits for the draft model to be there, then serves it and says so in the directory.
+    """Serve deployment: waits for the draft model's directory, then serves the model and registers it.
 
-    It carries no requests. Until the model is there the cluster decodes without this worker. One that is told to stop
-    first lets the routers know, and goes on answering until they ask for nothing more.
+    It handles no HTTP requests. Until the model exists, the cluster decodes without this worker. Before it stops, it
+    tells the routers, and answers until they send nothing more.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class DraftReplica:
             raise Unavailable(f"draft worker: its loop has stood still for {self._worker.turn_s:.1f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Signals of `DraftPolicy`: how busy this worker has been since the last time, and what routers say of all:
-        nothing while the directory does not say."""
+        """Signals of `DraftPolicy`: this worker's busy share since the last call, and the routers' demand, which is 0
+        while the directory does not answer."""
         demand = await self._demand.read() or DraftDemand()
         return {
             "busy_share": self._busy_share(),

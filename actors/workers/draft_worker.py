@@ -1,4 +1,4 @@
-"""A draft worker as a plain object: a draft model behind a link, in a thread of its own."""
+"""A draft worker without Ray: a draft model behind a link, in its own thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftWorker:
-    """Made with the model loaded and the link open; nobody is admitted until `server.allow` is told whom."""
+    """Loads the model and opens the link. No client is admitted before `server.allow`."""
 
     def __init__(self, settings: DraftSettings, incarnation: int, host: str) -> None:
         torch.set_num_threads(settings.options.threads)
@@ -53,7 +53,7 @@ class DraftWorker:
 
     @property
     def turn_s(self) -> float:
-        """How long the loop has been at its present turn, as in `WorkerLoop`."""
+        """Duration of the loop's current turn, as in `WorkerLoop`."""
         return self._loop.turn_s
 
     @property
@@ -78,7 +78,7 @@ class DraftWorker:
 
 
 def _warm_up(engine: DraftEngine | RetokenizedDraftEngine) -> None:
-    """One sampled guess: the first one allocates the cache and compiles kernels, longer than a round waits."""
+    """Make one sampled guess: the first one allocates the cache and compiles kernels."""
     tokens = np.ones(2, dtype=np.int32)
     begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")
     engine.draft(DraftBatch(0, [DraftItem(SequenceDelta(1, 0, tokens), 1, begin)]))

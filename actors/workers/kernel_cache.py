@@ -1,5 +1,5 @@
-"""Where numba keeps what it has compiled: beside the sources or in the user's cache, and where neither can be written,
-as with a read-only root and home, in a private directory for temporary files. Without a place it refuses to work."""
+"""The directory of numba's cache: beside the sources or in the user's cache or, if neither can be written, a private
+temporary directory. numba fails without one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def can_be_made(directory: Path) -> bool:
-    """Whether files can be made in the directory; if it is not there, whether it can be made."""
+    """Whether files can be created in the directory, or the directory itself if it is missing."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def prepare_kernel_cache() -> None:
-    """Before numba is imported. Processes that are started inherit it; what is set already is left alone."""
+    """Set NUMBA_CACHE_DIR if needed. Call before numba is imported; child processes inherit it."""
     sources = Path(__file__).resolve().parent
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     if "NUMBA_CACHE_DIR" not in os.environ and not can_be_made(sources / "__pycache__") and not can_be_made(users):
@@ -25,8 +25,8 @@ def prepare_kernel_cache() -> None:
 
 
 def private_directory(parent: Path) -> Path:
-    """One for this user that outlives the process, so that the next start compiles nothing; a fresh one where that name
-    is taken by something that others could write: what lies there is run."""
+    """A directory of this user that outlives the process, so that the next start compiles nothing. A new one if the
+    name is taken by something that others could write, because its files are executed."""
     directory = parent / f"paceline-kernels-{os.geteuid()}"
     try:
         directory.mkdir(mode=0o700, exist_ok=True)

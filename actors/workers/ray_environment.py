@@ -1,4 +1,4 @@
-"""What a Ray that is started here must find in its environment. Ray reads it on import, so it is not imported here."""
+"""Environment variables for a Ray started by Paceline. Ray reads them on import, so it is not imported here."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _TOKEN_SETTINGS = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
 def prepare_own_ray(gateway_host: str) -> None:
-    """Before Ray is imported. Its processes inherit the environment; what is set already is left alone."""
+    """Call before Ray is imported. Its processes inherit the variables. Existing values are kept."""
     for name, value in OWN_RAY.items():
         os.environ.setdefault(name, value)
     if is_loopback(gateway_host):
-        # What Ray itself does on macOS: one machine alone, so all of its ports listen on loopback.
+        # As Ray does on macOS: a single machine, all ports listen on loopback.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     if _TOKEN_SETTINGS.isdisjoint(os.environ) and not _has_place_for_token():
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # for this cluster alone, as long as it lasts
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # for the lifetime of this cluster
 
 
 def _has_place_for_token() -> bool:
-    """Ray keeps the token of its processes below the home directory, and does not start where it cannot be written."""
+    """Ray keeps its token below the home directory, and does not start if it cannot be written."""
     folder = Path("~/.ray").expanduser()
     return (folder / "auth_token").is_file() or can_be_made(folder)
 

@@ -1,4 +1,4 @@
-"""A worker's entry in the directory, kept alive from a background thread."""
+"""A worker's entry in the directory, renewed by a background thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from actors.workers.directory import DirectoryHandle, WorkerEntry, find_director
 
 
 class Registration:
-    """Enters a worker at once and renews the entry every `interval_s` until `leave`.
+    """Registers a worker at once and renews the entry every `interval_s` until `leave`.
 
-    A directory that is away, restarting or replaced under its name is waited for without end. Every heartbeat tells
-    it what `server` has dropped, and its answer tells `server` whom to admit.
+    It waits without limit for a directory that is away, restarting or replaced. Each heartbeat reports the messages
+    that `server` has dropped; the answer has the clients that `server` must admit.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Registration:
         self._heartbeat = Heartbeat(self._renew, interval_s, f"registration of {entry.worker_id}")
 
     def announce_leaving(self) -> None:
-        """Have routers ask this worker for nothing more, as soon as they look again; it goes on answering meanwhile."""
+        """Tell routers to send nothing more to this worker. It answers until they notice."""
         self._entry = replace(self._entry, is_leaving=True)
         with contextlib.suppress(RayError, ValueError):
             self._renew()
 
     def leave(self) -> None:
-        """Stop renewing and take the entry out, so that routers need not wait for it to expire."""
+        """Stop renewing and remove the entry, so that routers need not wait for it to expire."""
         self._heartbeat.stop()
         if self._directory is not None:
             with contextlib.suppress(RayError):

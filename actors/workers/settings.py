@@ -1,4 +1,4 @@
-"""What a target group and a draft worker are started with. Imports no engine: Serve's replicas of a group need none."""
+"""Settings of a target group and a draft worker. Imports no engine: the Serve replica of a group needs none."""
 
 from __future__ import annotations
 

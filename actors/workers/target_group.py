@@ -35,14 +35,13 @@ _STOP_S = 5.0
 class RankHealth:
     failure: str | None
     num_batches: int  # progress; only rank 0 counts
-    busy_s: float  # how long the present batch has taken so far; 0 between batches, and on other ranks
+    busy_s: float  # duration of the current batch; 0 between batches, and on other ranks
     process_id: int
-    turn_s: float = 0.0  # the same of the present turn of its loop, in a batch or not
+    turn_s: float = 0.0  # duration of the loop's current turn, in a batch or not
 
 
 def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
-    """Raises Unavailable when a rank no longer serves, or has been at one batch, or anything else that its loop does,
-    for longer than the limit."""
+    """Raises Unavailable if a rank no longer serves, or if a batch or another turn of its loop exceeds the limit."""
     for rank, health in enumerate(ranks):
         if health.failure is not None:
             raise Unavailable(f"target rank {rank}: {health.failure}")
@@ -59,7 +58,7 @@ def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
 
 
 class TargetRank:
-    """Actor shell of one rank. Rank 0 enters itself in the directory once the whole group serves."""
+    """Actor of one rank. Rank 0 registers in the directory when the whole group serves."""
 
     def __init__(
         self, settings: TargetSettings, rank: int, incarnation: int, observability: ObservabilityConfig | None = None
@@ -75,7 +74,7 @@ class TargetRank:
 
     @ray.method
     def open_meeting(self) -> tuple[str, int]:
-        """Where the ranks find each other: host and port on rank 0's node."""
+        """Host and port on rank 0's node by which the ranks find each other."""
         return self._worker.open_meeting(get_node_ip_address())
 
     @ray.method
@@ -119,10 +118,10 @@ class TargetRank:
 
 
 class TargetGroup:
-    """Serve deployment whose replicas are the groups: starts the ranks, fails its health check when one of them is
-    gone, says nothing for `health_timeout_s` or has a batch that takes longer than `batch_limit_s`, so that Serve
-    starts the whole group anew. It carries no requests. One that is told to stop first lets the routers know, and goes
-    on answering until its own has left it."""
+    """Serve deployment whose replicas are the groups. It starts the ranks, and fails its health check if one of them is
+    gone, silent for `health_timeout_s` or busy with a batch for longer than `batch_limit_s`, so that Serve restarts the
+    whole group. It handles no HTTP requests. Before it stops, it tells the routers, and answers until its own router
+    has left."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -173,8 +172,8 @@ class TargetGroup:
         self._is_healthy = True
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Signals of `TargetPolicy`: what routers say of all groups together. None while the directory does not say:
-        then there shall be as many groups as there are."""
+        """Signals of `TargetPolicy`: the routers' demand on all groups. Empty while the directory does not answer, so
+        that the number of groups stays."""
         demand = await self._demand.read()
         if demand is None:
             return {}
@@ -189,7 +188,7 @@ class TargetGroup:
 
     async def __del__(self) -> None:
         if not self._is_healthy:
-            return  # rank 0 may wait for one that hangs: Ray kills what is left
+            return  # rank 0 may wait for a hanging rank; Ray kills all ranks
         try:
             async with asyncio.timeout(LONGEST_LEAVE_S + _STOP_S):
                 await self._ranks[0].announce_leaving.remote()
@@ -215,12 +214,11 @@ def target_group_application(
     scaling: AutoscalingConfig | None = None,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """The target groups of one model as a Serve application: `groups` of them, or as many up to `max_groups` as
-    `TargetPolicy` finds needed. Serve starts a group anew when a batch takes longer than `batch_limit_s`, or when a
-    rank does not answer within `health_timeout_s`, three times in a row.
+    """The target groups of one model as a Serve application: `groups` of them, or up to `max_groups` by `TargetPolicy`.
 
-    The placement group of each has a bundle for the shell and one for each rank. When it is removed, Ray kills the
-    ranks, including those that hang.
+    Serve restarts a group if a batch takes longer than `batch_limit_s`, or if a rank does not answer within
+    `health_timeout_s`, three times in a row. The placement group of each has a bundle for the replica and one for each
+    rank. When it is removed, Ray kills the ranks, including hanging ones.
     """
     options = settings.options
     size: dict[str, object] = {"num_replicas": options.groups}
@@ -237,7 +235,7 @@ def target_group_application(
         placement_group_bundles=[{"CPU": 0.1}, *([bundle] * options.tensor_parallel)],
         placement_group_strategy="PACK",
         health_check_period_s=1.0,
-        health_check_timeout_s=options.health_timeout_s + 5.0,  # of the shell itself
+        health_check_timeout_s=options.health_timeout_s + 5.0,
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
         graceful_shutdown_timeout_s=LONGEST_LEAVE_S + _STOP_S + 1.0,
     )

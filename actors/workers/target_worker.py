@@ -1,4 +1,4 @@
-"""One rank of a target group, as a plain object: loads the model, then serves batches from a thread of its own."""
+"""One rank of a target group without Ray: loads the model, then serves batches in its own thread."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class TargetWorker:
         self._step_times: list[tuple[int, float]] = []
 
     def open_meeting(self, host: str) -> tuple[str, int]:
-        """On rank 0, before `load`: host and port where the ranks will find each other."""
+        """On rank 0, before `load`: host and port by which the ranks find each other."""
         self._meeting = open_meeting(host)
         return host, self._meeting.port
 
     def load(self, meeting: tuple[str, int] | None) -> None:
-        """Load the model, with the other ranks if there are any (meeting: as `open_meeting` said), and warm it up."""
+        """Load the model, together with the other ranks, and warm it up. meeting: the result of `open_meeting`."""
         options = self._settings.options
         torch.set_num_threads(options.threads)
         if options.tensor_parallel > 1:
@@ -55,7 +55,7 @@ class TargetWorker:
         self._step_times = warm_up(self._engine)
 
     def start(self, host: str) -> None:
-        """Begin to serve. Rank 0 listens on `host`; nobody is admitted until `server.allow` is told whom."""
+        """Start serving. Rank 0 listens on `host`. No client is admitted before `server.allow`."""
         assert self._engine is not None, "load first"
         if self._rank > 0:
             self._thread = threading.Thread(target=self._follow, name=f"target rank {self._rank}", daemon=True)
@@ -83,16 +83,16 @@ class TargetWorker:
 
     @property
     def busy_s(self) -> float:
-        """How long the present batch has taken so far; a group that hangs shows at rank 0, which waits for the rest."""
+        """Duration of the current batch. In a hanging group, rank 0 shows it, because it waits for the others."""
         return self._loop.busy_s if self._loop is not None else 0.0
 
     @property
     def turn_s(self) -> float:
-        """How long the loop has been at its present turn, of which a batch is a part; 0 on other ranks."""
+        """Duration of the loop's current turn, batch included; 0 on other ranks."""
         return self._loop.turn_s if self._loop is not None else 0.0
 
     def stop(self) -> None:
-        """End the loop and close the link. Rank 0 lets the others go."""
+        """End the loop and close the link. Rank 0 stops the other ranks."""
         if self._loop is not None:
             self._loop.stop()
         if self._thread is not None:

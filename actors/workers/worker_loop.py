@@ -1,4 +1,4 @@
-"""The busy loop of a worker: take a message from the link, let the engine answer it, send the answer."""
+"""The loop of a worker: receive a message, let the engine answer it, send the answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, Ve
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.2  # how soon a stop is noticed while nothing arrives
-_IDLE_S = 60.0  # a sequence not mentioned for so long belongs to a router that is gone
+_POLL_S = 0.2  # delay of a stop while nothing arrives
+_IDLE_S = 60.0  # sequences that are not mentioned for so long belong to a dead router
 _SWEEP_S = 10.0
 
 
 class Engine(Protocol):
-    """What answers batches: a target (alone or rank 0 of a group) or a draft engine."""
+    """A target engine (alone or rank 0 of a group) or a draft engine."""
 
     def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult: ...
 
@@ -30,7 +30,7 @@ class Engine(Protocol):
 
 
 class IdleSequences:
-    """When each sequence was last mentioned, so that those of a router that died can be freed."""
+    """Times of each sequence's last mention, so that sequences of a dead router are freed."""
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
@@ -44,7 +44,7 @@ class IdleSequences:
             self._seen[seq_id] = now
 
     def due(self, now: float) -> list[int]:
-        """Sequences to forget now; at most one look every few seconds."""
+        """Sequences to forget now. Looks only every few seconds."""
         if now < self._sweep_at:
             return []
         self._sweep_at = now + _SWEEP_S
@@ -65,9 +65,8 @@ class WorkerLoop:
         on_idle: Callable[[], None] | None = None,
         work_ahead: Callable[[], bool] | None = None,
     ) -> None:
-        """on_idle is called between polls while nothing arrives. work_ahead is called after answers while nothing has
-        arrived, until it returns False: it should be quick, since whatever arrives meanwhile waits for it. What either
-        of them raises ends the loop."""
+        """on_idle is called between polls while nothing arrives. work_ahead is called after answers while nothing
+        arrives, until it returns False; arriving messages wait for it. Errors of either end the loop."""
         self.num_batches = 0  # the worker's progress, for health checks
         self.num_failures = 0
         self._engine = engine
@@ -84,20 +83,20 @@ class WorkerLoop:
 
     @property
     def busy_s(self) -> float:
-        """How long the engine has been at the present batch; 0 between batches. For any thread."""
+        """Duration of the current batch; 0 between batches. For any thread."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def turn_s(self) -> float:
-        """How long the loop has been at its present turn, whatever it does there: a poll, a batch, a word to other
-        ranks. 0 when it does not run. For any thread."""
+        """Duration of the loop's current turn: a poll, a batch or a message to other ranks. 0 if it does not run. For
+        any thread."""
         turned_at = self._turned_at
         return 0.0 if turned_at is None else time.monotonic() - turned_at
 
     @property
     def busy_total_s(self) -> float:
-        """How long the engine has been at batches since the beginning. For any thread."""
+        """Total duration of batches since the start. For any thread."""
         return self._busy_before_s + self.busy_s
 
     def stop(self) -> None:
@@ -135,7 +134,7 @@ class WorkerLoop:
         try:
             answer = self._engine.answer(message)
         except Exception as error:
-            # The engine may have stopped half-way: start over with nothing, so that no wrong KV survives.
+            # The engine may have stopped half-way: drop everything, so that no wrong KV survives.
             logger.exception("round %d failed", message.round_id)
             self.num_failures += 1
             self._engine.clear()
@@ -143,7 +142,7 @@ class WorkerLoop:
         finally:
             self._busy_before_s += self.busy_s
             self._busy_since = None
-            # Afterwards, so that a long round does not make its own sequences look idle.
+            # Noted after the round, so that a long one does not make its own sequences idle.
             self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         self.num_batches += 1
         return answer

@@ -1,4 +1,7 @@
-"""Encoder-decoder targets against the unpatched model and against themselves without drafts."""
+"""Encoder-decoder targets against the unpatched model and against themselves without drafts.
+
+Covers `actors.models.decoder_start`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The engine's logits and tokens against the unpatched `transformers` model, for every architecture we name."""
+"""The engine's logits and tokens against the unpatched `transformers` model, for every architecture we name.
+
+Covers `actors.engine.attention` and `actors.engine.exact_attention`, too.
+"""
 
 from __future__ import annotations
 
@@ -307,13 +310,3 @@ def test_unknown_and_shorter_sequences_are_answered_stale(models):
     assert engine.verify(VerifyBatch(1, [wrong])).stale_seq_ids == [6]
     assert engine.check_integrity() is None
     assert engine.num_sequences == 0
-
-
-def test_a_malformed_tree_is_ignored_not_believed(models):
-    model = models["llama"]
-    engine = TargetEngine(copy.deepcopy(model), EngineOptions(20, 4))
-    truth = reference_greedy(model, [1, 2, 3], 3)
-    stream = Stream(engine, 1, [1, 2, 3])
-    for tokens, parents in (([VOCAB], [-1]), ([1], [5]), ([2, 2], [-1, -1])):
-        run_round(engine, [stream], [(tokens, parents)])
-    assert stream.output == truth

@@ -12,15 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree, TopProbs
 from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
-    DraftBatch,
-    DraftItem,
     GenerationRequest,
     SamplingParams,
     SequenceDelta,
@@ -207,25 +204,6 @@ def test_token_zero_everywhere_is_a_word_like_any_other():
 
 
 # 7: requests leave no trace in each other
-
-
-def test_a_draft_model_guesses_for_a_request_as_if_it_were_alone():
-    def items(*seq_ids: int) -> list[DraftItem]:
-        prompts = {seq_id: np.arange(seq_id, seq_id + 9, dtype=np.int32) for seq_id in seq_ids}
-        return [
-            DraftItem(SequenceDelta(seq_id, 0, prompt), 5, SequenceStart(SamplingParams(seed=seq_id), 9))
-            for seq_id, prompt in prompts.items()
-        ]
-
-    def fresh() -> DraftEngine:
-        return DraftEngine(make_tiny_model("llama", seed=3, vocab_size=VOCAB), EngineOptions(64, 4))
-
-    alone = [fresh().draft(DraftBatch(1, items(seq_id))).trees[0].token_ids.tolist() for seq_id in (1, 2)]
-    engine = fresh()
-    together = engine.draft(DraftBatch(1, items(2, 1))).trees
-    assert [tree.token_ids.tolist() for tree in together] == alone[::-1]
-    afterwards = engine.draft(DraftBatch(2, items(1), finished=[1, 2])).trees[0]
-    assert afterwards.token_ids.tolist() == alone[0]
 
 
 # 9: draft models unlike their target

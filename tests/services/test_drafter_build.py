@@ -1,4 +1,7 @@
-"""Draft models are built whole, the same twice, and agree with their target as often as their card says."""
+"""Draft models are built whole, the same twice, and agree with their target as often as their card says.
+
+Covers `actors.training.core_pool`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A draft model trained in several runs is the one of a single run, and says how much it will save.
 
-Covers `cluster.cli.drafter`, too.
+Covers `cluster.cli.drafter` and `actors.training.training_loop`, too.
 """
 
 from __future__ import annotations

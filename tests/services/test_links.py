@@ -1,4 +1,7 @@
-"""Links: two processes, real sockets, real keys; bad peers, dead peers and silent peers."""
+"""Links: two processes, real sockets, real keys; bad peers, dead peers and silent peers.
+
+Covers `actors.links.gate` and `actors.links.stats`, too.
+"""
 
 from __future__ import annotations
 

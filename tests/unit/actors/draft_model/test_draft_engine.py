@@ -1,4 +1,7 @@
-"""What a draft model cannot read costs its own drafts only, however it came to be asked."""
+"""What a draft model cannot read costs its own drafts only, however it came to be asked.
+
+Covers `actors.draft_model.guesser`, too.
+"""
 
 from __future__ import annotations
 

@@ -58,15 +58,6 @@ def test_all_cpu_drafters_of_a_list_are_created_and_corpora_are_for_retrieval() 
         create_drafters(("suffix",), corpora=["/no/such/corpus"])
 
 
-def test_options_reach_the_drafter() -> None:
-    with pytest.raises(ValueError, match="max_ngram is 0"):
-        create_drafter("prompt_lookup", max_ngram=0)
-    with pytest.raises(ValueError, match="max_ngram is 65; it must be in 1 to 64"):
-        create_drafter("prompt_lookup", max_ngram=65)
-    with pytest.raises(TypeError, match="colour"):
-        create_drafter("suffix", colour="red")
-
-
 def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
     options = {
         "suffix": {"len_threshold": "5", "alpha": "2.5", "by_frequency": "true"},
@@ -84,6 +75,7 @@ def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
     [
         ({"suffix": {"colour": 1}}, r"drafter_options.suffix.colour is 1; there is no such option; there are len_thr"),
         ({"suffix": {"top_k": "many"}}, r"drafter_options.suffix.top_k is 'many'; input should be a valid integer"),
+        ({"prompt_lookup": {"max_ngram": 65}}, r"max_ngram is 65; it must be in 1 to 64"),
         ({"suffix": {"top_k": 0}}, r"drafter_options.suffix is {'top_k': 0}; top_k is 0; it must be in 1 to"),
         ({"suffix": {"floor": "nan"}}, r"drafter_options.suffix.floor is 'nan'; it must be from 0 to 1"),
         ({"suffix": {"floor": 5}}, r"drafter_options.suffix.floor is 5; it must be from 0 to 1"),
@@ -98,7 +90,7 @@ def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
 )
 def test_a_wrong_option_is_named_with_what_is_possible(options, message) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        create_drafters(("cache", "suffix", "retrieval", "token_recycling"), options=options)
+        create_drafters(("cache", "suffix", "prompt_lookup", "retrieval", "token_recycling"), options=options)
 
 
 @pytest.mark.parametrize("name", CPU_DRAFTER_NAMES)

@@ -1,4 +1,7 @@
-"""What a head drafts from the engine's caches is what the written algorithm gives when everything is computed anew."""
+"""What a head drafts from the engine's caches is what the written algorithm gives when everything is computed anew.
+
+Covers `actors.engine.feature_tap` and `actors.engine.hidden_state_drafter`, too.
+"""
 
 from __future__ import annotations
 

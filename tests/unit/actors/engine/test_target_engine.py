@@ -1,4 +1,7 @@
-"""What engines make of batches that are repeated, doubled or malformed, and of models they cannot compute."""
+"""What engines make of batches that are repeated, doubled or malformed, and of models they cannot compute.
+
+Covers `actors.engine.runner` and `actors.engine.sequence_table`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a model's name can stand for, and what becomes of names that stand for nothing."""
+"""What a model's name can stand for, and what becomes of names that stand for nothing.
+
+Covers `actors.models.gguf_model`, too.
+"""
 
 from __future__ import annotations
 

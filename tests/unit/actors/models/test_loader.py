@@ -22,7 +22,7 @@ from actors.models.loader import (
 )
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.training.seed_prompts import built_in_prompts, read_prompts
-from paceline_testing.tiny_models import TINY_KINDS, make_byte_tokenizer, make_tiny_model, save_tiny_model
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -55,37 +55,6 @@ def test_a_tiny_model_survives_its_directory(sources, kind):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", TINY_KINDS)
-def test_what_a_tiny_model_says_depends_on_what_it_was_told(kind):
-    model = make_tiny_model(kind, seed=1)
-    said = []
-    for seed in range(4):
-        ids = torch.randint(0, 193, (1, 12), generator=torch.Generator().manual_seed(seed))
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
-        )
-        said.append(tuple(out[0, 12:].tolist()))
-    assert len(set(said)) == 4
-    assert len(set().union(*said)) > 24
-    last_changed = ids.clone()
-    last_changed[0, 5] += 1  # seven tokens back: the context decides, not the last token alone
-    assert not torch.allclose(model(ids).logits[0, -1], model(last_changed).logits[0, -1], atol=0.05)
-
-
-def test_the_tiny_sliding_window_hides_what_lies_behind_it():
-    ids = torch.randint(0, 193, (1, 30), generator=torch.Generator().manual_seed(0))
-    narrow, wide = (make_tiny_model("gemma3", sliding_window=window)(ids).logits[0] for window in (8, 64))
-    assert torch.allclose(narrow[:8], wide[:8], atol=1e-4)
-    assert not torch.allclose(narrow[8:], wide[8:], atol=0.1)
-
-
-@pytest.mark.parametrize("text", ["plain", "Grüße, 日本 🚀\n\ttab", "<|end|>", ""])
-def test_the_byte_tokenizer_gives_back_what_it_got(text):
-    tokenizer = make_byte_tokenizer()
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert len(tokenizer) == 259
-
-
 # --- what is known of a model
 
 
@@ -97,58 +66,30 @@ def test_a_model_is_described_without_its_weights(sources, kind):
     assert load_model(sources[kind])(torch.tensor([[1]])).logits.shape[-1] == info.vocab_size
 
 
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LONGROPE = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "original_max_position_embeddings": 4096}
+
+
 @pytest.mark.parametrize(
-    ("config", "limit"),
+    ("kind", "positions", "rope", "limit"),
     [
-        (LlamaConfig(max_position_embeddings=4096), 4096),
-        (GPT2Config(n_positions=512), 512),
-        (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "linear", "factor": 4.0}), 8192),
-        (LlamaConfig(max_position_embeddings=2048, rope_parameters={"rope_type": "dynamic", "factor": 2.0}), 2048),
-        (
-            Qwen3Config(
-                max_position_embeddings=32768,
-                rope_parameters={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
-            ),
-            131072,
-        ),
-        (
-            Qwen3Config(
-                max_position_embeddings=163840,
-                rope_parameters={"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096},
-            ),
-            163840,
-        ),
-        (
-            LlamaConfig(
-                max_position_embeddings=131072,
-                rope_parameters={
-                    "rope_type": "llama3",
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 8192,
-                },
-            ),
-            131072,
-        ),
-        (Gemma3TextConfig(max_position_embeddings=131072), 131072),
-        (
-            LlamaConfig(
-                max_position_embeddings=131072,
-                rope_parameters={
-                    "rope_type": "longrope",
-                    "factor": 32.0,
-                    "short_factor": [1.0] * 64,
-                    "long_factor": [2.0] * 64,
-                    "original_max_position_embeddings": 4096,
-                },
-            ),
-            4096,  # beyond it, every row of a batch would change with the longest
-        ),
+        (LlamaConfig, 4096, None, 4096),
+        (GPT2Config, 512, None, 512),
+        (Gemma3TextConfig, 131072, None, 131072),
+        (LlamaConfig, 2048, {"rope_type": "linear", "factor": 4.0}, 8192),
+        (LlamaConfig, 2048, {"rope_type": "dynamic", "factor": 2.0}, 2048),
+        (Qwen3Config, 32768, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (Qwen3Config, 163840, {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}, 163840),
+        (LlamaConfig, 131072, {"rope_type": "llama3", "factor": 8.0, **LLAMA3}, 131072),
+        # Beyond 4096, every row of a batch would change with the longest.
+        (LlamaConfig, 131072, {"rope_type": "longrope", "factor": 32.0, **LONGROPE}, 4096),
     ],
 )
-def test_rotary_scaling_stretches_the_longest_sequence_where_the_configuration_does_not_say_so(config, limit):
-    assert max_model_len(config) == limit
+def test_rotary_scaling_stretches_the_longest_sequence_where_the_configuration_does_not_say_so(
+    kind, positions, rope, limit
+):
+    options = {} if rope is None else {"rope_parameters": rope}
+    assert max_model_len(kind(max_position_embeddings=positions, **options)) == limit
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Tokens are argmax(process(logits) + noise): fast answers equal the formula, rows mind only themselves."""
+"""Tokens are argmax(process(logits) + noise): fast answers equal the formula, rows mind only themselves.
+
+Covers `actors.sampling.race`, too.
+"""
 
 from __future__ import annotations
 

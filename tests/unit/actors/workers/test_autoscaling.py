@@ -14,8 +14,8 @@ from ray.exceptions import ActorUnavailableError
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
-from actors.workers.autoscaling import AutoscalingConfig, TargetLimits, TargetPolicy, TargetSignals, desired_groups
-from actors.workers.demand import TargetDemand, combined_targets
+from actors.workers.autoscaling import AutoscalingConfig, TargetLimits, TargetPolicy, desired_groups
+from actors.workers.demand import TargetDemand
 from actors.workers.directory import DemandReader
 from actors.workers.settings import TargetSettings
 from actors.workers.target_group import TargetGroup, target_group_application
@@ -27,7 +27,7 @@ from paceline_testing.toy_target import ToyTarget
 
 SHARES = st.floats(0.0, 1.0)
 WAITS = st.floats(0.0, 100.0)
-SIGNALS = st.builds(TargetSignals, WAITS, SHARES)
+SIGNALS = st.builds(TargetDemand, WAITS, SHARES)
 LIMITS = st.builds(TargetLimits, st.floats(0.01, 60.0), st.floats(0.05, 0.95))
 GROUPS = st.integers(1, 64)
 USUAL = TargetLimits(queue_s=1.0, used_share=0.7)
@@ -43,7 +43,7 @@ def test_the_decision_stays_within_its_bounds_and_at_most_doubles(signals, limit
 @given(SIGNALS, SIGNALS, LIMITS, GROUPS)
 def test_larger_signals_never_want_fewer_groups(one, other, limits, groups):
     def each(pick):
-        return TargetSignals(pick(one.queue_s, other.queue_s), pick(one.used_share, other.used_share))
+        return TargetDemand(pick(one.queue_s, other.queue_s), pick(one.used_share, other.used_share))
 
     assert desired_groups(each(min), limits, groups, 1, 999) <= desired_groups(each(max), limits, groups, 1, 999)
 
@@ -52,17 +52,17 @@ def test_larger_signals_never_want_fewer_groups(one, other, limits, groups):
 def test_no_decision_is_followed_by_its_opposite_while_the_same_work_runs(signals, limits, groups, queue_s):
     desired = desired_groups(signals, limits, groups, 1, 999)
     used_share = min(1.0, signals.used_share * groups / desired)
-    after = desired_groups(TargetSignals(queue_s, used_share * (1 + 1e-9)), limits, desired, 1, 999)
+    after = desired_groups(TargetDemand(queue_s, used_share * (1 + 1e-9)), limits, desired, 1, 999)
     if desired > groups:
         assert after >= desired
-    after = desired_groups(TargetSignals(queue_s, used_share * (1 - 1e-9)), limits, desired, 1, 999)
+    after = desired_groups(TargetDemand(queue_s, used_share * (1 - 1e-9)), limits, desired, 1, 999)
     if desired < groups:
         assert after <= desired
 
 
 def test_groups_come_for_those_that_wait_and_go_where_the_others_have_room():
     def desired(queue_s, used_share, groups):
-        return desired_groups(TargetSignals(queue_s, used_share), USUAL, groups, 1, 8)
+        return desired_groups(TargetDemand(queue_s, used_share), USUAL, groups, 1, 8)
 
     assert [desired(5.0, 1.0, groups) for groups in (1, 2, 4, 8)] == [2, 3, 6, 8]
     assert desired(5.0, 0.5, 2) == 2  # whatever they wait for, it is not room
@@ -142,18 +142,7 @@ async def test_a_group_records_nothing_while_the_directory_is_away_so_that_none_
     assert await Shell(directory_that(ActorUnavailableError("away", None))).record_autoscaling_stats() == {}
 
 
-def test_routers_are_weighed_alike():
-    assert combined_targets([]) == TargetDemand()
-    assert combined_targets([TargetDemand(4.0, 1.0), TargetDemand(0.0, 0.5)]) == TargetDemand(2.0, 0.75)
-
-
 @pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 1025)])
 def test_fewer_groups_than_one_or_more_than_the_most_are_refused(groups, max_groups):
     with pytest.raises(ValidationError, match="groups"):
         ClusterConfig.model_validate({"target": {"groups": groups, "max_groups": max_groups}})
-
-
-def test_the_most_groups_there_may_be():
-    assert ClusterConfig().target.most_groups == 1
-    assert ClusterConfig.model_validate({"target": {"groups": 3}}).target.most_groups == 3
-    assert ClusterConfig.model_validate({"target": {"max_groups": 3}}).target.most_groups == 3
