@@ -7,7 +7,6 @@ import time
 import grpc
 import httpx
 import pytest
-import ray
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray import serve
@@ -18,6 +17,7 @@ from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
 from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.deployed import end_serve
 from paceline_testing.free_ports import free_ports
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -63,15 +63,13 @@ def model(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module")
-def ray_here():
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+@pytest.fixture
+def ends_serve(ray_here):
     yield
-    serve.shutdown()
-    ray.shutdown()
+    end_serve()
 
 
-def test_the_text_is_served_over_http_and_grpc_and_a_typo_in_it_is_refused(ray_here, model):
+def test_the_text_is_served_over_http_and_grpc_and_a_typo_in_it_is_refused(ends_serve, model):
     wanted = LocalEngine(str(model), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=4096)
     (answer,) = wanted.generate(["a stone, a"], max_new_tokens=20, ignore_eos=True)
     http_port, grpc_port = free_ports(2)

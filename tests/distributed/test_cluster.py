@@ -7,21 +7,22 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
-import ray
 from ray import serve
 
 from cluster.config import ClusterConfig
-from cluster.gateway.deployment import start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from cluster.serve import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.deployed import deployed
 from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
@@ -91,9 +92,10 @@ def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
     return target, draft
 
 
-def start(
+@contextmanager
+def running(
     model_dirs, exact: str, tensor_parallel: int, draft_workers: int = 2, health_timeout_s: float = 5.0, **router: int
-) -> Cluster:
+) -> Iterator[Cluster]:
     http_port, grpc_port = free_ports(2)
     config = ClusterConfig.model_validate(
         {
@@ -116,28 +118,19 @@ def start(
             "gateway": {"http_port": http_port, "grpc_port": grpc_port},
         }
     )
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    start_proxies(config.gateway)
-    plan = plan_cluster(config, Path("/nonexistent"))
-    serve.run(cluster_application(plan), name=APPLICATION)
-    cluster = Cluster(config)
-    cluster.wait_for(lambda: cluster.http.get("/readyz").status_code == 200, 60, "readiness")
-    cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == draft_workers, 60, "the draft workers")
-    return cluster
-
-
-def stop() -> None:
-    serve.shutdown()
-    ray.shutdown()
+    with deployed(config):
+        cluster = Cluster(config)
+        cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == draft_workers, 60, "the draft workers")
+        yield cluster
 
 
 class TestExactCluster:
     """One rank, bitwise: every answer must equal the one of a process of its own, without drafts."""
 
     @pytest.fixture(scope="class")
-    def cluster(self, model_dirs):
-        yield start(model_dirs, "bitwise", 1, max_waiting=4)
-        stop()
+    def cluster(self, ray_here, model_dirs):
+        with running(model_dirs, "bitwise", 1, max_waiting=4) as cluster:
+            yield cluster
 
     @pytest.fixture(scope="class")
     def oracle(self, model_dirs) -> LocalEngine:
@@ -280,9 +273,9 @@ class TestTensorParallelCluster:
     """Three ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
 
     @pytest.fixture(scope="class")
-    def cluster(self, model_dirs):
-        yield start(model_dirs, "default", 3, draft_workers=0, health_timeout_s=2.0)
-        stop()
+    def cluster(self, ray_here, model_dirs):
+        with running(model_dirs, "default", 3, draft_workers=0, health_timeout_s=2.0) as cluster:
+            yield cluster
 
     @pytest.fixture(scope="class")
     def wanted(self, model_dirs) -> list[str]:

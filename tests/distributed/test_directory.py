@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -153,19 +153,6 @@ def test_a_heartbeat_goes_on_after_beats_that_failed() -> None:
 # --- the actor
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 * 1024 * 1024,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
-    yield
-    ray.shutdown()
-
-
 def process_of(directory: DirectoryHandle) -> int:
     """Its process id; 0 while it restarts."""
     try:
@@ -189,7 +176,7 @@ def keys_of(directory: DirectoryHandle) -> LinkKeys:
     return keys
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_everybody_who_asks_for_a_name_gets_the_same_directory() -> None:
     first = get_or_create_directory("same")
     second = get_or_create_directory("same")
@@ -197,13 +184,13 @@ def test_everybody_who_asks_for_a_name_gets_the_same_directory() -> None:
     assert keys_of(get_or_create_directory("other")) != keys_of(first)
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_a_name_that_nobody_made_is_not_found() -> None:
     with pytest.raises(ValueError, match="nobody"):
         find_directory("nobody")
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_a_killed_directory_comes_back_with_the_same_keys_and_fills_again() -> None:
     directory = get_or_create_directory("killed")
     entries = [entry_of("a"), entry_of("b"), entry_of("t", role="target")]
@@ -226,7 +213,7 @@ def test_a_killed_directory_comes_back_with_the_same_keys_and_fills_again() -> N
     server.close()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_what_a_workers_link_drops_is_told_with_its_heartbeats() -> None:
     directory = get_or_create_directory("drops")
     entry = entry_of("w")
@@ -241,7 +228,7 @@ def test_what_a_workers_link_drops_is_told_with_its_heartbeats() -> None:
     assert workers_of(directory) == []
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_a_registration_waits_for_a_directory_that_does_not_exist_yet() -> None:
     entry = entry_of("early")
     with LinkServer(LinkKeys.generate(), []) as server:
@@ -268,7 +255,7 @@ class Worker:
                 self._server.send(read[0], WorkerInfo("target", 1, 100, 2048, 16, 64))
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_a_router_finds_a_worker_and_a_directory_made_anew_lets_new_routers_in() -> None:
     async def greet(directory: DirectoryHandle) -> WorkerInfo:
         entries: list[WorkerEntry] = []
@@ -305,7 +292,7 @@ def exists(name: str) -> bool:
     return True
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_here")
 def test_only_a_detached_directory_outlives_its_maker() -> None:
     @ray.remote(num_cpus=0)
     class Maker:

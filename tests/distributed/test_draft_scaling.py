@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
-import ray
-from ray import serve
 
 from cluster.config import ClusterConfig
-from cluster.gateway.deployment import start_proxies
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from cluster.serve import APPLICATION
+from paceline_testing.deployed import deployed
 from paceline_testing.free_ports import free_ports
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
@@ -30,7 +27,7 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(models):
+def url(ray_here, models):
     http_port, grpc_port = free_ports(2)
     config = ClusterConfig.model_validate(
         {
@@ -55,12 +52,8 @@ def url(models):
             "cache": {"url": "none"},
         }
     )
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    start_proxies(config.gateway)
-    serve.run(cluster_application(plan_cluster(config, Path("/nonexistent"))), name=APPLICATION)
-    yield f"http://127.0.0.1:{http_port}"
-    serve.shutdown()
-    ray.shutdown()
+    with deployed(config) as url:
+        yield url
 
 
 def metric(url: str, name: str) -> float:

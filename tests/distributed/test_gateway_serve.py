@@ -15,19 +15,18 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import ray
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ray import serve
 
 from actors.errors import LinkError, Overloaded, Unavailable
 from actors.messages import GenerationRequest, SamplingParams
-from actors.workers.ray_environment import prepare_own_ray
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.router_client import HandleRouterClient
+from paceline_testing.deployed import end_serve
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
@@ -40,7 +39,7 @@ COUNT = len(TOKENIZER.backend_tokenizer.encode(FOX).ids)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(ray_here, tmp_path_factory):
     """(config, handle of the router)"""
     directory = tmp_path_factory.mktemp("tokenizer")
     TOKENIZER.save_pretrained(directory)
@@ -49,16 +48,13 @@ def served(tmp_path_factory):
         http_port=http_port, grpc_port=grpc_port, max_body_bytes=20_000, max_new_tokens=2000, request_timeout_s=30
     )
     model = ServedModel("toy", max_model_len=4096, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
-    prepare_own_ray(config.host)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     start_proxies(config)
     router = serve.deployment(EchoRouter).options(
         name="Router", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
     )
     serve.run(gateway_application(router.bind(), str(directory), model, config), name="paceline")
     yield config, serve.get_deployment_handle("Router", "paceline")
-    serve.shutdown()
-    ray.shutdown()
+    end_serve()
 
 
 class Knobs:

@@ -10,18 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
-import ray
-from ray import serve
 
 from cluster.config import ClusterConfig
-from cluster.gateway.deployment import start_proxies
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION, cluster_application, plan_cluster
+from cluster.serve import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.deployed import deployed
 from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
@@ -92,7 +89,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(ray_here, tmp_path_factory):
     """One target group and load that is too much for it."""
     model = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, hidden_size=96, max_positions=1024)
     speak_ascii(model)
@@ -121,17 +118,10 @@ def cluster(tmp_path_factory):
             "cache": {"url": "none"},
         }
     )
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    start_proxies(config.gateway)
-    serve.run(cluster_application(plan_cluster(config, Path("/nonexistent"))), name=APPLICATION)
-    one = Cluster(f"http://127.0.0.1:{http_port}", wanted)
-    try:
-        wait_for(lambda: httpx.get(f"{one.url}/readyz", timeout=30).status_code == 200, "readiness")
+    with deployed(config) as url:
+        one = Cluster(url, wanted)
         yield one
-    finally:
         one.is_busy.clear()
-        serve.shutdown()
-        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

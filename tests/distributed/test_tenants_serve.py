@@ -9,17 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import httpx
 import pytest
-import ray
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ray import serve
 
-from actors.workers.ray_environment import prepare_own_ray
 from cluster.config import ClusterConfig
-from cluster.gateway.deployment import start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.streams import SIZES
-from cluster.serve import APPLICATION, cluster_application, plan_cluster
 from cluster.tenants.administration import TenantAdministration
+from paceline_testing.deployed import deployed
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_tiny_model
@@ -30,7 +26,7 @@ LISTING = inference_pb2.ListModelsRequest()
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(ray_here, tmp_path_factory):
     """(config, administration of its tenants)"""
     home = tmp_path_factory.mktemp("home")
     model = save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, layers=2, heads=4, kv_heads=2)
@@ -45,15 +41,8 @@ def cluster(tmp_path_factory):
             "tenants": {"file": home / "tenants.json"},
         }
     )
-    prepare_own_ray(config.gateway.host)
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    start_proxies(config.gateway)
-    serve.run(cluster_application(plan_cluster(config, home)), name=APPLICATION)
-    with httpx.Client(base_url=f"http://127.0.0.1:{http_port}") as client:
-        wait_for(lambda: client.get("/readyz").status_code == 200)
-    yield config, admin
-    serve.shutdown()
-    ray.shutdown()
+    with deployed(config, home):
+        yield config, admin
 
 
 @pytest.fixture

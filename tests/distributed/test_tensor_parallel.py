@@ -133,7 +133,7 @@ def test_a_rank_that_cannot_load_ends_serve_in_one_clear_line(model_dir, tmp_pat
 
 
 async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_though_the_others_wait_for_it(
-    model_dir, tmp_path
+    ray_here, model_dir, tmp_path
 ):
     source = ModelSource("tiny", "tiny", model_dir)
     fields = (
@@ -162,17 +162,15 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
         def __del__(self):
             """There is nothing to stop."""
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    try:
-        group = Group.__new__(Group)
-        with pytest.raises(OSError, match="no more memory on this device"):
-            await group.__init__(Settings(*fields), "directory", batch_limit_s=60.0)
-        assert (tmp_path / "failed").exists()
-    finally:
-        ray.shutdown()
+    group = Group.__new__(Group)
+    with pytest.raises(OSError, match="no more memory on this device"):
+        await group.__init__(Settings(*fields), "directory", batch_limit_s=60.0)
+    assert (tmp_path / "failed").exists()
+    for rank in group._ranks:
+        ray.kill(rank)
 
 
-async def test_a_rank_that_hangs_is_named_by_the_groups_health_check():
+async def test_a_rank_that_hangs_is_named_by_the_groups_health_check(ray_here):
     class Rank:
         def health(self) -> RankHealth:
             return RankHealth(None, 0, 0.0, os.getpid())
@@ -181,20 +179,16 @@ async def test_a_rank_that_hangs_is_named_by_the_groups_health_check():
         def __del__(self):
             """There is nothing to stop."""
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    try:
-        group = Group.__new__(Group)
-        group._ranks = [ray.remote(Rank).remote() for _ in range(3)]
-        group._batch_limit_s, group._health_timeout_s = 60.0, 60.0
-        processes = [rank.process_id for rank in await group.health()]
+    group = Group.__new__(Group)
+    group._ranks = [ray.remote(Rank).remote() for _ in range(3)]
+    group._batch_limit_s, group._health_timeout_s = 60.0, 60.0
+    processes = [rank.process_id for rank in await group.health()]
+    await group.check_health()
+    os.kill(processes[1], signal.SIGSTOP)
+    group._health_timeout_s = 8.0
+    with pytest.raises(Unavailable, match="target rank 1: no answer within 8 s"):
         await group.check_health()
-        os.kill(processes[1], signal.SIGSTOP)
-        group._health_timeout_s = 8.0
-        with pytest.raises(Unavailable, match="target rank 1: no answer within 8 s"):
-            await group.check_health()
-        os.kill(processes[1], signal.SIGKILL)
-        group._health_timeout_s = 60.0
-        with pytest.raises(ray.exceptions.RayActorError):
-            await group.check_health()
-    finally:
-        ray.shutdown()
+    os.kill(processes[1], signal.SIGKILL)
+    group._health_timeout_s = 60.0
+    with pytest.raises(ray.exceptions.RayActorError):
+        await group.check_health()

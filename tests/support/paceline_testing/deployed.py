@@ -1,0 +1,46 @@
+"""Clusters on a Ray that a test has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import ray
+from ray import serve
+
+from cluster.config import ClusterConfig
+from cluster.gateway.deployment import start_proxies
+from cluster.serve import APPLICATION, DIRECTORY, cluster_application, plan_cluster
+from paceline_testing.ray_processes import ray_processes
+
+_START_WITHIN_S = 120.0
+
+
+@contextmanager
+def deployed(config: ClusterConfig, home: Path = Path("/nonexistent")) -> Iterator[str]:
+    """The URL of a cluster with this configuration, ready; nothing is left of it after the block."""
+    try:
+        start_proxies(config.gateway)
+        serve.run(cluster_application(plan_cluster(config, home)), name=APPLICATION)
+        url = f"http://127.0.0.1:{config.gateway.http_port}"
+        deadline = time.monotonic() + _START_WITHIN_S
+        while httpx.get(f"{url}/readyz", timeout=30).status_code != 200:
+            assert time.monotonic() < deadline, f"not ready within {_START_WITHIN_S} s"
+            time.sleep(0.1)
+        yield url
+    finally:
+        end_serve()
+
+
+def end_serve() -> None:
+    """Ends every application, and the directory, which outlives them in a cluster."""
+    serve.shutdown()
+    with suppress(ValueError):  # no cluster was deployed
+        ray.kill(ray.get_actor(DIRECTORY))
+    deadline = time.monotonic() + 30
+    while ray_processes("ServeReplica:") or ray_processes("TargetRank"):
+        assert time.monotonic() < deadline, "processes of the cluster are left"
+        time.sleep(0.05)
