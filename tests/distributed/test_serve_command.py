@@ -13,14 +13,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from cluster.cli.serve import _report_build, _start_building_drafter
 from paceline_testing.free_ports import free_ports
+from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_tiny_model
 
-NAMES = ("http_port", "grpc_port")
+PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash")]
+NEW_TOKENS = 100
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +33,20 @@ def model_dir(tmp_path_factory) -> Path:
 
 
 @contextlib.contextmanager
-def serving(model_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own; what is left of it at the end is killed."""
-    ports = free_ports(2)
-    settings = [f"target.model={model_dir}", "draft.model=none", *map("gateway.{}={}".format, NAMES, ports)]
+def serving(model_dir: Path, *options: str, home: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """(the command in a process group of its own, its HTTP port); what is left of it at the end is killed."""
+    http_port, grpc_port = free_ports(2)
+    settings = [f"target.model={model_dir}", "draft.model=none", *options]
+    settings += [f"gateway.http_port={http_port}", f"gateway.grpc_port={grpc_port}"]
     command = [str(Path(sys.executable).with_name("paceline")), "serve"]
     for setting in settings:
         command += ["--set", setting]
+    environment = os.environ if home is None else {**os.environ, "PACELINE_HOME": str(home)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
     ) as server:
         try:
-            yield server
+            yield server, http_port
         finally:
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGKILL)
@@ -60,28 +66,95 @@ def assert_ends(server: subprocess.Popen[str], started: list[psutil.Process]) ->
 
 
 def test_nothing_is_left_of_a_server_that_gets_ctrl_c_while_the_model_is_loaded(model_dir):
-    with serving(model_dir) as server:
+    with serving(model_dir) as (server, _):
         started = wait_for_line(server, "http ")
         assert started
         os.kill(server.pid, signal.SIGINT)
         assert_ends(server, started)
 
 
-def test_a_server_on_loopback_listens_nowhere_else_and_nothing_is_left_after_sigterm_to_its_group(model_dir):
-    with serving(model_dir) as server:
-        started = wait_for_line(server, "ready")
-        listeners = {process.name(): addresses for process in started if (addresses := listening(process))}
-        # Serve binds one port of each replica to all interfaces, whatever is configured; Ray's token guards it.
-        open_to_all = {name for name, addresses in listeners.items() if not all(map(is_loopback, addresses))}
-        assert all(name.startswith("ray::ServeReplica") for name in open_to_all), listeners
-        assert {"gcs_server", "raylet"} <= set(listeners)
+@pytest.mark.timeout(900)  # two starts of Ray, which others on the machine may slow down
+def test_what_was_generated_before_a_restart_is_drafted_after_it_and_the_answer_is_the_same(tmp_path):
+    """The first server ends by Ctrl-C, the second by SIGTERM to its process group."""
+    model = save_tiny_model(tmp_path / "model", "llama", 5, layers=4, hidden_size=96, heads=6, kv_heads=3)
+    with serving_from_cache(model, tmp_path) as (server, started, client):
+        texts, rounds_before, _ = ask(client)
+        wait_for(lambda: metric(client, "paceline_cache_written_tokens_total") >= len(PROMPTS) * NEW_TOKENS, "a write")
+        os.kill(server.pid, signal.SIGINT)
+        assert_ends(server, started)
+    with serving_from_cache(model, tmp_path) as (server, started, client):
+        wait_for(lambda: metric(client, "paceline_cache_index_tokens") >= len(PROMPTS) * NEW_TOKENS, "the index")
+        again, rounds_after, accepted = ask(client)
+        assert again == texts
+        assert accepted > len(PROMPTS) * NEW_TOKENS / 2
+        assert rounds_after < rounds_before / 2
+        assert metric(client, "paceline_spec_decode_num_accepted_tokens_total", source="cache") == accepted
+        assert_listen_on_loopback_alone(started)
         os.killpg(server.pid, signal.SIGTERM)
         assert_ends(server, started)
 
 
+@contextlib.contextmanager
+def serving_from_cache(
+    model: Path, home: Path
+) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], httpx.Client]]:
+    """A server that is ready and drafts from the cache that it keeps in `home`, and the processes it has started."""
+    options = ["device=cpu", "exact=bitwise", "kv_cache_tokens=8192", "health_timeout_s=60"]
+    settings = [*map("target.{}".format, options), "speculation.drafters=[cache]"]
+    with serving(model, *settings, home=home) as (server, http_port):
+        wait_for_line(server, f"cache   {home / 'cache'}, a server of its own")
+        started = wait_for_line(server, "ready")
+        with httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=60) as client:
+            yield server, started, client
+
+
+def ask(client: httpx.Client) -> tuple[list[str], int, int]:
+    """What is said to PROMPTS, the rounds it took, and the tokens accepted from the cache."""
+    texts, rounds, accepted = [], 0, 0
+    for prompt in PROMPTS:
+        body = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+        answer = client.post("/v1/completions", json={**body, "speculation": {"stats": True}})
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["choices"][0]["text"])
+        stats = answer.json()["speculation"]
+        rounds += stats["rounds"]
+        accepted += stats["accepted_tokens"].get("cache", 0)
+    return texts, rounds, accepted
+
+
+def metric(client: httpx.Client, name: str, **labels: str) -> float:
+    return value_of(client.get("/metrics").text, name, **labels)
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s"
+        time.sleep(0.1)
+
+
+def assert_listen_on_loopback_alone(started: list[psutil.Process]) -> None:
+    listeners = {process.name(): addresses for process in started if (addresses := listening(process))}
+    # Serve binds one port of each replica to all interfaces, whatever is configured; Ray's token guards it.
+    open_to_all = {name for name, addresses in listeners.items() if not all(map(is_loopback, addresses))}
+    assert all(name.startswith("ray::ServeReplica") for name in open_to_all), listeners
+    assert {"gcs_server", "raylet"} <= set(listeners)
+
+
+def listening(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    return []
+
+
+def is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 6.0])
 def test_ctrl_c_during_the_start_is_no_traceback_and_leaves_nothing_behind(model_dir, seconds):
-    with serving(model_dir) as server:
+    with serving(model_dir) as (server, _):
         time.sleep(seconds)
         os.killpg(server.pid, signal.SIGINT)
         time.sleep(0.1)  # a process that is being forked is there by now
@@ -94,17 +167,6 @@ def test_ctrl_c_during_the_start_is_no_traceback_and_leaves_nothing_behind(model
         assert not left
         with pytest.raises(ProcessLookupError):
             os.killpg(server.pid, 0)
-
-
-def listening(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
-    return []
-
-
-def is_loopback(host: str) -> bool:
-    address = ipaddress.ip_address(host)
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_dir, tmp_path):
@@ -132,7 +194,7 @@ def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_di
 def test_a_drafter_that_cannot_be_built_is_told_with_the_log_that_says_why(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     builder = _start_building_drafter(str(tmp_path / "absent"), tmp_path / "progress")
-    _report_build(builder, tmp_path / "drafter", tmp_path / "progress", threading.Event()).join(timeout=60)
+    _report_build(builder, tmp_path / "drafter", tmp_path / "progress", threading.Event()).join(timeout=240)  # it has only what others leave
     out, err = capfd.readouterr()
     log = tmp_path / "drafter-build.log"
     assert (out, err) == ("", f"draft   {tmp_path / 'drafter'} could not be built (exit status 2); see {log}\n")
