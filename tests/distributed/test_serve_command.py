@@ -194,7 +194,8 @@ def test_the_builder_of_the_drafter_ends_with_a_server_that_is_killed(smollm2_di
 def test_a_drafter_that_cannot_be_built_is_told_with_the_log_that_says_why(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     builder = _start_building_drafter(str(tmp_path / "absent"), tmp_path / "progress")
-    _report_build(builder, tmp_path / "drafter", tmp_path / "progress", threading.Event()).join(timeout=240)  # it has only what others leave
+    told = _report_build(builder, tmp_path / "drafter", tmp_path / "progress", threading.Event())
+    told.join(timeout=240)  # the build has only the time that others leave
     out, err = capfd.readouterr()
     log = tmp_path / "drafter-build.log"
     assert (out, err) == ("", f"draft   {tmp_path / 'drafter'} could not be built (exit status 2); see {log}\n")
