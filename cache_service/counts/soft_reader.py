@@ -26,10 +26,8 @@ class SoftListener(Protocol):
 
 @dataclass(slots=True)
 class SoftReaderCounters(FoldedLogCounters):
-    """Counts since the start; `entries` are those of other origins."""
+    """Counts since the start; `entries` are those of other origins and this data set."""
 
-    own_entries: int = 0
-    foreign_entries: int = 0  # learnt for another data set
     contexts: int = 0
 
 
@@ -69,9 +67,8 @@ class SoftReader(FoldedLogReader[SoftManifest, SoftPart, Delta, Entries]):
 
     def _deliver_entry(self, place: Place[SoftManifest, SoftPart], entry_id: str, entry: Delta) -> None:
         if entry.epoch != place.epoch:
-            self.counters.foreign_entries += 1
-        elif entry.origin == self.origin:
-            self.counters.own_entries += 1
+            return  # learnt for another data set
+        if entry.origin == self.origin:
             self._has_delivered = True  # the next start would count it twice
         else:
             self.counters.entries += 1

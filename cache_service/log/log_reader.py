@@ -56,8 +56,6 @@ class ReaderSettings(Options):
 
 @dataclass(slots=True)
 class ReaderCounters(FoldedLogCounters):
-    entry_tokens: int = 0
-    segment_tokens: int = 0
     skipped_segments: int = 0  # past warm_deadline_s
     listener_faults: int = 0
 
@@ -107,12 +105,10 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
             self._tell(self._listener.segments_told)
 
     def _deliver_segment(self, ref: SegmentEntry, segment: PieceColumns) -> None:
-        self.counters.segment_tokens += ref.num_tokens
         self._tell(lambda: self._listener.segment(ref, segment))
 
     def _deliver_entry(self, place: Place[Manifest, SegmentEntry], entry_id: str, entry: list[Piece]) -> None:
         self.counters.entries += 1
-        self.counters.entry_tokens += sum(len(piece.token_ids) for piece in entry)
         self._has_delivered = True
         self._tell(lambda: self._listener.entry(entry_id, entry))
 

@@ -66,7 +66,6 @@ class PublisherCounters:
 
     published_tokens: int = 0  # accepted by `publish`
     written_tokens: int = 0
-    written_entries: int = 0
     written_bytes: int = 0
     overflow_tokens: int = 0  # dropped because the queue was full
     refused_tokens: int = 0  # dropped because Redis refused them: full, read-only, not permitted
@@ -343,7 +342,6 @@ class Publisher:
         opened.store.append(
             frames, settings.max_log_entries, keep_s=settings.keep_s, purges=opened.purges, epoch=opened.epoch
         )
-        self.counters.written_entries += len(frames)
         self.counters.written_bytes += sum(map(len, frames))
         self.counters.written_tokens += sum(len(piece.token_ids) for piece in joined)
 

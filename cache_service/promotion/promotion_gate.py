@@ -359,7 +359,7 @@ class PromotionGate:
             log.debug("a phrase is left out: %s", error)
             self.counters.unreadable += 1
             return None
-        return Candidate(phrase_id, phrase, reached_s, seen_s)
+        return Candidate(phrase, reached_s, seen_s)
 
     def _now(self) -> int:
         return self._gate.time_s() if self._clock is None else int(self._clock())

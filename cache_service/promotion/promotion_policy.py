@@ -58,7 +58,6 @@ class PromotionPolicy(Options):
 class Candidate:
     """A phrase that once reached enough supporters."""
 
-    phrase_id: bytes
     phrase: Phrase
     reached_s: int  # Unix time at which it reached them
     seen_s: Mapping[bytes, float]  # when each tenant last said it

@@ -96,17 +96,21 @@ class Model:
         return best[1:]
 
 
-def learn(table: SoftNgramTable, rows: list[Row], weight: float = 1.0) -> None:
-    width = max((len(successors) for _, successors in rows), default=1)
+def rows_in(namespace: str, *rows: Row, width: int = MAX_SUCCESSORS, may_share: bool = False) -> VerifiedRows:
     contexts = np.full((len(rows), MAX_CONTEXT), -1, np.int32)
     token_ids = np.zeros((len(rows), width), np.int32)
     probs = np.zeros((len(rows), width), np.float32)
     for i, (context, successors) in enumerate(rows):
         last = context[-MAX_CONTEXT:]
         contexts[i, MAX_CONTEXT - len(last) :] = last
-        for j, (token, prob) in enumerate(successors):
-            token_ids[i, j], probs[i, j] = token, prob
-    table.learn(contexts, token_ids, probs, weight)
+        token_ids[i, : len(successors)] = [token for token, _ in successors]
+        probs[i, : len(successors)] = [prob for _, prob in successors]
+    return VerifiedRows(namespace, contexts, token_ids, probs, may_share=may_share)
+
+
+def learn(table: SoftNgramTable, rows: list[Row], weight: float = 1.0) -> None:
+    given = rows_in("", *rows)
+    table.learn(given.contexts, given.token_ids, given.probs, weight)
 
 
 def chances(table: SoftNgramTable, tokens: list[int]) -> dict[int, float]:
@@ -468,17 +472,6 @@ def test_rows_whose_shapes_differ_or_whose_weight_is_none_are_refused() -> None:
 
 
 # The drafter
-
-
-def rows_in(namespace: str, *rows: Row, width: int = MAX_SUCCESSORS, may_share: bool = False) -> VerifiedRows:
-    contexts = np.full((len(rows), MAX_CONTEXT), -1, np.int32)
-    token_ids = np.zeros((len(rows), width), np.int32)
-    probs = np.zeros((len(rows), width), np.float32)
-    for i, (context, successors) in enumerate(rows):
-        contexts[i, MAX_CONTEXT - len(context) :] = context
-        token_ids[i, : len(successors)] = [token for token, _ in successors]
-        probs[i, : len(successors)] = [prob for _, prob in successors]
-    return VerifiedRows(namespace, contexts, token_ids, probs, may_share=may_share)
 
 
 def drafts(

@@ -143,7 +143,7 @@ POLICY = PromotionPolicy(min_tenants=5, min_age_s=100, window_s=1000)
 
 
 def candidate(num_tenants=5, reached_s=0, length=4, seen_s=500.0):
-    return Candidate(b"i", tuple(range(length)), reached_s, {bytes([row]): seen_s for row in range(num_tenants)})
+    return Candidate(tuple(range(length)), reached_s, {bytes([row]): seen_s for row in range(num_tenants)})
 
 
 @pytest.mark.parametrize(
