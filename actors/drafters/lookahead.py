@@ -20,11 +20,10 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
-from actors.lookahead.limits import broken_limit
 from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
 from actors.lookahead.token_trie import ROOT, TokenTrie
-from actors.lookahead.window import LookaheadWindow
+from actors.lookahead.window import MAX_LOOKAHEAD_LEVEL, LookaheadWindow
 from cache_service.automata.automata_index import AutomataIndex
 from cache_service.automata.shared_phrases import SharedPhrases
 
@@ -75,10 +74,15 @@ class LookaheadDrafter(CpuDrafter):
 
         Raises ValueError for values out of range.
         """
-        broken = broken_limit(window_size, lookahead_level, guess_set_size, pool_phrases)
-        if broken is not None:
-            name, value, limit = broken
-            raise ValueError(f"{name} is {value}; {limit}")
+        for name, value, least, most in (
+            ("window_size", window_size, 1, 64),
+            ("lookahead_level", lookahead_level, 2, MAX_LOOKAHEAD_LEVEL),
+            ("pool_phrases", pool_phrases, 1, 1 << 20),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"{name} is {value}; it must be from {least} to {most}")
+        if guess_set_size != -1 and not 1 <= guess_set_size <= 64:
+            raise ValueError(f"guess_set_size is {guess_set_size}; it must be from 1 to 64, or -1")
         self.most_required = LookaheadWindow.most_nodes(window_size, lookahead_level)
         self._width, self._level = window_size, lookahead_level
         self._phrase_length = lookahead_level - 1

@@ -10,6 +10,8 @@ import numpy as np
 from actors.lookahead.phrase_pool import Phrase
 from actors.lookahead.token_trie import TokenTrie
 
+MAX_LOOKAHEAD_LEVEL = 16
+
 
 class LookaheadWindow:
     """One sequence's window: `width` columns, and `level` - 1 rows once it is full.

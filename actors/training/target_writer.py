@@ -6,7 +6,8 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -141,8 +142,6 @@ class TargetWriter:
         """
         import torch
 
-        from actors.training.core_pool import core_pool
-
         encoded = encode_prompts(self._tokenizer, [prompt for prompt, _ in rows], self._prompt_tokens)
         answers: list[Answer | None] = [None] * len(rows)
         written: dict[int, int] = {}
@@ -172,7 +171,7 @@ class TargetWriter:
                 answers[row] = answer
             return mass
 
-        with core_pool(self._target.device.type, len(rows) // _MIN_WORKER_ROWS) as (pool, workers):
+        with _core_pool(self._target.device.type, len(rows) // _MIN_WORKER_ROWS) as (pool, workers):
             tokens = sum(len(prompt) + self._answer_tokens for prompt in encoded)
             room = _MAX_CACHE_BYTES / workers
             batches = batches_by_length(encoded, workers, math.ceil(tokens * self._bytes_per_token / room))
@@ -193,6 +192,20 @@ def batches_by_length(prompts: Sequence[Sequence[int]], workers: int, at_least: 
     count = max(at_least, workers * (2 if len(prompts) >= 2 * workers * _MIN_WORKER_ROWS else 1))
     size = math.ceil(len(prompts) / count)
     return [order[start : start + size] for start in range(0, len(prompts), size)]
+
+
+@contextmanager
+def _core_pool(device: str, most_workers: int) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Workers that share torch's threads, and their number. One worker if the device is not the CPU."""
+    import torch
+
+    threads = torch.get_num_threads()
+    workers = max(1, min(threads, most_workers)) if device == "cpu" else 1
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            yield pool, workers
+    finally:
+        torch.set_num_threads(threads)  # for new threads: the setting is per thread
 
 
 def _answer_state(answer: Answer) -> dict[str, Any]:

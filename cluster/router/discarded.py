@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.lookahead.limits import MAX_LOOKAHEAD_LEVEL
+from actors.lookahead.window import MAX_LOOKAHEAD_LEVEL
 
 MAX_TEXTS = 4  # per round; drafts behind a chain share most of their path, and so most of their phrases
 MAX_COMMITTED = MAX_LOOKAHEAD_LEVEL - 1  # committed tokens in a text: enough for a phrase with one guess at any level

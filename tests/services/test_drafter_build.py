@@ -1,7 +1,4 @@
-"""Draft models are built whole, the same twice, and agree with their target as often as their card says.
-
-Covers `actors.training.core_pool`, too.
-"""
+"""Draft models are built whole, the same twice, and agree with their target as often as their card says."""
 
 from __future__ import annotations
 

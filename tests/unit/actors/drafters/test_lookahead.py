@@ -1,5 +1,5 @@
 """Lookahead on the target against the algorithm written out, with a target that is a function of its last tokens
-(`actors.drafters.lookahead`, `actors.lookahead.limits`, `actors.lookahead.shares`)."""
+(`actors.drafters.lookahead`, `actors.lookahead.shares`)."""
 
 from __future__ import annotations
 
