@@ -88,7 +88,7 @@ class LengthLimits:
     """How long prompt and answer may be, in tokens, and what errors call them."""
 
     max_model_len: int  # prompt and answer together
-    max_side_len: int | None  # of an encoder-decoder model: prompt or answer alone
+    max_side_len: int | None  # prompt or answer alone, in encoder-decoder models
     prompt_field: str
     max_tokens_field: str
 

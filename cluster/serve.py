@@ -43,7 +43,7 @@ from cluster.tenants.access import TenantAccess, tenant_access
 APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
 
-_OUTCOMES_AHEAD = 8  # of a draft, where a GPU drafts
+_OUTCOMES_AHEAD = 8  # drafted for ahead by a GPU
 
 
 @dataclass(frozen=True, slots=True)

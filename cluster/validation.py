@@ -13,7 +13,7 @@ from actors.errors import InvalidRequest
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
-MAX_SHOWN_CHARS = 64  # of a wrong value, in an error
+MAX_SHOWN_CHARS = 64  # shown of a wrong value
 
 # Fields that hold text of a conversation. Errors show its length at most.
 _PRIVATE_FIELDS = frozenset(("prompt", "messages", "content", "prediction", "text", "input", "cache_salt"))

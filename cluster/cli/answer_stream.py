@@ -30,8 +30,8 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    text: str | None = None  # of a completion
-    delta: Delta | None = None  # of a chat
+    text: str | None = None  # in completions
+    delta: Delta | None = None  # in chats
     finish_reason: str | None = None
 
     @property

@@ -17,7 +17,9 @@ from rich.progress import Progress, TextColumn
 from actors.errors import InvalidRequest
 from cluster.cli.engine import EngineOptions, SamplingOptions, local_engine
 from cluster.cli.shared_options import with_options
+from cluster.errors import ConfigError
 from cluster.generation import GenerationOptions, changed
+from cluster.text.documents import PROMPT_KEYS, content_of
 from cluster.validation import is_text
 
 if TYPE_CHECKING:
@@ -134,28 +136,11 @@ def _read_row(file: Path, number: int, line: str) -> tuple[Any, str]:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(where, line[:60], f"not valid JSON: {error}") from None
-    keys = [key for key in ("prompt", "messages", "prompt_token_ids") if isinstance(row, dict) and key in row]
-    if len(keys) != 1:
-        raise InvalidRequest(where, line[:60], "a row needs exactly one of prompt, messages, prompt_token_ids")
-    value = row[keys[0]]
-    if keys[0] == "prompt":
-        valid = is_text(value)
-    elif keys[0] == "messages":
-        valid = isinstance(value, list) and bool(value) and all(_is_message(message) for message in value)
-    else:
-        valid = isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
-    if not valid:
-        kinds = {"prompt": "a text", "messages": "messages with role and content", "prompt_token_ids": "integers"}
-        raise InvalidRequest(f"{where} {keys[0]}", str(value)[:60], f"it must hold {kinds[keys[0]]}, at least one")
+    try:
+        _, value = content_of(row, PROMPT_KEYS)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
     prediction = row.get("prediction") or ""
     if not is_text(prediction, may_be_empty=True):
         raise InvalidRequest(f"{where} prediction", str(prediction)[:60], "it must be a text")
     return value, prediction
-
-
-def _is_message(message: object) -> bool:
-    return (
-        isinstance(message, dict)
-        and is_text(message.get("role"), may_be_empty=True)
-        and is_text(message.get("content"), may_be_empty=True)
-    )

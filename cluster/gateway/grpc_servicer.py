@@ -16,11 +16,11 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2
 
 from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
-from actors.messages import SpeculationStats
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
@@ -213,22 +213,13 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
 
 
 def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:
-    fields: dict[str, Any] = {"stats": options.stats}
-    if options.HasField("enabled"):
-        fields["enabled"] = options.enabled
-    if options.drafters:
-        fields["drafters"] = list(options.drafters)
-    if options.sources:
-        fields["sources"] = list(options.sources)
-    if options.HasField("max_draft_tokens"):
-        fields["max_draft_tokens"] = options.max_draft_tokens
+    """The fields that are set."""
+    fields: dict[str, Any] = MessageToDict(options, preserving_proto_field_name=True)
     if options.cache:
         if options.cache not in _CACHE_USES:
             limit = f"it must be one of {', '.join(map(str, _CACHE_USES))}"
             raise InvalidRequest("speculation.cache", options.cache, limit)
         fields["cache"] = _CACHE_USES[options.cache]
-    if options.namespace:
-        fields["namespace"] = options.namespace
     return fields
 
 
@@ -246,13 +237,7 @@ def _ending(piece: Piece, prepared: PreparedCall) -> dict[str, Any]:
         ),
     }
     if prepared.call.wants_stats:
-        stats = totals.stats or SpeculationStats()
-        ending["speculation"] = inference_pb2.SpeculationStats(
-            rounds=stats.rounds,
-            target_rows=stats.target_rows,
-            draft_tokens=stats.draft_tokens,
-            accepted_tokens=stats.accepted_tokens,
-        )
+        ending["speculation"] = inference_pb2.SpeculationStats(**totals.speculation())
     return ending
 
 

@@ -97,7 +97,7 @@ def merged(label: str, texts: Mapping[str, str]) -> str:
 
     Lines stay as they are but for the label: to parse and write them anew takes a gateway's time, which streams need.
     """
-    comments: dict[str, dict[str, str]] = {}  # of each family: HELP and TYPE
+    comments: dict[str, dict[str, str]] = {}  # HELP and TYPE by family
     samples: dict[str, list[str]] = {}
     for process, text in sorted(texts.items()):
         for line in text.split("\n"):

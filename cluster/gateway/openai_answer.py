@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from actors.messages import SpeculationStats
 from cluster.gateway.answer import PreparedCall
@@ -42,13 +45,7 @@ class AnswerTotals:
         }
 
     def speculation(self) -> dict[str, Any]:
-        stats = self.stats or SpeculationStats()
-        return {
-            "rounds": stats.rounds,
-            "target_rows": stats.target_rows,
-            "draft_tokens": stats.draft_tokens,
-            "accepted_tokens": dict(stats.accepted_tokens),
-        }
+        return msgspec.structs.asdict(self.stats or SpeculationStats())
 
 
 class AnswerWriter:
@@ -72,11 +69,8 @@ class AnswerWriter:
             self.totals.add(piece)
         choices = []
         for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True)):
-            said: dict[str, Any]
-            if self._is_chat:
-                said = {"message": {"role": "assistant", "content": "".join(parts), "refusal": None}}
-            else:
-                said = {"text": "".join(parts)}
+            message = {"role": "assistant", "content": "".join(parts), "refusal": None}
+            said = {"message": message} if self._is_chat else {"text": "".join(parts)}
             choices.append({"index": index, **said, "logprobs": None, "finish_reason": reason})
         answer = self._object("chat.completion" if self._is_chat else "text_completion", choices)
         answer["usage"] = self.totals.usage()
@@ -91,11 +85,8 @@ class AnswerWriter:
         if self._is_chat and piece.choice not in self._begun:
             self._begun.add(piece.choice)
             written.append(self._chunk(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None))
-        said: dict[str, Any]
-        if self._is_chat:
-            said = {"delta": {"content": piece.text} if piece.text else {}}
-        else:
-            said = {"text": piece.text}
+        delta = {"content": piece.text} if piece.text else {}
+        said = {"delta": delta} if self._is_chat else {"text": piece.text}
         written.append(self._chunk(piece.choice, said, piece.finish_reason))
         if piece.finish_reason is not None:
             self._open_choices -= 1
@@ -125,12 +116,11 @@ class AnswerWriter:
 def _sum_stats(total: SpeculationStats | None, part: SpeculationStats) -> SpeculationStats:
     if total is None:
         return part
-    accepted = dict(total.accepted_tokens)
-    for source, count in part.accepted_tokens.items():
-        accepted[source] = accepted.get(source, 0) + count
+    accepted = Counter(total.accepted_tokens)
+    accepted.update(part.accepted_tokens)
     return SpeculationStats(
         rounds=total.rounds + part.rounds,
         target_rows=total.target_rows + part.target_rows,
         draft_tokens=total.draft_tokens + part.draft_tokens,
-        accepted_tokens=accepted,
+        accepted_tokens=dict(accepted),
     )

@@ -78,7 +78,7 @@ class SpeculationFields(StrictFields):
     drafters: Sources | None = None
     sources: Sources | None = None  # another name of drafters
     max_draft_tokens: MaxDraftTokens | None = None
-    cache: CacheUse = "read_write"  # of the shared cache: what it drafts from, and where its answer goes
+    cache: CacheUse = "read_write"  # whether it drafts from the shared cache and its answer goes there
     namespace: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")] | None = None  # a part of it that has a name
 
 

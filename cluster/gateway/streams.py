@@ -22,7 +22,7 @@ from cluster.config import GatewayConfig
 from cluster.gateway.call import Piece
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
 
-_INTERVAL_S = 0.1  # of a cluster with tenants, unless it is configured
+_INTERVAL_S = 0.1  # default where there are tenants
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,9 @@ class Tracing:
             _attributes_of(call, call_id, origin, operation=operation, model=model),
             start_time=wall_ns,
         )
-        return (
-            CallTrace(self._tracer, span, self.round_spans, wall_ns=wall_ns, arrived=arrived)
-            if span.is_recording()
-            else None
-        )
+        if not span.is_recording():
+            return None
+        return CallTrace(self._tracer, span, self.round_spans, wall_ns=wall_ns, arrived=arrived)
 
     def close(self) -> None:
         """Send what is left, for some seconds at most: a collector that is away must hold up nobody's end."""
@@ -85,7 +83,7 @@ class Tracing:
 
 
 class CallTrace:
-    """Of one sampled call. Times are those of time.monotonic()."""
+    """Spans of one sampled call. Times are those of time.monotonic()."""
 
     def __init__(self, tracer: trace.Tracer, span: Span, round_spans: int, wall_ns: int, arrived: float) -> None:
         self.round_spans = round_spans
@@ -177,7 +175,7 @@ def open_tracing(config: ObservabilityConfig, version: str) -> Tracing | None:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     url = config.otlp_endpoint.rstrip("/")
-    if url.count("/") == 2:  # of the scheme
+    if url.count("/") == 2:  # those of the scheme
         url += _TRACES_PATH
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(url)), config.sample_ratio, config.round_spans, version)
 
@@ -229,9 +227,5 @@ def _attributes_of(
 def _speculation(stats: SpeculationStats | None) -> dict[str, Any]:
     if stats is None:
         return {}
-    found = {
-        "paceline.rounds": stats.rounds,
-        "paceline.target_rows": stats.target_rows,
-        "paceline.draft_tokens": stats.draft_tokens,
-    }
+    found = {f"paceline.{name}": getattr(stats, name) for name in ("rounds", "target_rows", "draft_tokens")}
     return found | {f"paceline.accepted_tokens.{source}": count for source, count in stats.accepted_tokens.items()}

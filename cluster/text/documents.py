@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from actors.models.catalog import Progress, silent
 from cluster.errors import ConfigError
+from cluster.validation import is_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +26,7 @@ PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 _ROW_SUFFIXES = (".jsonl", ".ndjson")
 _PIECE_CHARS = 1 << 16  # a piece has one to two times this, cut after a line if possible
 _BATCH_PIECES = 64
-_SHOWN_CHARS = 60  # of a wrong value, in an error
+_SHOWN_CHARS = 60  # of a wrong value
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Tokens = npt.NDArray[np.int32]
@@ -107,19 +108,26 @@ def _read_row(where: str, line: bytes, keys: Sequence[str]) -> tuple[str, Any]:
             row = _without_lone_surrogates(row)
     except (ValueError, RecursionError) as error:  # ValueError: bad UTF-8 too
         raise ConfigError(f"{where}: not valid JSON: {error}") from None
+    try:
+        return content_of(row, keys)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def content_of(row: object, keys: Sequence[str]) -> tuple[str, Any]:
+    """The key of a decoded row and its value, checked. Raises ValueError with a message for the user."""
     found = [key for key in keys if isinstance(row, dict) and key in row]
-    if len(found) != 1:
-        raise ConfigError(f"{where}: a row needs exactly one of {', '.join(keys)}")
+    if len(found) != 1 or not isinstance(row, dict):
+        raise ValueError(f"a row needs exactly one of {', '.join(keys)}")
     key, value = found[0], row[found[0]]
     if key in ("text", "prompt"):
-        valid, kind = isinstance(value, str) and value != "", "a text"
+        valid, kind = is_text(value), "a text"
     elif key == "messages":
         valid, kind = isinstance(value, list) and all(map(_is_message, value)), "messages with role and content"
     else:
         valid, kind = isinstance(value, list) and all(type(token) is int for token in value), "integers"
     if not (valid and value):
-        shown = json.dumps(value)[:_SHOWN_CHARS]
-        raise ConfigError(f"{where}: {key} is {shown}; it must hold {kind}, at least one")
+        raise ValueError(f"{key} is {json.dumps(value)[:_SHOWN_CHARS]}; it must hold {kind}, at least one")
     return key, value
 
 
@@ -136,8 +144,8 @@ def _without_lone_surrogates(value: Any) -> Any:
 
 
 def _is_message(message: object) -> bool:
-    return (
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    return isinstance(message, dict) and all(
+        is_text(message.get(key), may_be_empty=True) for key in ("role", "content")
     )
 
 

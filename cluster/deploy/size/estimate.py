@@ -18,9 +18,9 @@ EFFICIENCY = 0.8  # share of a data sheet's rates that good kernels reach
 MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # tried where the number is left open
 _RESERVE_BYTES = 2.0 * 2**30  # CUDA context, communicators, captured graphs, fragmentation
 _ALL_REDUCE_US_PER_GPU = 0.5  # on top of the link's own latency
-_ACTIVATION_BYTES = 2  # of a number that ranks add up
+_ACTIVATION_BYTES = 2  # a number that ranks add up
 _LIVE_WIDTHS = 16  # hidden sizes of activations that a row holds at once: residual, MLP, queries
-_WORTHWHILE_GAIN = 1.01  # of speed; a smaller one is not worth a GPU
+_WORTHWHILE_GAIN = 1.01  # a smaller speed-up is not worth a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class PlacedModel:
 
     shape: ModelShape
     group: GpuGroup
-    dtype: str  # of the weights
-    kv_bytes: float  # of a number in the KV cache
+    dtype: str  # weights
+    kv_bytes: float  # a number in the KV cache
     efficiency: float = EFFICIENCY  # in (0, 1]
 
     @property
@@ -170,9 +170,9 @@ class Speed:
     drafting: Drafting
     draft_workers: int
     draft_tokens: int  # a sequence and round
-    tokens_per_round: float  # of a sequence
+    tokens_per_round: float  # per sequence
     round_s: float
-    tokens_per_s: float  # of all sequences
+    tokens_per_s: float  # all sequences together
     tokens_per_s_stream: float
     ratio: float  # to decoding without drafts
     tokens_per_s_gpu: float  # draft GPUs included
@@ -183,7 +183,7 @@ class Speed:
 class Sizing:
     deployment: Deployment
     memory: MemoryFit
-    max_sequences: int  # of the given context
+    max_sequences: int  # that fit with the given context
     forward: ForwardTime  # without drafts
     free_rows: float
     plain: Speed

@@ -34,7 +34,7 @@ class Gpu(BaseModel):
     tflops_fp8: _Positive | None = None  # None: fp8 weights are multiplied in bfloat16
     tflops_float32: _Positive | None = None  # None: a sixteenth of tflops
     link_gb_s: _Positive = 25.0  # to other GPUs of the node, one direction, 1e9 bytes/s; PCIe 4 by default
-    link_latency_us: Annotated[float, Field(ge=0, le=1e6)] = 20.0  # of an empty all-reduce
+    link_latency_us: Annotated[float, Field(ge=0, le=1e6)] = 20.0  # an empty all-reduce
     per_node: Annotated[int, Field(ge=1, le=128)] = 8
 
     def flops(self, dtype: str) -> float:

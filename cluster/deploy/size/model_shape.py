@@ -29,7 +29,7 @@ class ModelShape:
     max_context: int  # tokens of prompt and output together
     num_parameters: int
     num_lookup_parameters: int  # input embeddings, looked up and not read whole; 0 if the output layer shares them
-    num_expert_parameters: int = 0  # of all experts of all layers
+    num_expert_parameters: int = 0  # all experts in all layers
     num_experts: int = 0  # in a layer
     experts_per_token: int = 0
 
