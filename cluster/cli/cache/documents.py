@@ -20,15 +20,7 @@ from cache_service.formats.export_format import encode_header, encode_piece
 from cluster.cache.admin.migration import Migration
 from cluster.cache.admin.service import Export
 from cluster.cache.admin.store_access import told_in_one_line
-from cluster.cli.cache.options import (
-    FingerprintOption,
-    NamespaceOption,
-    Place,
-    TargetOption,
-    TenantOption,
-    model_of,
-    query_of,
-)
+from cluster.cli.cache.options import NamespaceOptions, Place, StoredNamespace, TargetOption, model_of
 from cluster.cli.output import print_json, shown_size
 from cluster.cli.progress import progress_bars
 from cluster.cli.shared_options import JsonOption, with_options
@@ -48,8 +40,8 @@ def import_files(
             show_default=False,
         ),
     ],
-    namespace: NamespaceOption = None,
-    tenant: TenantOption = None,
+    *,
+    chosen: NamespaceOptions,
     target: TargetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +49,7 @@ def import_files(
     that was interrupted, and it goes on."""
     begin = time.monotonic()
     with told_in_one_line(), progress_bars() as progress, place.service(target, progress, creates=True) as service:
-        query = query_of(namespace, tenant)
+        query = chosen.query()
         try:
             result = service.import_documents(query, lambda reader: reader.files(files, progress))
         except KeyboardInterrupt:
@@ -75,15 +67,14 @@ def import_files(
 def export(
     place: Place,
     out: Annotated[Path, typer.Option(help="File to write, replaced if it is there; -: standard output.")],
-    namespace: NamespaceOption = None,
-    tenant: TenantOption = None,
-    fingerprint: FingerprintOption = None,
+    *,
+    chosen: StoredNamespace,
     text: Annotated[bool, typer.Option("--text", help="With the text of each piece, by --target's tokenizer.")] = False,
     target: TargetOption = None,
 ) -> None:
     """Write a namespace as JSON lines that `import` reads. They are not encrypted; the file is for its owner alone."""
     with told_in_one_line(), progress_bars() as progress, place.service(target, progress) as service:
-        found = service.export(query_of(namespace, tenant, fingerprint))
+        found = service.export(chosen.stored())
         decode: Callable[[list[int]], str] | None = None
         if text:
             model = place.model(target, progress)
@@ -104,8 +95,8 @@ def export(
 def migrate(
     place: Place,
     source: Annotated[str, typer.Option("--from", help="The model whose namespace it is.")],
-    namespace: NamespaceOption = None,
-    tenant: TenantOption = None,
+    *,
+    chosen: NamespaceOptions,
     target: TargetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,13 +106,13 @@ def migrate(
         old, new = model_of(source, progress), place.model(target, progress)
         if old.info.fingerprint == new.info.fingerprint:
             raise ConfigError(f"--from {source}: it is the target itself")
-        found = service.export(query_of(namespace, tenant, old.info.fingerprint))
+        found = service.export(chosen.query(old.info.fingerprint))
         pieces, counts = found.pieces, None
         migrated: Iterable[Piece] = pieces
         if old.info.tokenizer_fingerprint != new.info.tokenizer_fingerprint:
             migration = Migration(old.tokenizer, new.tokenizer)
             counts, migrated = migration.counts, migration.pieces(pieces, progress)
-        result = service.import_documents(query_of(namespace, tenant), lambda reader: migrated)
+        result = service.import_documents(chosen.query(), lambda reader: migrated)
     if as_json:
         print_json({**asdict(result), "migration": None if counts is None else asdict(counts)})
     else:

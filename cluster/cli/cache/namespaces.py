@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
@@ -21,13 +22,7 @@ from cache_service.formats.earnings import Earnings
 from cache_service.formats.store_keys import StoreKeys
 from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
 from cluster.cache.admin.store_access import told_in_one_line
-from cluster.cli.cache.options import (
-    FingerprintOption,
-    NamespaceOption,
-    Place,
-    TenantOption,
-    query_of,
-)
+from cluster.cli.cache.options import FingerprintOption, Place, StoredNamespace
 from cluster.cli.output import parsed_seconds, print_json, print_table, shown_seconds, shown_size
 from cluster.cli.progress import progress_bars
 from cluster.cli.shared_options import JsonOption, with_options
@@ -50,16 +45,10 @@ def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json
 
 
 @with_options
-def stats(
-    place: Place,
-    namespace: NamespaceOption = None,
-    tenant: TenantOption = None,
-    fingerprint: FingerprintOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def stats(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -> None:
     """Count what a namespace holds, of every model that has it, and what drafts from it have earned."""
     with told_in_one_line(), place.service() as service:
-        found = [service.stats(query) for query in _each(service, query_of(namespace, tenant, fingerprint))]
+        found = [service.stats(query) for query in _each(service, chosen.stored())]
     if as_json:
         print_json(found)
         return
@@ -71,15 +60,18 @@ def stats(
     print_table(table)
 
 
-@with_options
-def purge(
-    place: Place,
-    namespace: NamespaceOption = None,
+@dataclass(frozen=True, kw_only=True)
+class PurgedNamespace(StoredNamespace):
     tenant: Annotated[
         str | None,
         typer.Option(help="Without --namespace: all that is the tenant's own. Its name, or the id of one removed."),
-    ] = None,
-    fingerprint: FingerprintOption = None,
+    ] = None
+
+
+@with_options
+def purge(
+    place: Place,
+    chosen: PurgedNamespace,
     since: Annotated[
         str | None,
         typer.Option(help="Learnt at this time or later: 2026-01-31T12:00, or so long ago: 90s, 30m, 24h, 7d."),
@@ -93,9 +85,9 @@ def purge(
     now = int(time.time())
     since_s, until_s = _time("--since", since, now), _time("--until", until, now)
     with told_in_one_line(), place.service() as service:
-        query = query_of(namespace, tenant, fingerprint)
+        query, tenant = chosen.stored(), chosen.tenant
         meant = service.to_purge(query)
-        shared = place.names().shares_with(tenant) if tenant is not None and namespace is None else None
+        shared = place.names().shares_with(tenant) if tenant is not None and chosen.namespace is None else None
         if shared is not None:
             typer.echo(f"what tenant {tenant} shares with others is in namespace {shared}, which stays", err=True)
         if meant and not yes:
@@ -112,16 +104,10 @@ def purge(
 
 
 @with_options
-def compact(
-    place: Place,
-    namespace: NamespaceOption = None,
-    tenant: TenantOption = None,
-    fingerprint: FingerprintOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def compact(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -> None:
     """Fold the log of a namespace into segments now; a running cluster does so by itself."""
     with told_in_one_line(), place.service() as service:
-        found = [service.compact(query) for query in _each(service, query_of(namespace, tenant, fingerprint))]
+        found = [service.compact(query) for query in _each(service, chosen.stored())]
     if as_json:
         print_json(found)
         return
@@ -131,19 +117,13 @@ def compact(
 
 
 @with_options
-def verify(
-    place: Place,
-    namespace: NamespaceOption = None,
-    tenant: TenantOption = None,
-    fingerprint: FingerprintOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def verify(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -> None:
     """Check every stored object, of one namespace or of all; exit status 1 if one is not whole."""
     with told_in_one_line(), progress_bars() as progress, place.service() as service:
-        if namespace is None and tenant is None:
-            queries = _all(service, fingerprint)
+        if chosen.namespace is None and chosen.tenant is None:
+            queries = _all(service, chosen.fingerprint)
         else:
-            queries = _each(service, query_of(namespace, tenant, fingerprint))
+            queries = _each(service, chosen.stored())
         found = []
         for row, query in enumerate(queries):
             found.append(service.verify(query))

@@ -27,22 +27,45 @@ from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.registry_file import read_registry
 
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace",
-        "-n",
-        help="As `list` shows it; or the name of a part, which requests ask for in speculation.namespace.",
-        show_default=False,
-    ),
-]
-TenantOption = Annotated[
-    str | None, typer.Option(help="Whose namespace, by the tenant's name; without, of requests without a key.")
-]
 FingerprintOption = Annotated[str | None, typer.Option(help="Of one model, as `list` shows it.", show_default=False)]
 TargetOption = Annotated[
     str | None, typer.Option(help="The model; by default the configuration's.", show_default=False)
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceOptions:
+    """Which namespace, of every model that has it."""
+
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="As `list` shows it; or the name of a part, which requests ask for in speculation.namespace.",
+            show_default=False,
+        ),
+    ] = None
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose namespace, by the tenant's name; without, of requests without a key.")
+    ] = None
+
+    def query(self, fingerprint: str | None = None) -> NamespaceQuery:
+        """Raises InvalidRequest where neither a namespace nor a tenant is named."""
+        if self.namespace is None and self.tenant is None:
+            raise InvalidRequest("--namespace", None, "name one, or a --tenant; see `paceline cache list`")
+        return NamespaceQuery(self.namespace or "", self.tenant or "", fingerprint or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredNamespace(NamespaceOptions):
+    """Which namespace, of every model or of one."""
+
+    fingerprint: FingerprintOption = None
+
+    def stored(self) -> NamespaceQuery:
+        """Raises InvalidRequest where neither a namespace nor a tenant is named."""
+        return self.query(self.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +125,3 @@ class Place(ClusterOptions):
 def model_of(target: str, progress: Progress | None) -> ImportModel:
     """Raises ModelError."""
     return ImportModel(resolve_model(target, paceline_home(), *([progress] if progress is not None else [])))
-
-
-def query_of(namespace: str | None, tenant: str | None, fingerprint: str | None = None) -> NamespaceQuery:
-    """Raises InvalidRequest where neither a namespace nor a tenant is named."""
-    if namespace is None and tenant is None:
-        raise InvalidRequest("--namespace", None, "name one, or a --tenant; see `paceline cache list`")
-    return NamespaceQuery(namespace or "", tenant or "", fingerprint or "")
