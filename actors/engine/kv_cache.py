@@ -66,11 +66,3 @@ class KvCache:
         for key, value in self._layers.values():
             key[index] = key[source_index]
             value[index] = value[source_index]
-
-    def slots(self, slots: torch.Tensor) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Contents of some slots by layer, for tests."""
-        return {layer: (key[slots], value[slots]) for layer, (key, value) in self._layers.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(key.nbytes + value.nbytes for key, value in self._layers.values())

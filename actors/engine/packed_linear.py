@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-MIN_ROWS = 4  # of a forward: packed products of 4 rows are faster than those of 1 to 3
+MIN_ROWS = 4  # rows of the smallest forward: packed products of 4 rows are faster than those of 1 to 3
 
 _ROWS_HINT = 8  # row count that the layout is chosen for; others work, too
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -93,7 +93,7 @@ def process(model: Path, server: EmbeddedServer, directory: Path) -> Iterator[tu
 
 @dataclass
 class Steps:
-    """Of B's probes: their texts, and what every round proposed, verified, accepted and emitted."""
+    """B's probes: their texts, and what every round proposed, verified, accepted and emitted."""
 
     texts: list[list[int]] = field(default_factory=list)
     rounds: list[RoundTrace] = field(default_factory=list)

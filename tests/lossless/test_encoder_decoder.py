@@ -303,7 +303,7 @@ def next_token(model, prompt: list[int], output: list[int]) -> int:
 
 @st.composite
 def trees(draw) -> DraftTree:
-    """Of few different tokens, so that some are right once `plant` has put those of the target in."""
+    """Trees with few different tokens, so that some are right once `plant` has inserted the target's."""
     count = draw(st.integers(0, 9))
     parents = [draw(st.integers(-1, index - 1)) for index in range(count)]
     tokens: list[int] = []
@@ -410,7 +410,7 @@ def test_a_sequence_that_comes_again_with_its_output_goes_on_from_there(tiny):
 
 
 def test_under_rejection_a_draft_model_that_is_the_target_is_always_right(tiny):
-    """Of a vocabulary no larger than what q is cut to, q is p: every token drawn from it is accepted."""
+    """q is not cut in so small a vocabulary, so q is p and every token drawn from it is accepted."""
     model = make_tiny_model("t5", 3, vocab_size=32, layers=1, hidden_size=32)
     target, draft = (TargetEngine(model, EngineOptions(64, 4)), DraftEngine(model, EngineOptions(64, 4)))
     for seed in range(20):

@@ -192,7 +192,7 @@ class Cluster:
 
 
 def paths(token_ids, parents):
-    """Of a tree from its root to each node."""
+    """Paths from a tree's root to each node."""
     found = []
     for token_id, parent in zip(token_ids, parents, strict=True):
         found.append(([] if parent < 0 else found[parent]) + [token_id])

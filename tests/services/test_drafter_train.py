@@ -34,7 +34,7 @@ def source(tmp_path_factory) -> ModelSource:
 
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
-    """Of one run, that of `drafter build`."""
+    """Directory and card of an uninterrupted build."""
     out = tmp_path_factory.mktemp("whole") / "d"
     return out, build_drafter(source, out, RECIPE, prompts=PROMPTS, device="cpu")
 

@@ -191,7 +191,7 @@ async def test_what_goes_wrong_within_a_call_is_logged_with_its_id(client, route
 
 
 class Context:
-    """Of a gRPC call."""
+    """The context of a gRPC call."""
 
     def __init__(self, **metadata: str) -> None:
         self.metadata = [(key.replace("_", "-"), value) for key, value in metadata.items()]

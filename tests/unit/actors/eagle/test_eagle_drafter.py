@@ -106,7 +106,7 @@ class Reference:
         )
 
     def hidden(self, features: torch.Tensor, following: list[int]) -> torch.Tensor:
-        """Of the last row. features [rows, h] as the layer takes them; following: the token after each."""
+        """Hidden state of the last row. features [rows, h] as the layer takes them; following: the token after each."""
         embedded = self.embed(torch.tensor(following))
         w = self.w
         if self.is_eagle3:

@@ -117,7 +117,7 @@ def test_what_a_router_says_is_how_long_its_oldest_waits_and_how_full_its_group_
 
 
 class Shell(TargetGroup):
-    """Of no ranks."""
+    """A group without ranks."""
 
     def __init__(self, directory: SimpleNamespace) -> None:
         self._demand = DemandReader("nobody", lambda _: directory.target_demand.remote())
