@@ -36,7 +36,7 @@ from cluster.router.metrics import RouterMetrics
 from cluster.router.status import RouterStatus, router_status
 from paceline_testing.clock import Clock
 from paceline_testing.rounds import toy_info, toy_request
-from paceline_testing.toy_draft_worker import ToyDraftWorker
+from paceline_testing.toy_drafters import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
 EOS = 3

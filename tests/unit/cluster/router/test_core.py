@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from actors.draft_tree import DraftTree, TopProbs
-from actors.drafters.contract import CpuDrafter
 from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
@@ -31,7 +30,7 @@ from cluster.router.run_round import no_drafts
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import serve as toy_serve
 from paceline_testing.rounds import toy_info, toy_request, toy_round
-from paceline_testing.toy_draft_worker import ToyDraftWorker
+from paceline_testing.toy_drafters import ChainDrafter, ToyDraftWorker, right
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 50
@@ -50,27 +49,6 @@ class Scripted(ToyTarget):
         return self.script[len(tokens) - self.num_prompt]
 
 
-class Chain(CpuDrafter):
-    """Drafts a chain by a function of the committed tokens."""
-
-    def __init__(self, guess):
-        self.name = "chain"
-        self.guess = guess
-        self.asked = []
-
-    def propose(self, contexts):
-        self.asked.append([context.seq_id for context in contexts])
-        return [self.chain(self.guess(context.tokens.tolist(), context.max_nodes)) for context in contexts]
-
-    @staticmethod
-    def chain(tokens):
-        return DraftTree.chain(np.array(tokens, np.int32), np.full(len(tokens), 0.9, np.float32))
-
-
-def right(target, count=16):
-    return lambda tokens, max_nodes: target.text_after(tokens, min(count, max_nodes))
-
-
 def request(request_id="r", prompt=(1,), **fields):
     return toy_request(request_id, prompt, **{"max_new_tokens": 20, "stop_token_ids": (EOS,)} | fields)
 
@@ -84,7 +62,7 @@ def make_core(
         toy_info(VOCAB_SIZE, max_model_len, 4, step_times=list(profile)),
         RouterConfig(**config),
         speculation or SpeculationConfig(),
-        drafters or ({"chain": Chain(chain)} if chain else {}),
+        drafters or ({"chain": ChainDrafter(chain)} if chain else {}),
         draft_shape=DraftShape(4, branch),
     )
     core.set_draft_workers(list(workers))
@@ -278,7 +256,7 @@ def test_chunks_carry_sources_and_the_last_one_the_statistics():
     target = Scripted([5, 6, 7, 8, 9, 10, 11, 12])
     core = make_core(
         request(max_new_tokens=6),
-        drafters={"chain": Chain(right(target, 2)), "wrong": Chain(lambda tokens, _: [5, 48])},
+        drafters={"chain": ChainDrafter(right(target, 2)), "wrong": ChainDrafter(lambda tokens, _: [5, 48])},
     )
     first, _ = one_round(core, target)
     last, _ = one_round(core, target)
@@ -567,7 +545,7 @@ def test_a_drafter_that_fails_is_logged_once_and_counted_always(caplog):
         raise RuntimeError("bug")
 
     target = Scripted(list(range(2, 40)))
-    core = make_core(request(), drafters={"bad": Chain(fail), "good": Chain(right(target, 1))})
+    core = make_core(request(), drafters={"bad": ChainDrafter(fail), "good": ChainDrafter(right(target, 1))})
     with caplog.at_level(logging.WARNING):
         assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
     assert len(caplog.records) == 1
@@ -577,7 +555,7 @@ def test_a_drafter_that_fails_is_logged_once_and_counted_always(caplog):
 
 def test_requests_choose_their_drafters_and_how_much_they_draft():
     target = ToyTarget(VOCAB_SIZE)
-    one, two = Chain(right(target)), Chain(right(target))
+    one, two = ChainDrafter(right(target)), ChainDrafter(right(target))
     core = make_core(drafters={"one": one, "two": two}, speculation=SpeculationConfig(drafters=("one",)))
     for name, fields in (
         ("default", {}),
@@ -599,7 +577,7 @@ def test_requests_choose_their_drafters_and_how_much_they_draft():
 def test_a_target_at_full_load_gets_no_drafts_and_the_drafters_rest():
     profile = [(rows, 0.01 * rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
     target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.01 * rows)
-    drafter = Chain(right(target))
+    drafter = ChainDrafter(right(target))
     core = make_core(drafters={"chain": drafter}, profile=profile)
     for index in range(4):
         core.add(request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=200), 0.0)
@@ -905,12 +883,7 @@ def rejection(**fields):
 def chain_with_probs(tokens, confidence, probs=None, k=2):
     ids = np.array([[token, (token + 1) % VOCAB_SIZE] for token in tokens], np.int32).ravel()
     probs = np.tile(np.array([0.75, 0.25], np.float32), len(tokens)) if probs is None else probs
-    return DraftTree(
-        np.array(tokens, np.int32),
-        np.arange(-1, len(tokens) - 1, dtype=np.int32),
-        np.array(confidence, np.float32),
-        TopProbs(ids, probs, k),
-    )
+    return DraftTree.chain(np.array(tokens), np.array(confidence), TopProbs(ids, probs, k))
 
 
 def answer_with(tree):
@@ -923,7 +896,7 @@ def answer_with(tree):
 
 def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified():
     target = Scripted([5, 6, 7, 8, 9])
-    drafter = Chain(right(target))
+    drafter = ChainDrafter(right(target))
     core = make_core(rejection(), drafters={"chain": drafter}, workers=["w"])
     events, batch = one_round(core, target, draft=answer_with(chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])))
     assert not drafter.asked

@@ -27,7 +27,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
-from paceline_testing.toy_draft_worker import ToyDraftWorker
+from paceline_testing.toy_drafters import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
 EOS = 3

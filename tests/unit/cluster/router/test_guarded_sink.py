@@ -16,6 +16,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.rounds import serve, texts_of, toy_info, toy_request, toy_round
+from paceline_testing.toy_drafters import ChainDrafter, right
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
@@ -77,22 +78,6 @@ class Contexts(CpuDrafter):
         return [DraftTree.empty()] * len(contexts)
 
 
-class Right(CpuDrafter):
-    """Drafts what the target will say, so that rounds commit several tokens."""
-
-    name = "right"
-
-    def __init__(self, target):
-        self.target = target
-
-    def propose(self, contexts):
-        trees = []
-        for context in contexts:
-            new = np.array(self.target.text_after(context.tokens.tolist(), min(5, context.max_nodes)), np.int32)
-            trees.append(DraftTree.chain(new, np.full(len(new), 0.9, np.float32)))
-        return trees
-
-
 def request(name="r", prompt=(1, 2, 3), **fields):
     return toy_request(name, prompt, **{"max_new_tokens": 30, "stop_token_ids": (EOS,)} | fields)
 
@@ -114,7 +99,7 @@ def test_every_committed_token_is_told_once_where_it_stands(drafts):
     target = ToyTarget(VOCAB_SIZE, eos_token_id=EOS, total_blocks=24)  # too few for all: some are preempted
     sink = Sink()
     requests = [request(f"r{n}", prompt=range(1, 4 + n), namespace=f"tenant{n % 2}") for n in range(6)]
-    core = make_core(sink, *requests, drafters={"right": Right(target)} if drafts else {})
+    core = make_core(sink, *requests, drafters={"right": ChainDrafter(right(target, 5))} if drafts else {})
     texts = run(core, target)
     assert core.counters.preempted > 0
     wanted = [(one.namespace, [*one.prompt_token_ids.tolist(), *texts[one.request_id]]) for one in requests]
@@ -145,7 +130,7 @@ def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache
 def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     target = ToyTarget(VOCAB_SIZE)
     sink = Sink()
-    core = make_core(sink, drafters={"cache": Right(target)})
+    core = make_core(sink, drafters={"cache": ChainDrafter(right(target, 5))})
     core.add(request(cache=cache, namespace="a"), 0.0)
     (text,) = run(core, target).values()
     if cache == "off":
@@ -154,9 +139,9 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     ((namespace, earned),) = sink.calls["finished"]
     assert (namespace, earned.requests, earned.hits) == ("a", 1, 1)
     assert earned.rounds + earned.accepted_tokens == len(text), "a round emits one token, and what was drafted right"
-    right = earned.right_as_expected + earned.right_better + earned.right_worse
+    accepted = earned.right_as_expected + earned.right_better + earned.right_worse
     proposed = earned.proposed_as_expected + earned.proposed_better + earned.proposed_worse
-    assert right == earned.accepted_tokens == proposed, "nobody else drafts, and every draft is right"
+    assert accepted == earned.accepted_tokens == proposed, "nobody else drafts, and every draft is right"
     assert earned.right_as_expected > 0, "of a new text nothing is known yet"
     assert (earned.proposed_worse, earned.shares_right["worse"]) == (0, None)
 

@@ -1,4 +1,4 @@
-"""A draft worker without a model that keeps the protocol's books."""
+"""A CPU drafter and a draft worker that draft chains by a function of the text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,35 @@ from collections.abc import Callable
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.messages import DraftBatch, DraftResult
+from paceline_testing.toy_target import ToyTarget
+
+Guess = Callable[[list[int], int], list[int]]  # draft tokens, by the committed tokens and the most that may be drafted
+
+
+def right(target: ToyTarget, count: int = 16) -> Guess:
+    """What the target will say, at most so many tokens."""
+    return lambda tokens, max_nodes: target.text_after(tokens, min(count, max_nodes))
+
+
+class ChainDrafter(CpuDrafter):
+    name = "chain"
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+        self.asked: list[list[int]] = []  # sequence ids of each call
+
+    def propose(self, contexts: list[DraftContext]) -> list[DraftTree]:
+        self.asked.append([context.seq_id for context in contexts])
+        found = [np.array(self._guess(one.tokens.tolist(), one.max_nodes), np.int32) for one in contexts]
+        return [DraftTree.chain(tokens, np.full(len(tokens), 0.9, np.float32)) for tokens in found]
 
 
 class ToyDraftWorker:
-    """Drafts chains, by a function of the committed tokens and the number of nodes asked for."""
+    """Keeps the protocol's books."""
 
-    def __init__(self, guess: Callable[[list[int], int], list[int]]) -> None:
+    def __init__(self, guess: Guess) -> None:
         self.guess = guess
         self.sequences: dict[int, list[int]] = {}
         self.batches: list[DraftBatch] = []
