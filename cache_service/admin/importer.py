@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from cache_service.admin.namespace_contents import Contents, read_contents
+from cache_service.admin.namespace_contents import read_contents
 from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnread
 from cache_service.formats.documents import DOCUMENT_ID_BYTES, Int32Array, Piece, split_pieces
 from cache_service.formats.entry_codec import MAX_ENTRY_PIECES, decode_entry, encode_entry
@@ -86,7 +86,8 @@ class Importer:
         its data have a later format or key, since the cluster might not be able to read what is written.
         """
         self._require_known_key()
-        self._note(read_contents(self._store, self._codec))
+        for piece in read_contents(self._store, self._codec).pieces:
+            self._known.setdefault((piece.document_id, piece.kind), []).append((piece.offset, piece.end))
         try:
             for piece in documents:
                 self._add(piece)
@@ -106,10 +107,6 @@ class Importer:
         except FormatError as error:
             if error.reason == "newer":
                 raise NamespaceUnread(f"namespace {self._store.keys.namespace} cannot be read here: {error}") from None
-
-    def _note(self, contents: Contents) -> None:
-        for piece in contents.pieces:
-            self._known.setdefault((piece.document_id, piece.kind), []).append((piece.offset, piece.end))
 
     def _add(self, piece: Piece) -> None:
         extents = self._known.setdefault((piece.document_id, piece.kind), [])

@@ -81,10 +81,6 @@ def _part_tokens(entries: Entries, named: SoftPart | None) -> int:
 _TOKENS = _Checks(TOKENS, _entry_tokens, _segment_tokens)
 
 
-def _soft_checks(order: int) -> _Checks:
-    return _Checks(soft_payload(order), lambda delta: 0, _part_tokens)
-
-
 class Verifier:
     """One check of one namespace. It changes nothing and tolerates concurrent folds."""
 
@@ -107,7 +103,7 @@ class Verifier:
         self._check_area("", _TOKENS, kinds)
         areas = {area: order for kind in kinds if (order := order_of(area := kind.partition(":")[0])) is not None}
         for area, order in sorted(areas.items()):
-            self._check_area(area, _soft_checks(order), kinds)
+            self._check_area(area, _Checks(soft_payload(order), lambda delta: 0, _part_tokens), kinds)
         self._check_gate(kinds)
         others = []
         for kind in kinds:

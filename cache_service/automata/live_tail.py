@@ -65,10 +65,6 @@ class LiveTail:
         return len(self._front.automaton)
 
     @property
-    def num_documents(self) -> int:
-        return len(self._runs)
-
-    @property
     def memory_bytes(self) -> int:
         return self._front.automaton.memory_bytes + self._back.automaton.memory_bytes
 

@@ -34,9 +34,6 @@ class PieceColumns:
     kinds: npt.NDArray[np.uint8]  # [pieces]
     token_ids: Int32Array  # [sum of lengths], each >= 0, in the order of the pieces
 
-    def __len__(self) -> int:
-        return len(self.offsets)
-
     def pieces(self) -> list[Piece]:
         """token_ids of the pieces are read-only views."""
         ids, tokens, begin = self.document_ids, self.token_ids, 0

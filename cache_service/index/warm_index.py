@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -149,14 +149,6 @@ class WarmIndex:
         followed.used = time.monotonic()
         return followed.live.automata
 
-    def forget(self, namespace: str) -> None:
-        """Stop following it and delete its files on this node."""
-        with self._lock:
-            followed = self._followed.pop(namespace, None)
-            if followed is not None:
-                self._end(followed)
-                self._files.keep(followed.live.name, None)
-
     def close(self, timeout_s: float = 2.0) -> bool:
         """End the threads and free all indexes; the files stay. False if a thread still works after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -175,7 +167,6 @@ class WarmIndex:
             readers = [replace(self._past), *(followed.live.counters for followed in all_followed)]
         editions = [followed.live for followed in all_followed]
         wanted = [followed for followed in all_followed if now - followed.used < self._settings.wanted_s]
-        counts = self._counts
         return WarmIndexStats(
             namespaces=len(editions),
             tokens=sum(edition.num_tokens for edition in editions),
@@ -188,10 +179,7 @@ class WarmIndex:
             damaged=sum(r.corrupt_entries + r.corrupt_segments + r.corrupt_manifests for r in readers),
             missing_segments=sum(reader.missing_segments + reader.skipped_segments for reader in readers),
             resets=sum(reader.resets for reader in readers),
-            builds=counts.builds,
-            maps=counts.maps,
-            build_faults=counts.build_faults,
-            overflows=counts.overflows,
+            **asdict(self._counts),
             evictions=self._evictions,
             refusals=self._refusals,
         )
@@ -220,7 +208,7 @@ class WarmIndex:
 
     def _evict_one_for(self, newcomer: str) -> bool:
         """Evict a namespace for another one, if one may go. Call it with the lock held."""
-        names = [*self._by_last_use(), newcomer]
+        names = [*sorted(self._followed, key=lambda name: self._followed[name].used), newcomer]
         loser = first_to_give_way(names)
         owners = [owner_of(name) for name in names]
         # An owner that holds more than the newcomer's must not lock it out by constant use.
@@ -244,9 +232,6 @@ class WarmIndex:
         """Call it with the lock held."""
         self._end(self._followed.pop(namespace))
         self._evictions += 1
-
-    def _by_last_use(self) -> list[str]:
-        return sorted(self._followed, key=lambda namespace: self._followed[namespace].used)
 
     def _warm_up(self) -> float:
         warm_up_documents()

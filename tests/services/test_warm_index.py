@@ -260,20 +260,6 @@ def test_a_purge_in_the_middle_of_a_build_leaves_nothing_behind(namespace, direc
     assert files_in(directory) == []
 
 
-def test_what_is_forgotten_leaves_no_file(namespace, directory, open_index):
-    name = namespace.keys.namespace
-    namespace.append(piece("d", 0, document(1, 200)))
-    fold_all(compactor(namespace))
-    index = open_index(namespace)
-    index.follow(name)
-    assert until(lambda: files_in(directory) != [])
-    assert until(lambda: knows(index, name, document(1, 200)))
-    index.forget(name)
-    assert index.automata(name) is None
-    assert files_in(directory) == []
-    index.forget("never followed")
-
-
 @given(
     st.lists(st.sampled_from(["append", "append", "go on", "fold", "new generation", "purge"]), min_size=4, max_size=12)
 )
@@ -503,7 +489,7 @@ def test_an_index_that_was_replaced_does_not_wait_for_the_garbage_collector(name
     gc.disable()
     try:
         gone = weakref.ref(index._followed[name].live)
-        index.forget(name)
+        assert index.close(20)
         assert until(lambda: gone() is None)
     finally:
         gc.enable()
