@@ -107,9 +107,7 @@ class StreamPiece:
     text: str
     token_ids: tuple[int, ...]
     sources: tuple[str, ...]  # who proposed each token; "target" for the target's own
-    token_texts: tuple[
-        str, ...
-    ]  # the part of `text` that each token completed; "" inside a character of several tokens
+    token_texts: tuple[str, ...]  # what each token completed of `text`; "" inside a character of several tokens
     generation: Generation | None = None
 
 
@@ -179,7 +177,7 @@ class LocalEngine:
         self.max_draft_tokens = config.speculation.max_draft_tokens
         self._batch_size = config.router.max_running
         self._seconds_of_rows = seconds_of_rows
-        self._told_s = 0.0  # sum of simulated round times
+        self._simulated_s = 0.0  # sum of simulated round times
         info = self._target_info()
         self.max_model_len = info.max_model_len
         sharing = None if cache is None else cache.share_counts(drafters)
@@ -435,7 +433,7 @@ class LocalEngine:
 
     def now(self) -> float:
         """Monotonic or simulated seconds."""
-        return time.monotonic() if self._seconds_of_rows is None else self._told_s
+        return time.monotonic() if self._seconds_of_rows is None else self._simulated_s
 
     def _verify(self, batch: VerifyBatch) -> VerifyResult:
         """The target's result, with the simulated time of the round if there is one."""
@@ -444,7 +442,7 @@ class LocalEngine:
             return result
         seconds = self._seconds_of_rows(max(1, result.rows))
         if result.rows:  # else it only releases sequences
-            self._told_s += seconds + _ROUTER_SECONDS
+            self._simulated_s += seconds + _ROUTER_SECONDS
         return msgspec.structs.replace(result, elapsed_s=seconds, head_s=0.0)
 
     def _deliver(self, events: Sequence[RouterEvent]) -> None:

@@ -180,7 +180,7 @@ def replay_answer(
     drafters: Sequence[CpuDrafter], calibration: SourceCalibration, answer: Answer, max_nodes: int, seq_id: int = 1
 ) -> Replayed:
     """Tokens a round when every row is free. Of the answer's own rows only those on the accepted path are learnt,
-    because nobody knows the others: serving learns more."""
+    because the others are unknown: serving learns more."""
     tokens = rounds = nodes = 0
     limits = SequenceLimits(
         np.array([max_nodes], np.int32), np.array([10_000], np.int32), np.empty(0, np.int32), np.zeros(2, np.int32)

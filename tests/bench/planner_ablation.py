@@ -6,11 +6,12 @@ The target is SmolLM2, greedy, float32, without a draft model. Every row it comp
 memory and in `--answers`, so the variants share its forwards, and a run that was stopped begins where it ended. A round
 takes the time that a table gives its rows, so the figures do not depend on the machine. Two sets of prompts: ten of
 each task of Spec-Bench, and sixty made up here (edits of programs, letters, lists, instructions). Prints, for each
-variant and set, the told seconds of the rounds after the prompts, tokens a round, and the ratio to the full planner.
+variant and set, the simulated seconds of the rounds after the prompts, tokens a round, and the ratio to the full
+planner.
 
 A variant replaces functions of the planner while its engine works. Some add a condition that the part is for: a profile
-that is wrong, or a draft worker: it says the target's own next token with probability `--worker-right`, and answers
-after a told delay.
+that is wrong, or a draft worker: it proposes the target's own next token with probability `--worker-right`, and answers
+after a simulated delay.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Answers:
         return hash(tuple(text)) in self._known
 
     def compute(self, text: list[int], tree: list[int], parents: list[int]) -> None:
-        """Have the target say what follows a text and each node of a draft tree behind it, as far as that is new."""
+        """Compute the target's predictions after a text and each node of a draft tree behind it, where they are new."""
         tree, parents = self._new_nodes(text, tree, parents)
         if self._engine is None:
             assert self._make_engine is not None
@@ -99,10 +100,10 @@ class Answers:
         result = self._engine.verify(VerifyBatch(0, [item], [], KEPT_SUCCESSORS))
         self._sent = list(text)
         self.num_forwards += 1
-        told = result.successors
-        assert told is not None
+        successors = result.successors
+        assert successors is not None
         assert result.verdicts[0].num_nodes == len(tree)
-        ids, probs = told.token_ids.reshape(-1, told.k), told.probs.reshape(-1, told.k)
+        ids, probs = (part.reshape(-1, successors.k) for part in (successors.token_ids, successors.probs))
         for row, found in enumerate(texts_of(text, tree, parents)):
             key = hash(tuple(found))
             if key not in self._known:
@@ -136,13 +137,13 @@ def texts_of(text: list[int], tree: list[int], parents: list[int]) -> list[list[
     return texts
 
 
-class ToldWorker:
-    """A draft worker that says the target's own next token with probability `right`, and is `seconds` late."""
+class SimulatedWorker:
+    """A draft worker that proposes the target's own next token with probability `right`, and is `seconds` late."""
 
     def __init__(self, answers: Answers, right: float, seconds: float) -> None:
         self._answers, self._right, self._seconds = answers, right, seconds
         self._texts: dict[int, list[int]] = {}
-        self.engine: LocalEngine | None = None  # whose clock the delay is told to
+        self.engine: LocalEngine | None = None  # the delay advances its clock
 
     def draft(self, batch: DraftBatch) -> DraftResult:
         seq_ids, trees = [], []
@@ -157,7 +158,7 @@ class ToldWorker:
                 seq_ids.append(delta.seq_id)
                 trees.append(DraftTree.chain(np.array(chain, np.int32), confidence))
         if seq_ids and self.engine is not None:
-            self.engine._told_s += self._seconds
+            self.engine._simulated_s += self._seconds
         return DraftResult(batch.round_id, seq_ids, trees)
 
     def _chain(self, text: list[int], count: int) -> list[int]:
@@ -177,7 +178,7 @@ class ToldWorker:
 
 
 class KnownTarget(ToyTarget):
-    """Keeps account like an engine, and says what `Answers` has."""
+    """Keeps sequences as an engine does, and predicts from `Answers`."""
 
     has_head = False
 
@@ -283,7 +284,7 @@ class Replay:
     def __init__(self, variant: Variant, answers: Answers, batch_size: int, worker_right: float) -> None:
         self._variant, self._batch_size = variant, batch_size
         self.total = Total()
-        worker = None if variant.worker_s is None else ToldWorker(answers, worker_right, variant.worker_s)
+        worker = None if variant.worker_s is None else SimulatedWorker(answers, worker_right, variant.worker_s)
 
         def build_target(source: Any, options: Any) -> Any:
             # Blocks of one token: the prefix cache then has every token that it has seen.
@@ -320,7 +321,7 @@ class Replay:
 
         def count(trace: RoundTrace) -> None:
             nonlocal began
-            now = self.engine._told_s
+            now = self.engine._simulated_s
             if began is None:
                 began = now if trace.num_emitted else None
                 return
@@ -365,7 +366,7 @@ def _made_up() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--spec-bench", type=Path, help="directory with question.jsonl")
-    parser.add_argument("--answers", default="planner_ablation.sqlite", help="file of what the target said")
+    parser.add_argument("--answers", default="planner_ablation.sqlite", help="file of the target's predictions")
     parser.add_argument("--variants", nargs="+", default=list(_variants()))
     parser.add_argument("--sets", nargs="+", default=["spec-bench", "made up"])
     parser.add_argument("--max-new-tokens", type=int, default=48)
@@ -386,8 +387,8 @@ def main() -> None:
         }
         for begin in range(0, len(prompts), arguments.batch):
             group: list[Any] = [[{"role": "user", "content": p}] for p in prompts[begin : begin + arguments.batch]]
-            said = [replay.answer(group, arguments.max_new_tokens) for replay in replays.values()]
-            assert all(one == said[0] for one in said), "the answers of two variants differ"
+            found = [replay.answer(group, arguments.max_new_tokens) for replay in replays.values()]
+            assert all(one == found[0] for one in found), "the answers of two variants differ"
             print(f"\r{name}: {begin + len(group)} prompts, {answers.num_forwards} forwards", end="", flush=True)
         answers.save()
         print()

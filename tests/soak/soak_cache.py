@@ -3,10 +3,10 @@
     nice taskset -c 0 python tests/soak/soak_cache.py [--minutes 20] [--routers 2] [--json samples.json]
 
 A real server, and routers in processes of their own that share one cache: a toy target's answers, each compared with
-what the target says by itself, and documents beside them, in namespaces that come, are purged, go and expire, while
+what the target answers by itself, and documents beside them, in namespaces that come, are purged, go and expire, while
 compactors take turns, generations rotate and indexes are built anew. Everything is sampled every ten seconds; what
-grows in the second half by more than its bound is told, and the exit status is 1. It levels out within some minutes:
-shorter runs than ten say little.
+grows in the second half by more than its bound is printed, and the exit status is 1. It levels out within some minutes:
+shorter runs than ten minutes prove little.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TOTALS = ("finished", "emitted_tokens", "rounds", "accepted", "written_tokens", 
 
 
 class RouterProcess:
-    """A router, and what it has told of itself last."""
+    """A router and its last figures."""
 
     def __init__(self, plan: RouterPlan) -> None:
         self._child = subprocess.Popen(
@@ -270,7 +270,7 @@ def main() -> int:
     problems = report(judgements, routers, soak.purges)
     problems += [f"router{number} ended with status {status}" for number, status in enumerate(statuses) if status]
     if options.json is not None:
-        told = {
+        saved = {
             "minutes": times[-1] / 60,
             "times": times,
             "samples": samples,
@@ -279,7 +279,7 @@ def main() -> int:
             "purges": dict(soak.purges),
             "problems": problems,
         }
-        options.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(saved) + "\n", encoding="utf-8")
     print("flat" if not problems else "NOT FLAT: " + "; ".join(problems))
     return 1 if problems else 0
 

@@ -42,7 +42,7 @@ BATCH = 4
 ANSWER_TOKENS = 64
 DOCUMENT_TOKENS = 500
 LIVE_NAMESPACES = 4  # that come and go, beside the one that stays
-PROMPTS = 8  # of a namespace at a time: the rest of what is asked has been asked before
+PROMPTS = 8  # new ones of a namespace at a time; the other requests repeat earlier ones
 PROMPTS_S = 30.0  # that they are asked for
 KEEP_S = 60  # that a namespace lives after its last tokens
 
@@ -98,7 +98,7 @@ def settings_of(plan: RouterPlan) -> SharedCacheSettings:
 
 
 class SoakRouter:
-    """One router with its cache. Answers are compared with what the target says by itself."""
+    """One router with its cache. Answers are compared with what the target answers by itself."""
 
     def __init__(self, plan: RouterPlan) -> None:
         self._plan = plan
@@ -124,7 +124,7 @@ class SoakRouter:
         self.cpu_s: deque[float] = deque(maxlen=60)
 
     def run(self, stop: threading.Event) -> None:
-        began = told = time.monotonic()
+        began = printed = time.monotonic()
         bulk_tokens = 0
         while not stop.is_set():
             self._round()
@@ -132,8 +132,8 @@ class SoakRouter:
             if bulk_tokens < (now - began) * self._plan.bulk_tokens_per_s:
                 self._publish_document()
                 bulk_tokens += DOCUMENT_TOKENS
-            if now - told >= 1.0:
-                told = now
+            if now - printed >= 1.0:
+                printed = now
                 print(json.dumps(self.figures()), flush=True)
             ahead_s = self.core.counters.emitted_tokens / self._plan.tokens_per_s - (now - began)
             if ahead_s > 0:

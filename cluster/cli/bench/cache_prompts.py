@@ -45,44 +45,45 @@ def make_scenarios(
             raise InvalidRequest("kinds", kind, f"it must be one of {', '.join(KINDS)}")
         if kind == UNRELATED and not asked:
             raise InvalidRequest("kinds", kind, "it needs a file of prompts")
-    edits = edit_prompts(count)
-    scenarios = [repeated_prompts(count), templated_prompts(count), edits]
-    if asked:
-        scenarios.append(Scenario(UNRELATED, tuple(before), tuple(asked)))
-    scenarios.append(Scenario(OTHER_TOPIC, edits.before, story_prompts(OTHER_TOPIC, count, 3)))
-    scenarios.append(Scenario(STALE, (), story_prompts(STALE, count, 1)))
-    scenarios.append(Scenario(RANDOM, (), story_prompts(RANDOM, count, 2)))
-    return [scenario for scenario in scenarios if scenario.name in (kinds or KINDS)]
-
-
-def repeated_prompts(count: int) -> Scenario:
-    """The same requests, word by word."""
-    texts = [
-        _QUESTIONS[row // len(_SUBJECTS) % len(_QUESTIONS)].format(_SUBJECTS[row % len(_SUBJECTS)])
-        + (f" Edition {row}." if row >= len(_QUESTIONS) * len(_SUBJECTS) else "")
-        for row in range(count)
+    edits = _edits(count)
+    scenarios = [
+        _repeated(count),
+        _templated(count),
+        edits,
+        Scenario(UNRELATED, tuple(before), tuple(asked)),
+        Scenario(OTHER_TOPIC, edits.before, _stories(OTHER_TOPIC, count, 3)),
+        Scenario(STALE, (), _stories(STALE, count, 1)),
+        Scenario(RANDOM, (), _stories(RANDOM, count, 2)),
     ]
+    return [scenario for scenario in scenarios if scenario.asked and scenario.name in (kinds or KINDS)]
+
+
+def _repeated(count: int) -> Scenario:
+    """The same requests, word by word."""
+    texts = [question.format(subject) for question in _QUESTIONS for subject in _SUBJECTS]
+    texts = [texts[row % len(texts)] + (f" Edition {row}." if row >= len(texts) else "") for row in range(count)]
     return _scenario(REPEATED, texts, texts)
 
 
-def templated_prompts(count: int) -> Scenario:
+def _templated(count: int) -> Scenario:
     """A request of each template with names and numbers in it, after three others of the same template."""
     random_ = random.Random(0)
     known: list[str] = []
     asked: list[str] = []
     for row in range(count):
-        template = _TEMPLATES[row % len(_TEMPLATES)]
-        names, things = random_.sample(_NAMES, 4), random_.sample(_THINGS, 4)
-        texts = [
-            template.format(name=name, thing=thing, number=random_.randint(1000, 9999), days=random_.randint(2, 30))
-            for name, thing in zip(names, things, strict=True)
-        ]
-        known += texts[:-1]
-        asked.append(texts[-1])
+        pairs = zip(random_.sample(_NAMES, 4), random_.sample(_THINGS, 4), strict=True)
+        *others, last = (
+            _TEMPLATES[row % len(_TEMPLATES)].format(
+                name=name, thing=thing, number=random_.randint(1000, 9999), days=random_.randint(2, 30)
+            )
+            for name, thing in pairs
+        )
+        known += others
+        asked.append(last)
     return _scenario(TEMPLATED, known, asked)
 
 
-def edit_prompts(count: int) -> Scenario:
+def _edits(count: int) -> Scenario:
     """An edit of a program in the prompt, after another edit of the same program."""
     random_ = random.Random(0)
     known: list[str] = []
@@ -98,15 +99,15 @@ def edit_prompts(count: int) -> Scenario:
     return _scenario(EDITS, known, asked)
 
 
-def story_prompts(task: str, count: int, seed: int) -> tuple[BenchPrompt, ...]:
-    """Requests that nobody has made before."""
+def _stories(task: str, count: int, seed: int) -> tuple[BenchPrompt, ...]:
+    """Requests that have not been made before."""
     random_ = random.Random(seed)
     texts = [
         f"Tell a story about {random_.choice(_NAMES)}, a {random_.choice(_THINGS)} and {random_.choice(_SUBJECTS)}."
         f" Begin with the number {1000 * seed + row}."
         for row in range(count)
     ]
-    return _said(task, "asked", texts)
+    return _prompts(task, "asked", texts)
 
 
 def _program(name: str, fields: list[str]) -> str:
@@ -119,8 +120,8 @@ def _program(name: str, fields: list[str]) -> str:
 
 
 def _scenario(name: str, before: list[str], asked: list[str]) -> Scenario:
-    return Scenario(name, _said(name, "before", before), _said(name, "asked", asked))
+    return Scenario(name, _prompts(name, "before", before), _prompts(name, "asked", asked))
 
 
-def _said(task: str, when: str, texts: list[str]) -> tuple[BenchPrompt, ...]:
+def _prompts(task: str, when: str, texts: list[str]) -> tuple[BenchPrompt, ...]:
     return tuple(BenchPrompt(f"{task} {when} {row}", task, user_says(text)) for row, text in enumerate(texts))

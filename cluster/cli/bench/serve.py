@@ -44,14 +44,14 @@ class ServePlan:
     url: str = "http://127.0.0.1:8000"
     api_key: str | None = field(default=None, repr=False)
     model: str | None = None  # None: the first that the server lists
-    num_prompts: int = 100  # of each mode
+    num_prompts: int = 100  # for each mode
     request_rate: float = math.inf  # a second
     max_concurrency: int | None = None
     max_tokens: int = 128
     speculation: Literal["on", "off", "both"] = "on"
     block_size: int = 16  # requests of one mode before it is the other's turn
     temperature: float = 0.0
-    seed: int = 0  # of arrivals; request i is sampled with seed + i
+    seed: int = 0  # arrivals; request i is sampled with seed + i
     ignore_eos: bool = False
     objectives: Mapping[str, float] = field(default_factory=dict)  # milliseconds by ttft, tpot, e2el
     num_warmups: int = 1  # requests of each mode

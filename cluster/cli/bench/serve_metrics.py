@@ -39,7 +39,7 @@ class RequestRecord:
     itls: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
-    rounds: int = 0  # 0: the server did not say
+    rounds: int = 0  # 0: unknown
     draft_tokens: int = 0
     accepted_tokens: int = 0
     error: str = ""

@@ -45,11 +45,11 @@ class Speed:
     num_tokens: int
     seconds: float
     tokens_per_second: float  # all tokens by all seconds
-    ratio: float | None  # of tokens_per_second to the reference's on the same prompts; None: one of them said nothing
+    ratio: float | None  # tokens_per_second by the reference's on the same prompts; None: one of them has no tokens
     tokens_per_round: float
     draft_tokens: int
     accepted_tokens: dict[str, int]  # by source
-    accepted_share: float | None  # of the draft tokens; None: there were none
+    accepted_share: float | None  # accepted / draft_tokens; None: there were no drafts
 
 
 @dataclass(frozen=True, slots=True)

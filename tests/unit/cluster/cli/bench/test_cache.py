@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from actors.errors import InvalidRequest
 from cluster.cli.bench.app import app
 from cluster.cli.bench.cache import CachePlan, run_cache
-from cluster.cli.bench.cache_prompts import edit_prompts, make_scenarios, repeated_prompts, templated_prompts
+from cluster.cli.bench.cache_prompts import make_scenarios
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -48,7 +48,7 @@ def text(prompt):
 
 def test_prompts_differ_from_those_before_as_much_as_their_kind_says():
     for count in (1, 4, 50):
-        repeated, templated, edits = repeated_prompts(count), templated_prompts(count), edit_prompts(count)
+        repeated, templated, edits, *_ = make_scenarios((), count)
         assert [text(row) for row in repeated.before] == [text(row) for row in repeated.asked]
         assert len({text(row) for row in repeated.asked}) == len(repeated.asked) == count
         assert len(templated.before) == 3 * count
