@@ -49,7 +49,7 @@ def fill_cache(
     for scenario in scenarios:
         if scenario.name == STALE:
             found = answers(scenario.asked, "reference", cache="off")
-            wrong = [_changed(answer.token_ids, engine.info.vocab_size, rng) for answer in found]
+            wrong = [stale_answer(answer.token_ids, engine.info.vocab_size, rng) for answer in found]
         elif scenario.name == RANDOM:
             wrong = list(rng.integers(0, engine.info.vocab_size, (len(scenario.asked), max_new_tokens), np.int32))
         else:
@@ -74,7 +74,7 @@ def take_in(engine: LocalEngine, cache: SharedCache, namespaces: Sequence[str], 
     return _until(lambda: cache.stats().index.tokens >= num_tokens)
 
 
-def _changed(answer: Sequence[int], vocab_size: int, rng: np.random.Generator) -> np.ndarray:
+def stale_answer(answer: Sequence[int], vocab_size: int, rng: np.random.Generator) -> np.ndarray:
     """The answer with another token in every fourth place, int32."""
     tokens = np.array(answer, np.int32)
     places = tokens[_STALE_EVERY - 1 :: _STALE_EVERY]  # a view

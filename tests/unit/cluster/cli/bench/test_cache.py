@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from actors.errors import InvalidRequest
 from cluster.cli.bench.app import app
 from cluster.cli.bench.cache import CachePlan, run_cache
+from cluster.cli.bench.cache_filling import stale_answer
 from cluster.cli.bench.cache_prompts import make_scenarios
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from paceline_testing.tiny_models import save_tiny_model
@@ -73,6 +75,14 @@ def test_kinds_of_requests_are_chosen_by_name():
     for kind, limit in (("rnadom", "one of repeated, templated"), ("unrelated", "needs a file of prompts")):
         with pytest.raises(InvalidRequest, match=limit):
             make_scenarios((kind,), 4)
+
+
+def test_a_stale_answer_has_another_token_in_every_fourth_place():
+    answer = np.arange(30) % 7
+    stale = stale_answer(answer.tolist(), 7, np.random.default_rng(1))
+    assert np.flatnonzero(stale != answer).tolist() == list(range(3, 30, 4))
+    assert (stale.dtype, stale.min() >= 0, stale.max() < 7) == (np.int32, True, True)
+    assert stale_answer([1, 2, 3], 7, np.random.default_rng(1)).tolist() == [1, 2, 3]
 
 
 def test_nothing_that_is_asked_has_been_asked_before_but_for_repeated_requests():
