@@ -87,6 +87,6 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
         table = SoftNgramTable(max(slots * SLOT_BYTES, MIN_BYTES), self._order)
         for entries in summands:
             table.merge_entries(entries)
-        self.counters.evicted_contexts += table.stats.evicted
+        self.counters.evicted_contexts += table.num_evicted
         merged = table.entries()
         return merged.rows(np.argsort(merged.keys))  # so that parts do not depend on the table's size

@@ -69,8 +69,8 @@ _USE_COLUMNS = 4  # the last one is spare: it makes a slot 64 bytes
 _EARNED_WEIGHT = 4
 
 # Entries of the counters.
-_CONTEXTS, _CLOCK, _SINCE_TICK, _EVICTED, _ROWS = 0, 1, 2, 3, 4
-_COUNTERS = 5
+_CONTEXTS, _CLOCK, _SINCE_TICK, _EVICTED = 0, 1, 2, 3
+_COUNTERS = 4
 # _CLOCK: ticks when a quarter of the slots has been filled anew; an unused context's utility halves with every tick.
 
 # A context of k tokens and n rows gets the share n / (n + hesitation[k]) of what longer contexts leave of the mixture,
@@ -92,15 +92,6 @@ _MOVED_AT_ONCE = 4096
 _MOVED_BY_ROW = 4
 ENTRY_BYTES = 8 + 4 * MAX_SUCCESSORS + 2 * MAX_SUCCESSORS + 2 + 2
 """Size of one context in an export."""
-
-
-class SoftNgramStats(NamedTuple):
-    """Sizes, and counts since the start."""
-
-    contexts: int
-    slots: int
-    evicted: int  # contexts
-    rows: int  # learnt
 
 
 class Entries(NamedTuple):
@@ -179,9 +170,9 @@ class SoftNgramTable:
         return self._larger is not None
 
     @property
-    def stats(self) -> SoftNgramStats:
-        counters = self._counters
-        return SoftNgramStats(len(self), len(self._keys), int(counters[_EVICTED]), int(counters[_ROWS]))
+    def num_evicted(self) -> int:
+        """Contexts evicted since the start."""
+        return int(self._counters[_EVICTED])
 
     def learn(
         self,
@@ -507,7 +498,6 @@ def _learn(keys, tokens, masses, use, counters, contexts, token_ids, probs, unit
     by the longest one to be stored. end: slots from there on are not changed."""
     width = contexts.shape[1]
     row_mass = np.zeros(token_ids.shape[1], np.int64)
-    counters[_ROWS] += len(contexts)
     for row in range(len(contexts)):
         left = units
         for i in range(len(row_mass)):

@@ -258,11 +258,9 @@ def test_a_full_table_stays_within_its_bytes_and_whole(seed: int, buckets: int) 
         assert_sound(table)
         token_ids, parents, confidence = table.draft(rng.integers(0, 30, 4), 16)
         assert DraftTree(token_ids, parents, confidence).is_valid(30)
-    stats = table.stats
     assert table.memory_bytes == size <= buckets * MIN_BYTES + 64
-    assert stats.contexts <= stats.slots == 8 * buckets
-    assert stats.evicted > 0
-    assert stats.rows == 400
+    assert len(table) <= table.num_slots == 8 * buckets
+    assert table.num_evicted > 0
 
 
 def test_contexts_whose_drafts_were_accepted_are_the_last_to_make_room() -> None:
@@ -587,7 +585,7 @@ def test_a_table_that_grows_with_any_number_of_rows_holds_what_one_does_that_has
     for table in (slow, at_once):
         for _ in range(3):
             table.learn(*rows)
-        assume(not table.stats.evicted)
+        assume(not table.num_evicted)
         table.grow()
     at_once.finish_growth()
     while slow.is_growing:
