@@ -166,17 +166,6 @@ def observe(value, is_accepted, curve):  # type: ignore[no-untyped-def]
             curve[knot].hits += weight
 
 
-@numba.njit(cache=True)
-def curve_of_sources(sources, group, num_sources):  # type: ignore[no-untyped-def]
-    """The `by_sources` curve of nodes with these sources (one bit each): the only one's, or the last for several."""
-    curve = num_sources
-    if sources & (sources - 1) == 0:
-        curve = 0
-        while sources >> (curve + 1):
-            curve += 1
-    return group * (num_sources + 1) + curve
-
-
 def _sums(groups: np.ndarray) -> np.ndarray:
     """Sum of each group, float64 [groups]; its bits do not depend on the other groups."""
     sums: np.ndarray = groups.reshape(len(groups), -1).sum(axis=1)
@@ -220,17 +209,16 @@ class SourceCalibration:
 
     The curves of a namespace are one group of each calibration; group 0 is there before any namespace is.
 
-    by_sources: of merged nodes. Curve s is for nodes that source s alone proposes, the last one for nodes of several
-    sources.
+    by_source: one curve per source, for the merged nodes that it alone proposes.
     chain: one curve, for chains of the draft model under the rejection rule.
     """
 
     def __init__(self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES) -> None:
         """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those."""
         self.num_sources = num_sources
-        self.by_sources = Calibration(num_sources + 1)
+        self.by_source = Calibration(num_sources)
         self.chain = Calibration(1)
-        self._all = (self.by_sources, self.chain)
+        self._all = (self.by_source, self.chain)
         self._slots = NamespaceSlots(max_sequences, max_namespaces)
         self._num_groups = 1
 

@@ -26,7 +26,7 @@ import numba
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from cluster.router.calibration import SourceCalibration, curve_of_sources, interpolate
+from cluster.router.calibration import SourceCalibration, interpolate
 
 MAX_SOURCES = 62  # one bit each in a node's source mask
 
@@ -153,8 +153,8 @@ def merge_trees(
     2. Where sources agree, the probability lies halfway between the greatest of their confidences (they know the same)
        and the noisy-or of them (they know nothing of each other).
     3. Children that together exceed their parent are scaled down to it: `uncalibrated_probability`.
-    4. Calibration: `probability`, by the curve of the node's only source, or by one curve for all nodes that have
-       several; at most the parent's.
+    4. Calibration: `probability`, by the curve of the node's only source; a node of several sources keeps its
+       uncalibrated one. At most the parent's.
 
     Left out are a tree that breaks its invariants; stop tokens and what follows them, because the target emits a stop
     token by itself and nothing after it is ever shown; and nodes deeper than max_depth, for which there may be no
@@ -171,7 +171,7 @@ def merge_trees(
     groups[[proposal.sequence for proposal in proposals]] = [proposal.group for proposal in proposals]
     trees, proposed = _flat(proposals)
     start, nodes = _merge(trees, proposed, sequences, limits.stop_tokens, vocab_size)
-    _calibrate(start, nodes, groups, calibration.by_sources.curves, calibration.num_sources)
+    _calibrate(start, nodes, groups, calibration.by_source.curves, calibration.num_sources)
     return MergedTrees(start, nodes, groups), trees["is_valid"]
 
 
@@ -284,6 +284,12 @@ def _add_guess(node, source, confidence):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
+def has_one_source(node):  # type: ignore[no-untyped-def]
+    """Whether just one source guesses the node: `best_source`."""
+    return node.sources != 0 and node.sources & (node.sources - 1) == 0
+
+
+@numba.njit(cache=True)
 def _calibrate(start, nodes, groups, curves, num_sources):  # type: ignore[no-untyped-def]
     """Steps 3 and 4 of `merge_trees`, in place."""
     for s in range(len(groups)):
@@ -299,6 +305,8 @@ def _calibrate(start, nodes, groups, curves, num_sources):  # type: ignore[no-un
             children = together[node.parent + 1]
             if children > limit:
                 node.uncalibrated_probability = min(node.uncalibrated_probability * limit / children, limit)
-            if node.sources:
-                curve = curve_of_sources(node.sources, groups[s], num_sources)
-                node.probability = min(bound, max(0.0, interpolate(node.uncalibrated_probability, curves[curve])))
+            node.probability = node.uncalibrated_probability
+            if has_one_source(node):
+                curve = curves[groups[s] * num_sources + node.best_source]
+                node.probability = max(0.0, interpolate(node.uncalibrated_probability, curve))
+            node.probability = min(bound, node.probability)

@@ -9,8 +9,8 @@ import numba
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from cluster.router.calibration import SourceCalibration, curve_of_sources, observe
-from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, merge_trees
+from cluster.router.calibration import SourceCalibration, observe
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_one_source, merge_trees
 
 
 def choose_nodes(
@@ -73,7 +73,7 @@ def tally_nodes(
     shape = len(chosen.groups), calibration.num_sources
     counts = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
     outcome = np.where(was_verified, was_accepted.view(np.int8), np.int8(-1))
-    _learn(chosen.start, chosen.nodes, chosen.groups, outcome, calibration.by_sources.curves, counts)
+    _learn(chosen.start, chosen.nodes, chosen.groups, outcome, calibration.by_source.curves, counts)
     return counts
 
 
@@ -141,8 +141,8 @@ def _keep(start, nodes, is_kept):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _learn(start, nodes, groups, outcome, curves, counts):  # type: ignore[no-untyped-def]
-    """Add every verified guess to its calibration curve, and to the counts by sequence and source. outcome: int8 [n],
-    -1 not verified, else whether it was accepted."""
+    """Add every verified guess of a single source to its calibration curve, and every verified guess to the counts by
+    sequence and source. outcome: int8 [n], -1 not verified, else whether it was accepted."""
     verified, accepted, expected = counts
     num_sources = verified.shape[1]
     for s in range(len(groups)):
@@ -150,8 +150,8 @@ def _learn(start, nodes, groups, outcome, curves, counts):  # type: ignore[no-un
             node = nodes[m]
             if outcome[m] < 0 or not node.sources:
                 continue
-            curve = curve_of_sources(node.sources, groups[s], num_sources)
-            observe(node.uncalibrated_probability, outcome[m], curves[curve])
+            if has_one_source(node):
+                observe(node.uncalibrated_probability, outcome[m], curves[groups[s] * num_sources + node.best_source])
             for source in range(num_sources):
                 if node.sources >> source & 1:
                     verified[s, source] += 1

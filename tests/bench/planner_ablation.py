@@ -11,7 +11,7 @@ planner.
 
 A variant replaces functions of the planner while its engine works. Some add a condition that the part is for: a profile
 that is wrong, or a draft worker: it proposes the target's own next token with probability `--worker-right`, and answers
-after a simulated delay.
+after a simulated delay. Its confidence is that probability, or one that promises too much.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def texts_of(text: list[int], tree: list[int], parents: list[int]) -> list[list[
 class SimulatedWorker:
     """A draft worker that proposes the target's own next token with probability `right`, and is `seconds` late."""
 
-    def __init__(self, answers: Answers, right: float, seconds: float) -> None:
-        self._answers, self._right, self._seconds = answers, right, seconds
+    def __init__(self, answers: Answers, right: float, claimed: float, seconds: float) -> None:
+        self._answers, self._right, self._claimed, self._seconds = answers, right, claimed, seconds
         self._texts: dict[int, list[int]] = {}
         self.engine: LocalEngine | None = None  # the delay advances its clock
 
@@ -154,7 +154,7 @@ class SimulatedWorker:
             )
             if item.max_nodes:
                 chain = self._chain(text, min(item.max_depth, item.max_nodes))
-                confidence = self._right ** np.arange(1, len(chain) + 1)
+                confidence = self._claimed ** np.arange(1, len(chain) + 1)
                 seq_ids.append(delta.seq_id)
                 trees.append(DraftTree.chain(np.array(chain, np.int32), confidence))
         if seq_ids and self.engine is not None:
@@ -208,19 +208,14 @@ class KnownTarget(ToyTarget):
         self.lose_all()
 
 
-def _identity_curves(only_several: bool) -> Callable[[Any], Any]:
-    """Has nodes of all sources, or of several sources only, keep their uncalibrated probability."""
+def _without_calibration(merge: Any) -> Any:
+    """Nodes keep their uncalibrated probability."""
 
-    def wrap(merge: Any) -> Any:
-        def merged(proposals: Any, limits: Any, calibration: Any, vocab_size: int) -> Any:
-            first = calibration.num_sources if only_several else 0
-            step = calibration.num_sources + 1 if only_several else 1
-            calibration.by_sources.curves["level"][first::step] = KNOTS
-            return merge(proposals, limits, calibration, vocab_size)
+    def merged(proposals: Any, limits: Any, calibration: Any, vocab_size: int) -> Any:
+        calibration.by_source.curves["level"][:] = KNOTS
+        return merge(proposals, limits, calibration, vocab_size)
 
-        return merged
-
-    return wrap
+    return merged
 
 
 def _without_exploration(set_budgets: Any) -> Any:
@@ -238,6 +233,7 @@ class Variant:
     replaced: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = ()
     profile_slope: float = 1.0  # of the profile that the engine begins with, by the true one
     worker_s: float | None = None  # a draft worker answers after so many seconds; None: there is none
+    promises: bool = False  # the worker is right with a third of the probability that its confidence says
     base: str = "all"  # the variant that it is compared with
 
     @contextmanager
@@ -250,11 +246,11 @@ class Variant:
 
 def _variants() -> dict[str, Variant]:
     exploration = ((draft_choice.DraftChoice, "set_budgets", _without_exploration),)
+    calibration = ((draft_choice, "merge_trees", _without_calibration),)
     waits = ((DraftWait, "pays", lambda _: lambda self, num_emitting: True),)
     found = {
         "all": Variant(),
-        "no calibration": Variant(((draft_choice, "merge_trees", _identity_curves(only_several=False)),)),
-        "no curve for agreeing sources": Variant(((draft_choice, "merge_trees", _identity_curves(only_several=True)),)),
+        "no calibration": Variant(calibration),
         "no exploration": Variant(exploration),
         "no row caution": Variant(((draft_choice, "_ROW_CAUTION", lambda _: 1.0),)),
     }
@@ -266,6 +262,9 @@ def _variants() -> dict[str, Variant]:
         base = f"all, worker {delay:g} s"
         found[base] = Variant(worker_s=delay, base=base)
         found[f"no waits, worker {delay:g} s"] = Variant(waits, worker_s=delay, base=base)
+    base = "all, worker promises too much"
+    found[base] = Variant(worker_s=0.0, promises=True, base=base)
+    found[f"no calibration, {base[5:]}"] = Variant(calibration, worker_s=0.0, promises=True, base=base)
     return found
 
 
@@ -284,7 +283,10 @@ class Replay:
     def __init__(self, variant: Variant, answers: Answers, batch_size: int, worker_right: float) -> None:
         self._variant, self._batch_size = variant, batch_size
         self.total = Total()
-        worker = None if variant.worker_s is None else SimulatedWorker(answers, worker_right, variant.worker_s)
+        worker = None
+        if variant.worker_s is not None:
+            right = worker_right / 3 if variant.promises else worker_right
+            worker = SimulatedWorker(answers, right, worker_right, variant.worker_s)
 
         def build_target(source: Any, options: Any) -> Any:
             # Blocks of one token: the prefix cache then has every token that it has seen.
