@@ -87,7 +87,6 @@ class DraftEngine:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self.num_ahead_failures = 0
         self._runner = make_runner(model, options.num_slots)
         self._guesser = Guesser(self._runner, vocab_map)
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
@@ -231,7 +230,7 @@ class DraftEngine:
     def work_ahead(self) -> bool:
         """Make one forward for the likely outcomes of the drafts sent, the likeliest of all sequences first.
 
-        Returns False when nothing is left to do until the next batch. Never raises: a failure is counted, and costs
+        Returns False when nothing is left to do until the next batch. Never raises: a failure is logged, and costs
         what has been drafted ahead.
         """
         if not self._ahead:
@@ -242,7 +241,6 @@ class DraftEngine:
                 self._guesser.guess(wants)
         except Exception:
             logger.exception("drafting ahead failed")
-            self.num_ahead_failures += 1
             self._give_up_ahead()
         return bool(self._ahead)
 
@@ -355,14 +353,6 @@ class DraftEngine:
         self._unfit.clear()
         self._known.clear()
         self._ahead.clear()
-
-    def check_integrity(self) -> str | None:
-        """Text of the first contradiction, or None."""
-        for sequence, known in self._known.items():
-            if not known.is_consistent() or sequence.num_draft_nodes != len(known.nodes):
-                return f"sequence {sequence.seq_id}: its guesses and its draft nodes differ"
-        error = self._table.check_integrity()
-        return error if error or self._ouroboros is None else self._ouroboros.pool.check_integrity()
 
 
 def _shape_of(item: DraftItem) -> TreeShape:

@@ -62,16 +62,6 @@ class KnownGuesses:
         self.nodes = {node[count:]: place for place, node in enumerate(behind)}
         return path, list(behind.values())
 
-    def is_consistent(self) -> bool:
-        """Whether each node has guesses, a known parent, and its index."""
-        parents = {path[:-1] for path in self.nodes}
-        return (
-            self.guesses.keys() <= self.nodes.keys() | {()}
-            and self.nodes.keys() <= self.guesses.keys()
-            and [*self.nodes.values()] == [*range(len(self.nodes))]
-            and parents <= self.nodes.keys() | {()}
-        )
-
 
 @dataclass(slots=True)
 class Growth:

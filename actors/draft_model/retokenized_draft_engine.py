@@ -37,7 +37,6 @@ class RetokenizedDraftEngine:
     """
 
     def __init__(self, inner: DraftEngine, target: TokenText, draft: TokenText) -> None:
-        self.num_unaligned = 0  # guesses that gave no token of the target
         self._inner = inner
         self._target, self._draft = target, draft
         self._sequences: dict[int, RetokenizedSequence] = {}
@@ -75,14 +74,6 @@ class RetokenizedDraftEngine:
         """Forget every sequence; their next deltas are answered stale."""
         self._sequences.clear()
         self._inner.clear()
-
-    def check_integrity(self) -> str | None:
-        """Text of the first contradiction in a sequence or in the inner engine, or None."""
-        for seq_id, sequence in self._sequences.items():
-            error = sequence.check_integrity()
-            if error is not None:
-                return f"sequence {seq_id}: {error}"
-        return self._inner.check_integrity()
 
     def _bring_up_to_date(self, item: DraftItem) -> bool:
         """Returns False and forgets the sequence if the delta is stale."""
@@ -149,7 +140,6 @@ class RetokenizedDraftEngine:
         is_rejection = sequence.begin.sampling.acceptance == "rejection"
         tree = sequence.realign(guess, _depth(item) if is_rejection else item.max_nodes)
         if tree is None:
-            self.num_unaligned += 1
             return DraftTree.empty()
         if is_rejection:
             probs = TopProbs(tree.token_ids, np.ones(len(tree.token_ids), np.float32), 1)

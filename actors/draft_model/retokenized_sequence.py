@@ -74,15 +74,6 @@ class RetokenizedSequence:
         confidence = np.exp(np.interp(places, [0, *ends], [0.0, *logs]))
         return DraftTree.chain(np.asarray(token_ids), confidence)
 
-    def check_integrity(self) -> str | None:
-        """Text of the first contradiction, or None."""
-        if len(self._ends) != len(self.draft_ids) or self.num_sent > len(self.draft_ids):
-            return f"{len(self.draft_ids)} draft tokens have {len(self._ends)} ends, and {self.num_sent} were sent"
-        known = [end for end in self._ends if end != _INSIDE]
-        if known != sorted(known) or (known and known[-1] > len(self._text)):
-            return f"draft tokens end at {known[-3:]} of {len(self._text)} bytes"
-        return None
-
     def _spelled(self, token_ids: Sequences[int]) -> bytes:
         return b"".join(map(self._target.bytes_of, token_ids))
 

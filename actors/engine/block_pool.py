@@ -118,25 +118,3 @@ class BlockPool:
             assert self._blocks[number].hash is None
             self._blocks[number].hash = content
             self._by_hash[content] = number
-
-    def check_integrity(self, held: list[list[int]]) -> str | None:
-        """Compare with the block tables that exist (`held`); text of the first contradiction, or None."""
-        counts = [0] * self.num_blocks
-        for table in held:
-            if len(set(table)) != len(table):
-                return f"a block table names a block twice: {table}"
-            for number in table:
-                counts[number] += 1
-        for number, block in enumerate(self._blocks):
-            if block.references != counts[number]:
-                return f"block {number} has {block.references} references, {counts[number]} tables hold it"
-            if (block.references == 0) != (number in self._free):
-                return (
-                    f"block {number} with {block.references} references is {'' if number in self._free else 'not '}free"
-                )
-            if block.hash is not None and self._by_hash.get(block.hash) != number:
-                return f"block {number} has a hash that leads elsewhere"
-        for content, number in self._by_hash.items():
-            if self._blocks[number].hash != content:
-                return f"a hash leads to block {number}, which does not have it"
-        return None

@@ -89,12 +89,3 @@ class SequenceTable:
     def clear(self) -> None:
         for seq_id in list(self._sequences):
             self.forget(seq_id)
-
-    def check_integrity(self) -> str | None:
-        """Text of the first contradiction between sequences, blocks and hashes, or None."""
-        for sequence in self._sequences.values():
-            if not 0 <= sequence.num_computed <= sequence.length:
-                return f"sequence {sequence.seq_id} has {sequence.num_computed} of {sequence.length} tokens computed"
-            if len(sequence.blocks) * self._pool.block_size < sequence.num_computed:
-                return f"sequence {sequence.seq_id} has {sequence.num_computed} computed tokens in {sequence.blocks}"
-        return self._pool.check_integrity([sequence.blocks for sequence in self._sequences.values()])

@@ -249,10 +249,6 @@ class TargetEngine:
         """Forget every sequence; their next deltas are answered stale."""
         self._table.clear()
 
-    def check_integrity(self) -> str | None:
-        """The first inconsistency between sequences, blocks and hashes, or None."""
-        return self._table.check_integrity()
-
 
 def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
     """The part's committed tokens of this round and the accepted nodes, each with the token that follows it.

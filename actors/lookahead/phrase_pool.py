@@ -76,20 +76,3 @@ class PhrasePool:
         del phrases[phrase]
         if not phrases:
             del self._phrases[scope, token]
-
-    def check_integrity(self) -> str | None:
-        """Text of the first contradiction, or None."""
-        if len(self) > self._max_phrases:
-            return f"{len(self)} phrases; at most {self._max_phrases} are allowed"
-        if sum(map(len, self._phrases.values())) != len(self):
-            return f"{sum(map(len, self._phrases.values()))} phrases by token, {len(self)} by age"
-        order = {entry: age for age, entry in enumerate(self._ages)}
-        for (scope, token), phrases in self._phrases.items():
-            if not 1 <= len(phrases) <= self._per_token:
-                return f"{len(phrases)} phrases behind token {token}; from 1 to {self._per_token} are allowed"
-            ages = [order.get((scope, token, phrase), -1) for phrase in phrases]
-            if -1 in ages or ages != sorted(ages):
-                return f"phrases behind token {token} have ages {ages}"
-            if any(len(phrase) != self.length for phrase in phrases):
-                return f"a phrase behind token {token} has other than {self.length} tokens"
-        return None

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from actors.errors import ModelError, ModelUnavailable
@@ -192,16 +193,14 @@ def _resolve_hub(spec: str) -> ModelSource:
 
     repo, _, revision = spec.partition("@")
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    snapshot = None
+    download = partial(snapshot_download, repo, revision=revision or None, allow_patterns=wanted)
     try:
-        snapshot = Path(
-            snapshot_download(repo, revision=revision or None, allow_patterns=wanted, local_files_only=True)
-        )
+        snapshot = Path(download(local_files_only=True))
     except (LocalEntryNotFoundError, RevisionNotFoundError):
         snapshot = None
     if snapshot is None or not _is_complete(snapshot):
         try:
-            snapshot = Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+            snapshot = Path(download())
         except GatedRepoError:
             raise ModelError(
                 f"model {spec!r}: access is restricted; accept its licence and log in to the hub"

@@ -157,20 +157,14 @@ def load_model(
 
     `attn_implementation` is any name registered with `transformers`' AttentionInterface. With `tensor_parallel` > 1,
     every rank calls this after it has initialised `torch.distributed` with that world size, and gets its shard by the
-    model's own plan. With a `quantization`, the weights are read into host memory in `dtype`, quantized, and moved to
-    the device layer by layer. Raises ModelError.
+    model's own plan. With a `quantization`, which needs `tensor_parallel` 1, the weights are read into host memory in
+    `dtype`, quantized, and moved to the device layer by layer. Raises ModelError.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from actors.models.quantization import quantize_linears
 
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
-    if quantization not in get_args(Quantization):
-        raise ModelError(f"quantization is {quantization!r}; it must be one of {', '.join(get_args(Quantization))}")
-    if quantization != "none" and tensor_parallel > 1:
-        raise ModelError(f"quantization is {quantization!r} with tensor_parallel {tensor_parallel}; it needs 1")
     config = load_config(source)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if quantization != "none":
@@ -223,18 +217,16 @@ def load_draft_model(
     model = load_model(source, dtype, loaded_on, attn_implementation=attn_implementation)
     head = model.get_output_embeddings()
     token_ids = _read_vocab_map(path, head.out_features).to(head.weight.device)
-    reduced = torch.nn.Linear(
-        head.in_features, len(token_ids), bias=head.bias is not None, device=head.weight.device, dtype=head.weight.dtype
-    )
-    reduced.weight = torch.nn.Parameter(head.weight[token_ids].clone(), requires_grad=False)
+    # New parameters: the weight may be shared with the embeddings, which stay whole.
+    head.weight = torch.nn.Parameter(head.weight[token_ids], requires_grad=False)
     if head.bias is not None:
-        reduced.bias = torch.nn.Parameter(head.bias[token_ids].clone(), requires_grad=False)
-    model.set_output_embeddings(reduced)
+        head.bias = torch.nn.Parameter(head.bias[token_ids], requires_grad=False)
+    head.out_features = len(token_ids)
     if quantization != "none":
         quantize_linears(model, quantization, torch.device(device))
         model.to(device)
         token_ids = token_ids.to(device)
-    return DraftModel(model=model.eval(), token_ids=token_ids)
+    return DraftModel(model=model, token_ids=token_ids)
 
 
 def silence_unmapped_tokens(model: PreTrainedModel, source: ModelSource) -> None:

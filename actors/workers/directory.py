@@ -172,49 +172,16 @@ class Directory:
             del self._demands[router_id]
 
 
-class DirectoryActor:
-    """The actor around a `Directory`."""
+class DirectoryActor(Directory):
+    """A `Directory` as an actor."""
 
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
         is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._directory = Directory(client_keys, ttl_s, is_restarted=is_restarted)
+        super().__init__(client_keys, ttl_s, is_restarted=is_restarted)
 
-    @ray.method
-    def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
-        return self._directory.heartbeat(entry)
-
-    @ray.method
-    def remove(self, worker_id: str, incarnation: int) -> None:
-        self._directory.remove(worker_id, incarnation)
-
-    @ray.method
-    def workers(self, role: Role | None = None) -> list[WorkerEntry]:
-        return self._directory.workers(role)
-
-    @ray.method
-    def client_keys(self) -> LinkKeys:
-        return self._directory.client_keys()
-
-    @ray.method
     def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
         """Polled by routers: the live workers, and the target group assigned to the router."""
-        return self._directory.workers(), self._directory.claim_target(router_id, held, model)
-
-    @ray.method
-    def release_target(self, router_id: str) -> None:
-        self._directory.release_target(router_id)
-
-    @ray.method
-    def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
-        self._directory.tell_demand(router_id, drafts, targets)
-
-    @ray.method
-    def draft_demand(self) -> DraftDemand:
-        return self._directory.draft_demand()
-
-    @ray.method
-    def target_demand(self) -> TargetDemand:
-        return self._directory.target_demand()
+        return self.workers(), self.claim_target(router_id, held, model)
 
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]

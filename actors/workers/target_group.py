@@ -72,16 +72,13 @@ class TargetRank:
         self._model = settings.fingerprint
         self._registration: Registration | None = None
 
-    @ray.method
     def open_meeting(self) -> tuple[str, int]:
         """Host and port on rank 0's node by which the ranks find each other."""
         return self._worker.open_meeting(get_node_ip_address())
 
-    @ray.method
     def load(self, meeting: tuple[str, int] | None) -> None:
         self._worker.load(meeting)
 
-    @ray.method
     def start(self, directory_name: str, worker_id: str) -> None:
         self._worker.start(get_node_ip_address())
         if self._worker.server is not None:
@@ -94,7 +91,6 @@ class TargetRank:
             )
             self._registration = Registration(directory_name, entry, self._worker.server)
 
-    @ray.method
     def health(self) -> RankHealth:
         worker = self._worker
         return RankHealth(
@@ -105,12 +101,10 @@ class TargetRank:
             turn_s=worker.turn_s,
         )
 
-    @ray.method
     def announce_leaving(self) -> None:
         if self._registration is not None:
             self._registration.announce_leaving()
 
-    @ray.method
     def stop(self) -> None:
         if self._registration is not None:
             self._registration.leave()

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest, ModelError
 from cluster.offline.engine import Generation, LocalEngine
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import (
     make_byte_tokenizer,
     make_tiny_model,
@@ -111,7 +112,7 @@ def test_prompts_in_chunks_and_cached_prefixes_change_nothing(target_dir, head):
     assert tokens(again) == plain
     computed = sum(generation.target_rows - generation.draft_tokens for generation in again)
     assert computed < 0.5 * sum(map(len, LONG))
-    assert local.target.check_integrity() is None
+    check_integrity(local.target)
     assert local.target.pool.num_free == local.target.pool.num_blocks
 
 

@@ -36,6 +36,7 @@ from actors.models.source import ModelSource
 from actors.options import TargetOptions
 from cluster.offline.engine import LocalEngine
 from paceline_testing.drafting import tree_to_verify
+from paceline_testing.integrity import check_integrity
 from paceline_testing.other_vocabularies import merging_tokenizer
 from paceline_testing.tiny_models import TINY_ENCODER_DECODER_KINDS, make_tiny_model, save_tiny_model
 
@@ -104,7 +105,7 @@ def test_greedy_answers_are_those_of_transformers(dirs, kind):
         found = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
         assert [answer.token_ids for answer in found] == wanted
         assert local.target.num_sequences == 0
-        assert local.target.check_integrity() is None
+        check_integrity(local.target)
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
@@ -350,7 +351,7 @@ def test_of_any_trees_what_the_target_says_is_accepted(tiny, data):
             assert (verdict.path.tolist(), verdict.next_token) == (path, token)
             tree_tokens = next(item.tree.token_ids for item in items if item.delta.seq_id == verdict.seq_id)
             texts[verdict.seq_id] += [*tree_tokens[verdict.path].tolist(), token]
-        assert target.check_integrity() is None
+        check_integrity(target)
     target.clear()
     assert target.pool.num_free == target.pool.num_blocks
 

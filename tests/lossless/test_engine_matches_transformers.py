@@ -29,6 +29,7 @@ from actors.messages import (
     no_tokens,
 )
 from paceline_testing.drafting import tree_to_verify
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
@@ -130,7 +131,7 @@ class Stream:
 def run_round(engine: TargetEngine, streams: list[Stream], trees: list[tuple[list[int], list[int]]], finished=()):
     batch = VerifyBatch(1, [s.item(*tree) for s, tree in zip(streams, trees, strict=True)], list(finished))
     result = engine.verify(batch)
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
     for stream, (tokens, _) in zip(streams, trees, strict=True):
         if stream.seq_id in verdicts:
@@ -310,5 +311,5 @@ def test_unknown_and_shorter_sequences_are_answered_stale(models):
     run_round(engine, [stream], [([], [])])
     wrong = VerifyItem(SequenceDelta(6, 7, np.array([1], np.int32)), 10)
     assert engine.verify(VerifyBatch(1, [wrong])).stale_seq_ids == [6]
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     assert engine.num_sequences == 0

@@ -16,6 +16,7 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_config
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from cluster.offline.engine import LocalEngine
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 NEW_TOKENS = 24
@@ -168,7 +169,7 @@ def test_lookahead_on_a_drafter_equal_to_the_target_is_accepted_and_goes_before_
     # How often drafting pays is for the machine to say; what is drafted is right.
     assert set(generation.accepted_tokens) <= {"ouroboros"}
     assert sum(generation.accepted_tokens.values()) >= 0.2 * generation.draft_tokens
-    assert local._draft.check_integrity() is None
+    check_integrity(local._draft)
     trees = local.generate([PROMPTS[0]], drafters=("draft_model",), **options)[0]
     assert trees.token_ids == plain.token_ids
     assert "ouroboros" not in trees.accepted_tokens
@@ -227,7 +228,7 @@ def test_requests_leave_nothing_behind(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
     first = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
     assert local.target.num_sequences == 0
-    assert local.target.check_integrity() is None
+    check_integrity(local.target)
     assert local.target.pool.num_free == local.target.pool.num_blocks
     assert [g.token_ids for g in local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)] == [g.token_ids for g in first]
 

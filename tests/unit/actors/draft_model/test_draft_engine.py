@@ -15,6 +15,7 @@ import torch
 from actors.draft_model.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
 
 VOCAB = 61
@@ -44,7 +45,7 @@ def sizes(engine: DraftEngine, *items: DraftItem, finished: tuple[int, ...] = ()
     """Nodes by sequence; nothing is stale and the blocks are whole."""
     result = engine.draft(DraftBatch(1, list(items), list(finished)))
     assert result.stale_seq_ids == []
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     return dict(zip(result.seq_ids, [len(tree.token_ids) for tree in result.trees], strict=True))
 
 

@@ -19,6 +19,7 @@ from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, no_tokens
 from actors.sampling import noise
 from paceline_testing.drafting import Path, count_forwards, paths_of
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
@@ -121,7 +122,7 @@ def test_trees_are_those_of_brute_force_also_after_a_sibling_was_accepted(models
             taken = max(paths, key=lambda path: (len(path), paths.index(path)))
             through_siblings += tree.parents[paths.index(taken)] != paths.index(taken) - 1
             text += [*taken, 7 + round_id]
-        assert engine.check_integrity() is None
+        check_integrity(engine)
     assert through_siblings
 
 
@@ -193,7 +194,7 @@ def test_a_tree_without_room_is_empty(models):
     assert (wide.seq_ids, len(wide.trees[0].token_ids)) == ([1], 0)
     chain = engine.draft(DraftBatch(2, [DraftItem(SequenceDelta(1, 9, no_tokens()), 3)]))
     assert len(chain.trees[0].token_ids) >= 1
-    assert engine.check_integrity() is None
+    check_integrity(engine)
 
 
 @settings(max_examples=200, deadline=None)

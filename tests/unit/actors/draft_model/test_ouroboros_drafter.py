@@ -17,6 +17,7 @@ from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta
 from actors.options import LookaheadOptions
 from actors.sampling import noise
 from paceline_testing.drafting import count_forwards, paths_of
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
@@ -120,7 +121,7 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
         ]
         result = engine.draft(DraftBatch(round_id, items))
         assert result.seq_ids == [0, 1, 2]
-        assert engine.check_integrity() is None
+        check_integrity(engine)
         for index, tree in enumerate(result.trees):
             assert tree.is_valid(VOCAB)
             assert (np.diff(tree.confidence) <= 0).all()
@@ -137,7 +138,7 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
             else:
                 texts[index] += drawing[index].continuation(texts[index], GAMMA + 1)
     assert len(rows) <= drafted / len(texts)  # never more forwards than one for each token
-    assert engine._ouroboros.pool.check_integrity() is None
+    check_integrity(engine._ouroboros.pool)
 
 
 def test_a_text_that_repeats_itself_is_drafted_in_few_forwards(models):
@@ -184,7 +185,7 @@ def test_a_batch_of_several_is_each_alone(models):
         for round_id in range(8):
             items = [item(i, text, known[i], params, len(PROMPTS[i]), max_nodes=64) for i, text in texts.items()]
             result = engine.draft(DraftBatch(round_id, items))
-            assert engine.check_integrity() is None
+            check_integrity(engine)
             found.append(result.trees)
             for index, tree in zip(indices, result.trees, strict=True):
                 known[index] = len(texts[index])
@@ -224,7 +225,7 @@ def test_what_the_target_had_in_mind_at_a_refused_draft_is_drafted_next(models):
         engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
         one = item(1, PROMPTS[1], 0, params, 9, max_nodes=40, corrections=texts)
         (found,) = engine.draft(DraftBatch(1, [one])).trees
-        assert engine.check_integrity() is None
+        check_integrity(engine)
         return found
 
     nothing = np.array([], np.int32)
@@ -283,7 +284,7 @@ def test_texts_of_refused_drafts_that_cannot_be_learnt_are_left_out(models, text
         one = item(1, PROMPTS[1], 0, params, 9, corrections=corrections)
         trees.append(leaf_paths(engine.draft(DraftBatch(1, [one])).trees[0]))
         sizes.append(len(engine._ouroboros.pool))
-        assert engine.check_integrity() is None
+        check_integrity(engine)
     assert trees[0] == trees[1]
     assert sizes[0] == sizes[1]
 
@@ -337,7 +338,7 @@ def test_drafts_go_on_to_the_models_last_position(models, kind):
         assert chain_of(tree)[:count] == drawing.continuation(text, count)
         known = len(text)
         text += drawing.continuation(text, 3)[:left]
-    assert engine.check_integrity() is None
+    check_integrity(engine)
 
 
 def test_a_draft_without_room_is_empty_and_the_next_one_is_not(models):
@@ -345,10 +346,10 @@ def test_a_draft_without_room_is_empty_and_the_next_one_is_not(models):
     params = SamplingParams(seed=1, temperature=0.0)
     full = engine.draft(DraftBatch(1, [item(1, PROMPTS[2], 0, params, 30)]))
     assert (full.seq_ids, len(full.trees[0].token_ids)) == ([1], 0)
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     result = engine.draft(DraftBatch(2, [item(2, PROMPTS[0], 0, params, 1)], [1]))
     assert len(result.trees[0].token_ids) >= GAMMA
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     gone = engine.draft(DraftBatch(3, [item(1, PROMPTS[2], 12, params, 30)], [2]))
     assert gone.stale_seq_ids == [1]
     assert engine.pool.num_free == engine.pool.num_blocks
@@ -402,6 +403,6 @@ def test_any_shape_of_window_drafts_the_models_own_tokens(models, options):
         (tree,) = engine.draft(DraftBatch(round_id, [item(1, text, known, params, 9)])).trees
         assert chain_of(tree)[:GAMMA] == drawing.continuation(text, GAMMA)
         assert len(tree.token_ids) <= 16
-        assert engine.check_integrity() is None
+        check_integrity(engine)
         known = len(text)
         text += drawing.continuation(text, 3)

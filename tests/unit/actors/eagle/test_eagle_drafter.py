@@ -21,6 +21,7 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.options import EagleOptions, TargetOptions
 from paceline_testing.drafting import paths_of
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
 
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
@@ -189,7 +190,7 @@ class Text:
 
 def run(engine: TargetEngine, texts: list[Text], *items: VerifyItem, finished: list[int] = []):  # noqa: B006
     result = engine.verify(VerifyBatch(1, list(items), finished))
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     by_id = {text.seq_id: text for text in texts}
     for verdict in result.verdicts:
         by_id[verdict.seq_id].take(verdict)

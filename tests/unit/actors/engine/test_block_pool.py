@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from actors.engine.block_pool import BlockPool, block_hash, root_hash
+from paceline_testing.integrity import check_blocks
 
 NUM_BLOCKS = 12
 SIZE = 4
@@ -66,7 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_sound(self) -> None:
-        assert self.pool.check_integrity(self.held) is None
+        check_blocks(self.pool, self.held)
 
 
 TestPool = PoolMachine.TestCase

@@ -33,6 +33,7 @@ from actors.messages import (
     no_tokens,
 )
 from actors.workers.worker_loop import IdleSequences
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
 
 GREEDY = SamplingParams(seed=1, temperature=0.0)
@@ -51,7 +52,7 @@ def item(seq_id: int, start: int, tokens, max_rows: int = 1000, sampling: Sampli
 
 def verify(engine: TargetEngine, *items: VerifyItem):
     result = engine.verify(VerifyBatch(1, list(items)))
-    assert engine.check_integrity() is None
+    check_integrity(engine)
     return result
 
 
@@ -80,7 +81,7 @@ def test_a_draft_engine_asked_again_without_news_says_stale_and_guesses_the_same
     assert (again.stale_seq_ids, again.trees) == ([1], [])
     restarted = engine.draft(DraftBatch(3, [whole]))
     assert restarted.trees[0].token_ids.tolist() == first.trees[0].token_ids.tolist()
-    assert engine.check_integrity() is None
+    check_integrity(engine)
 
 
 @pytest.mark.parametrize("length", [1, 20, 600])
@@ -98,7 +99,7 @@ def test_a_prompt_sent_ahead_of_its_first_guess_is_computed_ahead(length):
     assert rows == [row_tier(1)]
     whole = engine.draft(DraftBatch(3, [DraftItem(SequenceDelta(2, 0, prompt), 1, begin)]))
     assert guess.trees[0].token_ids.tolist() == whole.trees[0].token_ids.tolist()
-    assert engine.check_integrity() is None
+    check_integrity(engine)
 
 
 def test_the_row_steps_are_those_that_forwards_are_filled_up_to():
@@ -116,7 +117,7 @@ def test_a_sequence_that_a_batch_names_twice_is_computed_once(next_token):
     draft = DraftEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4))
     twice = DraftItem(SequenceDelta(1, 0, PROMPT), 2, SequenceStart(GREEDY, len(PROMPT)))
     assert draft.draft(DraftBatch(1, [twice, twice])).seq_ids == [1]
-    assert draft.check_integrity() is None
+    check_integrity(draft)
 
 
 def test_a_batch_of_nothing_is_answered_with_nothing():

@@ -169,8 +169,6 @@ def test_a_device_that_torch_does_not_have_is_refused(device):
 
 
 def test_settings_that_cannot_be_met_are_named(sources):
-    with pytest.raises(ModelError, match="dtype is 'int8'"):
-        load_model(sources["llama"], dtype="int8")
     with pytest.raises(ModelError, match="tensor_parallel is 2"):
         load_model(sources["llama"], tensor_parallel=2)
     if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ import pytest
 
 from actors.errors import InvalidRequest
 from cluster.offline.engine import LocalEngine
+from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import save_tiny_model
 
 PROMPT = "one two three one two three one two"
@@ -34,7 +35,7 @@ def is_empty(engine):
     """Whether nothing of any request is left in the engine."""
 
     def check() -> bool:
-        assert engine.target.check_integrity() is None
+        check_integrity(engine.target)
         pools = [engine.target.pool, engine._draft.pool]
         held = engine.core.has_work or engine.target.num_sequences
         return not held and all(pool.num_free == pool.num_blocks for pool in pools)

@@ -16,6 +16,7 @@ from cluster.router.calibration import SourceCalibration
 from cluster.router.core import RouterCore
 from cluster.router.draft_wait import TrafficRecords
 from cluster.router.draft_workers import DraftWorkers
+from paceline_testing.integrity import check_integrity
 from paceline_testing.rounds import toy_info, toy_request, toy_round
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.toy_target import ToyTarget
@@ -108,7 +109,7 @@ def test_a_scope_of_phrases_goes_whole():
     pool.drop_scope("a")
     pool.drop_scope("a")
     assert len(pool) == count // 2
-    assert pool.check_integrity() is None
+    check_integrity(pool)
     assert pool.newest("a", 1, 9) == []
     assert pool.newest("b", 1, 9) == [(2, 5), (2, 3)]
 
@@ -193,4 +194,4 @@ def test_a_draft_worker_forgets_phrases_before_it_drafts(dropped):
     pool = engine._ouroboros.pool
     assert pool.newest("a", 3, 1) == []
     assert bool(pool.newest("b", 3, 1)) == (not is_all)
-    assert engine.check_integrity() is None
+    check_integrity(engine)
