@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
-from enum import StrEnum
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
 import typer
 
 from actors.errors import InvalidRequest
+from cluster.cli.output import print_json
 from cluster.cli.row_times import parse_row_times
-
-if TYPE_CHECKING:
-    from cluster.deploy.size.estimate import Deployment, PlacedModel, Sizing
+from cluster.cli.table import print_table
+from cluster.deploy.size.estimate import CPU, EFFICIENCY, Deployment, Dtype, KvDtype, PlacedModel, Sizing, sizing_of
+from cluster.deploy.size.hardware import GPUS, Gpu, measure_cpu, parse_gpus, read_hardware
+from cluster.deploy.size.model_shape import find_model
+from cluster.deploy.size.report import as_json, sections, settings
+from cluster.router.step_time import StepTimeCurve
 
 _MODEL_ACCEPTANCE = 0.7  # default with a draft model
 _CPU_ACCEPTANCE = 0.5  # default with drafters on the CPU: two tokens a round
 _WIDTH = 120
-
-
-class Format(StrEnum):
-    text = "text"
-    json = "json"
 
 
 def size(
@@ -33,13 +33,13 @@ def size(
     cpu: bool = typer.Option(False, "--cpu", help="Size this machine's CPU instead; its rates are measured first."),
     memory_gib: float = typer.Option(None, min=0.1, help="With --cpu: of another machine than this one."),
     bandwidth_gb_s: float = typer.Option(None, min=0.1, help="With --cpu: memory bandwidth, instead of measuring it."),
-    dtype: str = typer.Option("bfloat16", help="Of the weights: float32, bfloat16, float16, fp8, int8, int4."),
-    kv_dtype: str = typer.Option("auto", help="Of the KV cache: float32, bfloat16, float16, fp8; auto: as computed."),
+    dtype: Dtype = typer.Option("bfloat16", case_sensitive=False, help="Of the weights."),
+    kv_dtype: KvDtype = typer.Option("auto", case_sensitive=False, help="Of the KV cache; auto: as computed."),
     concurrency: int = typer.Option(1, min=1, max=4096, help="Requests at once."),
     context: int = typer.Option(4096, min=1, help="Cached tokens of a request, prompt and answer."),
     draft: str = typer.Option(None, help="A draft model, as --target; by default drafters on the router's CPU."),
     draft_gpu: str = typer.Option(None, metavar="NAME", help="GPU of a draft worker; by default the target's kind."),
-    draft_dtype: str = typer.Option("bfloat16", help="Of the draft model's weights."),
+    draft_dtype: Dtype = typer.Option("bfloat16", case_sensitive=False, help="Of the draft model's weights."),
     max_draft_workers: int = typer.Option(8, min=1, max=64, help="Most draft workers that are tried."),
     acceptance: float = typer.Option(
         None, min=0.0, max=0.99, help=f"Probability that a guess is right; {_MODEL_ACCEPTANCE}, on the CPU 0.5."
@@ -57,115 +57,101 @@ def size(
         "", metavar="ROWS:MS,...", help="Measured forwards of the target, such as 1:5.2,32:5.9, for the roofline's."
     ),
     hardware: Path = typer.Option(None, metavar="FILE", help="YAML with further GPUs, or others of the same names."),
-    output: Format = typer.Option(Format.text, "--format"),
+    output: Literal["text", "json"] = typer.Option("text", "--format"),
 ) -> None:
     """Whether a target fits, how fast it is with and without drafts, and how many draft workers pay.
 
     The formulas are in docs/sizing.md. Exit status 1 if it does not fit.
     """
-    options = dict(locals())
-    _check_options(options)
-    options["measured"] = parse_row_times(row_times)
-    from cluster.deploy.size import estimate
-    from cluster.deploy.size.report import as_json, notes_of
-
-    sizing = estimate.size(_deployment(options))
-    notes = notes_of(sizing, is_assumed=acceptance is None)
-    if output is Format.json:
-        typer.echo(json.dumps(as_json(sizing, notes), indent=2))
+    asked = Namespace(**locals())
+    _check(asked)
+    sizing = sizing_of(_deployment(asked, parse_row_times(row_times)))
+    if output == "json":
+        print_json(as_json(sizing))
     else:
-        _print(sizing, notes)
+        _print(sizing)
     if not sizing.memory.fits:
         sys.exit(1)
 
 
-def _check_options(options: dict[str, Any]) -> None:
-    """Refuse options that mean nothing beside the others, before anything slow is imported. Raises InvalidRequest."""
-    refused: dict[str, list[str]] = {}
-    if options["cpu"]:
-        refused["it has no meaning with --cpu; leave it out"] = ["draft", "price_per_gpu_hour", "hardware"]
+def _check(asked: Namespace) -> None:
+    """Refuse options that mean nothing beside the others. Raises InvalidRequest."""
+    refused: list[tuple[str, tuple[str, ...]]] = []
+    if asked.cpu:
+        refused.append(("it has no meaning with --cpu; leave it out", ("draft", "price_per_gpu_hour", "hardware")))
     else:
-        refused["it has no meaning with --gpus; leave it out"] = ["memory_gib", "bandwidth_gb_s"]
-    if options["draft"] is None:
-        refused["give --draft, too"] = ["draft_gpu", "draft_price_per_gpu_hour"]
-    if options["price_per_gpu_hour"] is None:
-        refused["give --price-per-gpu-hour, too"] = ["draft_price_per_gpu_hour"]
-    for limit, names in refused.items():
+        refused.append(("it has no meaning with --gpus; leave it out", ("memory_gib", "bandwidth_gb_s")))
+    if asked.draft is None:
+        refused.append(("give --draft, too", ("draft_gpu", "draft_price_per_gpu_hour")))
+    if asked.price_per_gpu_hour is None:
+        refused.append(("give --price-per-gpu-hour, too", ("draft_price_per_gpu_hour",)))
+    for limit, names in refused:
         for name in names:
-            if options[name] is not None:
-                raise InvalidRequest(f"--{name.replace('_', '-')}", str(options[name]), limit)
-    if options["cpu"] == (options["gpus"] is not None):
-        raise InvalidRequest("--gpus", options["gpus"], "give either --gpus or --cpu")
+            if (value := getattr(asked, name)) is not None:
+                raise InvalidRequest(f"--{name.replace('_', '-')}", str(value), limit)
+    if asked.cpu == (asked.gpus is not None):
+        raise InvalidRequest("--gpus", asked.gpus, "give either --gpus or --cpu")
 
 
-def _deployment(options: dict[str, Any]) -> Deployment:
+def _deployment(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> Deployment:
     """The deployment that the options describe. Raises InvalidRequest, or ModelError for an unusable model."""
-    from cluster.config import RouterConfig
-    from cluster.deploy.size.estimate import Deployment
-    from cluster.router.step_time import StepTimeCurve
-
-    target, drafter = _placed_models(options)
-    acceptance, measured = options["acceptance"], options["measured"]
-    if acceptance is None:
-        acceptance = _CPU_ACCEPTANCE if drafter is None else _MODEL_ACCEPTANCE
+    known = {**GPUS, **(read_hardware(asked.hardware) if asked.hardware else {})}
+    target = _target(asked, known)
+    drafter = None if asked.draft is None else _drafter(asked, known, target)
+    assumed = _CPU_ACCEPTANCE if drafter is None else _MODEL_ACCEPTANCE
     return Deployment(
         target=target,
-        concurrency=options["concurrency"],
-        context=options["context"],
-        prefill_rows=RouterConfig().max_prefill_rows,
-        link_s=options["link_ms"] / 1000,
         drafter=drafter,
-        acceptance=acceptance,
-        draft_tokens=options["draft_tokens"],
-        hit_rate=options["hit_rate"],
-        outcomes=options["draft_ahead"],
-        max_workers=options["max_draft_workers"],
-        gpu_hour=options["price_per_gpu_hour"],
-        draft_gpu_hour=options["draft_price_per_gpu_hour"],
+        concurrency=asked.concurrency,
+        context=asked.context,
+        link_s=asked.link_ms / 1000,
+        acceptance=assumed if asked.acceptance is None else asked.acceptance,
+        is_assumed=asked.acceptance is None,
+        draft_tokens=asked.draft_tokens,
+        hit_rate=asked.hit_rate,
+        outcomes=asked.draft_ahead,
+        max_workers=asked.max_draft_workers,
+        gpu_hour=asked.price_per_gpu_hour,
+        draft_gpu_hour=asked.draft_price_per_gpu_hour,
         seconds_of_rows=StepTimeCurve(measured).seconds if measured else None,
     )
 
 
-def _placed_models(options: dict[str, Any]) -> tuple[PlacedModel, PlacedModel | None]:
-    """Target and draft model on their devices."""
-    from cluster.deploy.size import hardware as hw
-    from cluster.deploy.size.estimate import EFFICIENCY, PlacedModel
-    from cluster.deploy.size.model_shape import find_model
-
-    gpus, cpu, draft, context = (options[name] for name in ("gpus", "cpu", "draft", "context"))
-    known = {**hw.GPUS, **(hw.read_hardware(options["hardware"]) if options["hardware"] is not None else {})}
-    dtype = hw.find_dtype(options["dtype"], "--dtype")
-    draft_dtype = hw.find_dtype(options["draft_dtype"], "--draft-dtype")
-    kv_bytes = hw.find_kv_bytes(options["kv_dtype"], dtype)
-    group = None if cpu else hw.parse_gpus(gpus, known=known)
-    draft_gpu = options["draft_gpu"] and hw.parse_gpus(options["draft_gpu"], "--draft-gpu", known)
-    shape = find_model(options["target"], "--target")
-    if context > shape.max_context:
-        raise InvalidRequest("--context", context, f"{shape.name} takes {shape.max_context} tokens at most")
-    if group is None:
-        group = hw.GpuGroup(hw.CPU, hw.measure_cpu(dtype, options["memory_gib"], options["bandwidth_gb_s"]), 1)
-    if shape.num_heads % group.count:
-        even = ", ".join(str(count) for count in range(1, group.gpu.per_node + 1) if shape.num_heads % count == 0)
+def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
+    shape = find_model(asked.target, "--target")
+    if asked.context > shape.max_context:
+        raise InvalidRequest("--context", asked.context, f"{shape.name} takes {shape.max_context} tokens at most")
+    if asked.cpu:
+        device, gpu, count = CPU, measure_cpu(asked.dtype, asked.memory_gib, asked.bandwidth_gb_s), 1
+    else:
+        device, gpu, count = parse_gpus(asked.gpus, "--gpus", known)
+    if shape.num_heads % count:
+        even = ", ".join(str(n) for n in range(1, gpu.per_node + 1) if shape.num_heads % n == 0)
         limit = f"{shape.name} has {shape.num_heads} attention heads to share out evenly: {even} GPUs"
-        raise InvalidRequest("--gpus", gpus, limit)
-    efficiency = options["efficiency"] or (1.0 if cpu else EFFICIENCY)
-    target = PlacedModel(shape=shape, group=group, dtype=dtype, kv_bytes=kv_bytes, efficiency=efficiency)
-    if draft is None:
-        return target, None
-    return target, PlacedModel(
-        shape=find_model(draft, "--draft"),
-        group=draft_gpu or hw.GpuGroup(group.name, group.gpu, 1),
-        dtype=draft_dtype,
-        kv_bytes=hw.find_kv_bytes("auto", draft_dtype),
-        efficiency=efficiency,
+        raise InvalidRequest("--gpus", asked.gpus, limit)
+    return PlacedModel(
+        shape=shape,
+        device=device,
+        gpu=gpu,
+        count=count,
+        dtype=asked.dtype,
+        kv_dtype=asked.kv_dtype,
+        efficiency=asked.efficiency or (1.0 if asked.cpu else EFFICIENCY),
     )
 
 
-def _print(sizing: Sizing, notes: list[str]) -> None:
-    from cluster.cli.table import print_table
-    from cluster.deploy.size.report import sections, settings
+def _drafter(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> PlacedModel:
+    """The draft model, by default on one GPU of the target's kind."""
+    shape = find_model(asked.draft, "--draft")
+    placed = replace(target, shape=shape, count=1, dtype=asked.draft_dtype, kv_dtype="auto")
+    if asked.draft_gpu is None:
+        return placed
+    device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
+    return replace(placed, device=device, gpu=gpu, count=count)
 
-    for number, section in enumerate(sections(sizing, notes)):
+
+def _print(sizing: Sizing) -> None:
+    for number, section in enumerate(sections(sizing)):
         if number:
             print()
         if isinstance(section, str):

@@ -1,10 +1,10 @@
-"""GPUs as their makers describe them, this machine's CPU as measured, and the formats of weights and KV cache."""
+"""GPUs as their makers describe them, and this machine's CPU as measured."""
 
 from __future__ import annotations
 
-import time
+import re
+import timeit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from actors.errors import InvalidRequest
-
-CPU = "cpu"
+from cluster.validation import describe
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _FLOAT32_SLOWER = 16.0  # than bfloat16 on tensor cores
 _READ_BYTES = 256 * 2**20  # larger than any cache
 _PRODUCT_SIZE, _PRODUCT_ROWS = 1024, 16  # a square weight and the rows of a round
-_MEASURE_S = 0.25  # for each rate; the fastest call counts
 
 
 class Gpu(BaseModel):
@@ -62,15 +60,6 @@ GPUS: Mapping[str, Gpu] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GpuGroup:
-    """Devices of one node that share a model by tensor parallelism."""
-
-    name: str
-    gpu: Gpu
-    count: int
-
-
 def read_hardware(path: Path) -> dict[str, Gpu]:
     """GPUs by lower-case name from a YAML file with the fields of `Gpu`. Raises InvalidRequest."""
     try:
@@ -81,51 +70,23 @@ def read_hardware(path: Path) -> dict[str, Gpu]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         limit = f"it is not valid YAML: {' '.join(str(error).split())}"
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        limit = f"{where}: {first['msg']}; a GPU has {', '.join(Gpu.model_fields)}"
+        limit = f"{describe(error)}; a GPU has {', '.join(Gpu.model_fields)}"
     raise InvalidRequest("--hardware", str(path), limit)
 
 
-def parse_gpus(text: str, field: str = "--gpus", known: Mapping[str, Gpu] = GPUS) -> GpuGroup:
-    """`h200:8`, or `h200` for one. Raises InvalidRequest, which lists the known ones."""
-    name, colon, number = text.partition(":")
+def parse_gpus(text: str, field: str = "--gpus", known: Mapping[str, Gpu] = GPUS) -> tuple[str, Gpu, int]:
+    """`h200:8`, or `h200` for one -> (name, kind, number). Raises InvalidRequest."""
+    name, separator, number = text.partition(":")
     if (gpu := known.get(name.lower())) is None:
         limit = f"known GPUs are {', '.join(sorted(known))}; describe others in a file: --hardware"
         raise InvalidRequest(field, name, limit)
-    number = number if colon else "1"
-    if not (number.isascii() and number.isdigit() and len(number) <= 6 and int(number) >= 1):
+    if separator and not re.fullmatch("[1-9][0-9]{0,5}", number):
         raise InvalidRequest(field, text, "write name:number, such as h200:8")
-    if int(number) > gpu.per_node:
+    count = int(number or 1)
+    if count > gpu.per_node:
         limit = f"a target group stays within a node, which has {gpu.per_node} of them; size one group and multiply"
         raise InvalidRequest(field, text, limit)
-    return GpuGroup(name.lower(), gpu, int(number))
-
-
-# Bytes of a weight. int4: 4 bits, and a scale with an offset for each group of 128.
-WEIGHT_BYTES: Mapping[str, float] = {
-    "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53
-}  # fmt: skip
-KV_BYTES: Mapping[str, float] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}  # bytes of a number
-QUANTIZED = ("int8", "int4")  # weights only: target.quantization
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-def find_dtype(name: str, field: str) -> str:
-    """The format of weights by its full name. Raises InvalidRequest."""
-    if (found := _SHORT.get(name.lower(), name.lower())) not in WEIGHT_BYTES:
-        raise InvalidRequest(field, name, f"it must be one of {', '.join(WEIGHT_BYTES)}")
-    return found
-
-
-def find_kv_bytes(name: str, dtype: str) -> float:
-    """Bytes of a number in the KV cache; `auto`: as the model with weights of `dtype` computes. Raises
-    InvalidRequest."""
-    if name.lower() == "auto":
-        return 4.0 if dtype == "float32" else 2.0
-    if (found := KV_BYTES.get(_SHORT.get(name.lower(), name.lower()))) is None:
-        raise InvalidRequest("--kv-dtype", name, f"it must be auto or one of {', '.join(KV_BYTES)}")
-    return found
+    return name.lower(), gpu, count
 
 
 def measure_cpu(dtype: str, memory_gib: float | None = None, bandwidth_gb_s: float | None = None) -> Gpu:
@@ -149,11 +110,5 @@ def measure_cpu(dtype: str, memory_gib: float | None = None, bandwidth_gb_s: flo
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    """Seconds of the fastest call; the first one is not counted."""
-    work()
-    seconds: list[float] = []
-    while sum(seconds) < _MEASURE_S:
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    """Seconds of the fastest of 20 calls."""
+    return min(timeit.repeat(work, number=1, repeat=20))

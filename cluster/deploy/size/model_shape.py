@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from actors.errors import InvalidRequest, ModelError
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 _ATTENDING_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_EXPERT_NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,51 +48,26 @@ class ModelShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number_bytes
 
 
-# name, layers, hidden size, heads, KV heads, head size, MLP size (of an expert), vocabulary, context, tied embeddings,
-# experts, experts a token. All have grouped-query attention, gated MLPs, RMS norms and no biases.
-_LLAMA_LIKE = """
-smollm2          30   576    9    3  64   1536   49152   8192    1  0    0
-llama-1b         16   2048   32   8  64   8192   128256  131072  1  0    0
-llama-3b         28   3072   24   8  128  8192   128256  131072  1  0    0
-llama-8b         32   4096   32   8  128  14336  128256  131072  0  0    0
-llama-70b        80   8192   64   8  128  28672  128256  131072  0  0    0
-llama-405b       126  16384  128  8  128  53248  128256  131072  0  0    0
-mistral-7b       32   4096   32   8  128  14336  32768   32768   0  0    0
-mixtral-8x7b     32   4096   32   8  128  14336  32000   32768   0  8    2
-qwen3-0.6b       28   1024   16   8  128  3072   151936  40960   1  0    0
-qwen3-1.7b       28   2048   16   8  128  6144   151936  40960   1  0    0
-qwen3-4b         36   2560   32   8  128  9728   151936  40960   1  0    0
-qwen3-8b         36   4096   32   8  128  12288  151936  40960   0  0    0
-qwen3-14b        40   5120   40   8  128  17408  151936  40960   0  0    0
-qwen3-32b        64   5120   64   8  128  25600  151936  40960   0  0    0
-qwen3-30b-a3b    48   2048   32   4  128  768    151936  40960   0  128  8
-qwen3-235b-a22b  94   4096   64   4  128  1536   151936  40960   0  128  8
+# The fields of ModelShape in their order.
+_MODELS = """
+smollm2          30   576    9    3  64   49152   8192    134515008     0
+llama-1b         16   2048   32   8  64   128256  131072  1235814400    0
+llama-3b         28   3072   24   8  128  128256  131072  3212749824    0
+llama-8b         32   4096   32   8  128  128256  131072  8030261248    525336576
+llama-70b        80   8192   64   8  128  128256  131072  70553706496   1050673152
+llama-405b       126  16384  128  8  128  128256  131072  405853388800  2101346304
+mistral-7b       32   4096   32   8  128  32768   32768   7248023552    134217728
+mixtral-8x7b     32   4096   32   8  128  32000   32768   46702792704   131072000   45097156608   8    2
+qwen3-0.6b       28   1024   16   8  128  151936  40960   596042752     0
+qwen3-1.7b       28   2048   16   8  128  151936  40960   1720567808    0
+qwen3-4b         36   2560   32   8  128  151936  40960   4022458880    0
+qwen3-8b         36   4096   32   8  128  151936  40960   8190726144    622329856
+qwen3-14b        40   5120   40   8  128  151936  40960   14768296960   777912320
+qwen3-32b        64   5120   64   8  128  151936  40960   32762106880   777912320
+qwen3-30b-a3b    48   2048   32   4  128  151936  40960   30532110336   311164928   28991029248   128  8
+qwen3-235b-a22b  94   4096   64   4  128  151936  40960   235093610496  622329856   227096395776  128  8
 """
-
-
-def _llama_like(row: str) -> ModelShape:
-    name, *numbers = row.split()
-    layers, hidden, heads, kv_heads, head_dim, mlp_size, vocab, context, is_tied, experts, chosen = map(int, numbers)
-    embedding, mlp = vocab * hidden, 3 * hidden * mlp_size
-    layer = 2 * hidden * head_dim * (heads + kv_heads) + 2 * hidden + (experts * hidden if experts else mlp)
-    return ModelShape(
-        name=name,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab,
-        max_context=context,
-        num_parameters=layers * (layer + experts * mlp) + hidden + embedding * (1 if is_tied else 2),
-        num_lookup_parameters=0 if is_tied else embedding,
-        num_expert_parameters=layers * experts * mlp,
-        num_experts=experts,
-        experts_per_token=chosen,
-    )
-
-
-MODELS: Mapping[str, ModelShape] = {shape.name: shape for shape in map(_llama_like, _LLAMA_LIKE.strip().splitlines())}
+MODELS = {row[0]: ModelShape(row[0], *map(int, row[1:])) for row in map(str.split, _MODELS.strip().splitlines())}
 
 
 def find_model(spec: str, field: str) -> ModelShape:
@@ -121,7 +92,6 @@ def read_model_shape(directory: Path, field: str) -> ModelShape:
     cache the formulas do not describe.
     """
     import torch
-    from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     from actors.models.loader import load_config, max_model_len, refuse_encoder
@@ -130,43 +100,37 @@ def read_model_shape(directory: Path, field: str) -> ModelShape:
 
     source = ModelSource(spec=str(directory), name=directory.resolve().name, path=directory)
     refuse_encoder(source, "sizing")
-    config = load_config(source)
-    text = config.get_text_config()
-    _refuse_other_caches(text, directory, field)
+    whole = load_config(source)
+    config, problem = whole.get_text_config(), ""
+    if getattr(config, "kv_lora_rank", None):
+        problem = "compresses its KV cache, which is not modelled"
+    elif other := set(getattr(config, "layer_types", None) or ()) - _ATTENDING_LAYERS:
+        problem = f"has layers without a KV cache ({', '.join(sorted(other))}), which are not modelled"
+    if problem:
+        raise InvalidRequest(field, str(directory), f"{config.model_type} {problem}")
     try:
-        with init_empty_weights(), quiet_transformers():
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        with torch.device("meta"), quiet_transformers():
+            model = AutoModelForCausalLM.from_config(whole, dtype=torch.bfloat16)
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"model {str(directory)!r}: no model can be made of its config.json: {reason}") from None
-    embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    is_tied = head is embeddings or bool(getattr(text, "tie_word_embeddings", False))
+    embeddings, heads = model.get_input_embeddings().weight, config.num_attention_heads
+    experts = next((n for name in _EXPERT_NUMBERS if (n := getattr(config, name, None))), 0)
+    chosen = getattr(config, "num_experts_per_tok", None) or 0
     sizes = {name: weight.numel() for name, weight in model.named_parameters()}
-    expert_names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((value for name in expert_names if (value := getattr(text, name, None))), 0)
-    chosen = text.to_dict().get("num_experts_per_tok") or 0
     in_experts = sum(size for name, size in sizes.items() if ".experts." in name) if experts and chosen else 0
-    heads = text.num_attention_heads
     return ModelShape(
         name=source.name,
-        num_layers=text.num_hidden_layers,
-        hidden_size=text.hidden_size,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
         num_heads=heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        vocab_size=text.vocab_size,
-        max_context=max_model_len(text),
-        num_parameters=sum(sizes.values()) - (head.numel() if is_tied and head is not embeddings else 0),
-        num_lookup_parameters=0 if is_tied else embeddings.numel(),
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
+        max_context=max_model_len(config),
+        num_parameters=sum(sizes.values()),
+        num_lookup_parameters=0 if model.get_output_embeddings().weight is embeddings else embeddings.numel(),
         num_expert_parameters=in_experts,
         num_experts=experts if in_experts else 0,
         experts_per_token=chosen if in_experts else 0,
     )
-
-
-def _refuse_other_caches(text: PretrainedConfig, directory: Path, field: str) -> None:
-    if getattr(text, "kv_lora_rank", None):
-        raise InvalidRequest(field, str(directory), f"{text.model_type} compresses its KV cache, which is not modelled")
-    if other := set(getattr(text, "layer_types", None) or ()) - _ATTENDING_LAYERS:
-        limit = f"{text.model_type} has layers without a KV cache ({', '.join(sorted(other))}), which are not modelled"
-        raise InvalidRequest(field, str(directory), limit)

@@ -19,16 +19,15 @@ from hypothesis import strategies as st
 from cluster.config import load_config
 from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
+    NUM_BYTES,
     Deployment,
     PlacedModel,
-    free_rows,
-    memory_fit,
     round_ahead,
     round_on_request,
-    size,
+    sizing_of,
     tokens_per_round,
 )
-from cluster.deploy.size.hardware import GPUS, WEIGHT_BYTES, GpuGroup, find_kv_bytes, measure_cpu, parse_gpus
+from cluster.deploy.size.hardware import GPUS, measure_cpu, parse_gpus
 from cluster.deploy.size.model_shape import MODELS, read_model_shape
 from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
 
@@ -36,13 +35,8 @@ PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sizing.md").read_text(en
 
 
 def placed(model="llama-70b", gpus="h200:8", dtype="bfloat16", efficiency=0.8) -> PlacedModel:
-    return PlacedModel(
-        shape=MODELS[model],
-        group=parse_gpus(gpus),
-        dtype=dtype,
-        kv_bytes=find_kv_bytes("auto", dtype),
-        efficiency=efficiency,
-    )
+    name, gpu, count = parse_gpus(gpus)
+    return PlacedModel(shape=MODELS[model], device=name, gpu=gpu, count=count, dtype=dtype, efficiency=efficiency)
 
 
 # --- published figures
@@ -91,7 +85,7 @@ def test_all_reduces_are_near_half_of_a_step_on_eight_h200_in_fp8():
 @pytest.mark.parametrize(("gpus", "rows"), [("h100:8", 295), ("h200:8", 206)])
 def test_rows_that_are_verified_for_nothing_are_the_published_ones(gpus, rows):
     model = placed(gpus=gpus, efficiency=1.0)
-    assert free_rows(model) == pytest.approx(rows, abs=1)
+    assert model.free_rows() == pytest.approx(rows, abs=1)
     below, above = model.forward_time(rows - 2, 1, 0), model.forward_time(rows + 2, 1, 0)
     assert below.compute_s < below.weights_s
     assert above.compute_s > above.weights_s
@@ -219,15 +213,14 @@ def test_experts_of_a_local_configuration_are_counted(tmp_path):
 # --- properties
 
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
-groups = st.builds(
-    lambda name, count: GpuGroup(name, GPUS[name], count), st.sampled_from(sorted(GPUS)), st.integers(1, 8)
-)
 placements = st.builds(
     PlacedModel,
     shape=models,
-    group=groups,
-    dtype=st.sampled_from(sorted(WEIGHT_BYTES)),
-    kv_bytes=st.sampled_from([1.0, 2.0, 4.0]),
+    device=st.just("gpu"),
+    gpu=st.sampled_from(list(GPUS.values())),
+    count=st.integers(1, 8),
+    dtype=st.sampled_from(sorted(NUM_BYTES)),
+    kv_dtype=st.sampled_from(["auto", "fp8", "bfloat16", "float32"]),
     efficiency=st.floats(0.05, 1.0),
 )
 sequences = st.integers(1, 512)
@@ -238,9 +231,9 @@ contexts = st.integers(1, 100_000)
 @given(placements, sequences, st.integers(0, 32), contexts)
 def test_nothing_is_faster_than_its_bytes_and_products_at_the_peak(model, batch, drafts, context):
     rows = batch * (1 + drafts)
-    gpu, count = model.group.gpu, model.group.count
+    gpu, count = model.gpu, model.count
     num_bytes = model.shape.read_parameters(rows) * model.weight_bytes
-    num_bytes += batch * context * model.shape.kv_bytes_per_token(model.kv_bytes)
+    num_bytes += batch * context * replace(model, count=1).kv_bytes_per_token
     time = model.forward_time(rows, batch, context).total_s
     assert time >= num_bytes / (count * gpu.bandwidth_tb_s * 1e12) * (1 - 1e-9)
     assert time >= 2 * rows * model.shape.active_parameters / (count * gpu.flops(model.dtype)) * (1 - 1e-9)
@@ -251,30 +244,30 @@ def test_nothing_is_faster_than_its_bytes_and_products_at_the_peak(model, batch,
 def test_better_hardware_is_never_slower_and_more_work_never_faster(model, batch, drafts, context, factor):
     rows = batch * (1 + drafts)
     time = model.forward_time(rows, batch, context).total_s
-    gpu = model.group.gpu
+    gpu = model.gpu
     for better in (
         {"bandwidth_tb_s": gpu.bandwidth_tb_s * factor},
         {"tflops": gpu.tflops * factor, "tflops_fp8": gpu.tflops_fp8 and gpu.tflops_fp8 * factor},
         {"link_gb_s": gpu.link_gb_s * factor},
         {"link_latency_us": gpu.link_latency_us / factor},
     ):
-        group = replace(model.group, gpu=gpu.model_copy(update=better))
-        assert replace(model, group=group).forward_time(rows, batch, context).total_s <= time * (1 + 1e-9)
+        assert replace(model, gpu=gpu.model_copy(update=better)).forward_time(rows, batch, context).total_s <= time * (
+            1 + 1e-9
+        )
     assert model.forward_time(rows + 1, batch, context).total_s >= time
     assert model.forward_time(rows + 1, batch + 1, context).total_s >= time
     assert model.forward_time(rows, batch, context + 1).total_s >= time
 
 
 @settings(deadline=None)
-@given(placements, sequences, contexts, st.integers(0, 4096), st.integers(0, 4096))
-def test_what_fits_is_what_there_is_room_for(model, batch, context, rows, prefill_rows):
-    fit = memory_fit(model, batch, context, rows=rows, prefill_rows=prefill_rows)
+@given(placements, sequences, contexts, st.integers(0, 4096))
+def test_what_fits_is_what_there_is_room_for(model, batch, context, rows):
+    fit = model.memory(rows, batch, context)
     # Exactly so, but for the rounding of very large sums.
     if abs(fit.needed - fit.available) > 1024:
         assert fit.fits == (fit.room_tokens >= batch * context)
-    assert memory_fit(model, batch + 1, context, rows=rows, prefill_rows=prefill_rows).needed > fit.needed
-    wider = replace(model, group=replace(model.group, count=model.group.count + 1))
-    assert memory_fit(wider, batch, context, rows=rows, prefill_rows=prefill_rows).needed < fit.needed
+    assert model.memory(rows, batch + 1, context).needed > fit.needed
+    assert replace(model, count=model.count + 1).memory(rows, batch, context).needed < fit.needed
 
 
 @settings(deadline=None)
@@ -289,16 +282,13 @@ def test_drafts_bring_at_least_one_token_and_at_most_all_in_a_round_between_its_
 
 
 drafters = st.none() | st.builds(
-    lambda model, gpu: PlacedModel(MODELS[model], GpuGroup(gpu, GPUS[gpu], 1), "bfloat16", 2.0),
-    st.sampled_from(["smollm2", "llama-1b", "llama-8b"]),
-    st.sampled_from(["l4", "h100", "b200"]),
+    placed, st.sampled_from(["smollm2", "llama-1b", "llama-8b"]), st.sampled_from(["l4", "h100", "b200"])
 )
 deployments = st.builds(
     Deployment,
     target=placements,
     concurrency=st.integers(1, 64),
     context=st.integers(1, 20_000),
-    prefill_rows=st.just(256),
     link_s=st.floats(0, 0.001),
     drafter=drafters,
     acceptance=st.floats(0, 0.99),
@@ -314,9 +304,9 @@ deployments = st.builds(
 @settings(deadline=None)
 @given(deployments)
 def test_the_recommended_ways_are_the_cheapest_and_the_fastest_of_all(deployment):
-    sizing = size(deployment)
-    everything = (sizing.plain, *sizing.drafted)
-    assert sizing.plain.ratio == pytest.approx(1.0)
+    sizing = sizing_of(deployment)
+    everything = sizing.speeds
+    assert everything[0].ratio == pytest.approx(1.0)
     assert sizing.fastest.tokens_per_s >= max(one.tokens_per_s for one in everything) / 1.011
     if deployment.gpu_hour is None:
         assert sizing.cheapest.tokens_per_s_gpu == max(one.tokens_per_s_gpu for one in everything)
@@ -330,10 +320,10 @@ def test_the_recommended_ways_are_the_cheapest_and_the_fastest_of_all(deployment
 @settings(deadline=None)
 @given(deployments, st.floats(1.0, 4.0))
 def test_a_faster_target_gpu_never_makes_decoding_slower(deployment, factor):
-    group = deployment.target.group
-    faster = group.gpu.model_copy(update={"bandwidth_tb_s": group.gpu.bandwidth_tb_s * factor})
-    other = replace(deployment, target=replace(deployment.target, group=replace(group, gpu=faster)))
-    assert size(other).plain.tokens_per_s >= size(deployment).plain.tokens_per_s * (1 - 1e-9)
+    gpu = deployment.target.gpu
+    faster = gpu.model_copy(update={"bandwidth_tb_s": gpu.bandwidth_tb_s * factor})
+    other = replace(deployment, target=replace(deployment.target, gpu=faster))
+    assert other.verify_s(0) <= deployment.verify_s(0) * (1 + 1e-9)
 
 
 def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
@@ -341,7 +331,6 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
         target=placed(),
         concurrency=1,
         context=1024,
-        prefill_rows=256,
         link_s=0.0002,
         drafter=None,
         acceptance=0.5,
@@ -351,9 +340,9 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
         max_workers=8,
     )
     many = replace(few, concurrency=1024)
-    assert size(few).fastest.drafting == "on the CPU"
-    assert size(few).drafted[0].ratio > 1.5
-    assert size(many).fastest.drafting == "none"
+    assert sizing_of(few).fastest.drafting == "on the CPU"
+    assert sizing_of(few).speeds[1].ratio > 1.5
+    assert sizing_of(many).fastest.drafting == "none"
 
 
 # --- the command
@@ -461,8 +450,8 @@ def test_a_directory_is_a_model(run, tmp_path):
         (["--gpus", "h200:0"], ["write name:number"]),
         (["--gpus", "h200:16"], ["a target group stays within a node, which has 8"]),
         (["--gpus", "h200:7"], ["64 attention heads to share out evenly: 1, 2, 4, 8 GPUs"]),
-        (["--dtype", "fp7"], ["--dtype is 'fp7'; it must be one of float32, bfloat16"]),
-        (["--kv-dtype", "int4"], ["--kv-dtype is 'int4'; it must be auto or one of"]),
+        (["--dtype", "fp7"], ["--dtype is fp7; it must be one of 'float32', 'bfloat16'"]),
+        (["--kv-dtype", "int4"], ["--kv-dtype is int4; it must be one of 'auto', 'float32'"]),
         (["--context", "200000"], ["--context is 200000; llama-70b takes 131072 tokens at most"]),
         (["--row-times", "1:x"], ["--row-times is '1:x'; write rows:milliseconds"]),
         (["--hardware", "/no/such/file"], ["--hardware is '/no/such/file'; it cannot be read"]),
