@@ -99,7 +99,7 @@ class RouterCore:
             scaling=self.draft_scaling,
         )
         cpu = CpuDrafting(drafters, proposals, self.counters)
-        self._drafting = Drafting(cpu, HeadDrafting(proposals, self.counters), remote, workers)
+        self._drafting = Drafting(cpu, HeadDrafting(proposals), remote, workers)
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
             self._sources,
@@ -113,7 +113,7 @@ class RouterCore:
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
         self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
         self.blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
-        self._teaching = Teaching(self._drafting, self._scheduler, self.counters, shared, vocab_size=target.vocab_size)
+        self._teaching = Teaching(self._drafting, self._scheduler, shared, target.vocab_size)
         self._sink = GuardedSink(
             shared.token_sink, self, self.counters, cache_source=names.index(CACHE) if CACHE in names else None
         )
@@ -291,7 +291,6 @@ class RouterCore:
             self._sink.finished(sequence)
             self._requests.finish(sequence, now)
         if taken.starved:
-            self.counters.starved += len(taken.starved)
             self.blocks.handle_out_of_blocks(round, taken.starved, now)
         return self._requests.take_events()
 

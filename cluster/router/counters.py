@@ -39,9 +39,6 @@ class RouterCounters:
     rows: int = 0  # computed by the target
     verify_s: float = 0.0  # the target's own time, without its head's
     head_s: float = 0.0
-    finished: int = 0  # with "stop" or "length"
-    cancelled: int = 0
-    failed: int = 0
     refused: int = 0  # Overloaded
     emitted_tokens: int = 0
     draft_tokens: int = 0  # tree nodes verified
@@ -49,7 +46,6 @@ class RouterCounters:
     accepted_tokens: Counter[str] = field(default_factory=Counter)
     invalid_trees: Counter[str] = field(default_factory=Counter)
     drafter_errors: Counter[str] = field(default_factory=Counter)
-    invalid_head_drafts: int = 0  # rounds whose trees of the head did not belong to its sequences
     ready_drafts: int = 0  # drafts of sequences that a worker drafted ahead for, and had ready
     missed_drafts: int = 0  # the same, not ready
     # How long each round that asked draft workers waited for the last of them, with all else ready.
@@ -60,13 +56,8 @@ class RouterCounters:
     proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
     awaited_drafts: int = 0  # answers of draft workers that rounds waited for
     late_drafts: int = 0  # awaited drafts that did not come in time
-    invalid_draft_results: int = 0  # for another round, or malformed as a whole
     stale_drafts: int = 0  # sequences a draft worker had lost
-    unknown_sequences: int = 0  # answers about sequences that were not asked about
     stale_sequences: int = 0  # sequences the target had lost
-    invalid_verdicts: int = 0
-    invalid_successors: int = 0  # rounds whose rows could not be learnt from
-    starved: int = 0
     preempted: int = 0
     abandoned_rounds: int = 0
     targets_lost: int = 0  # without having said that they would leave

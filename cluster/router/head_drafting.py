@@ -7,15 +7,13 @@ nothing has been committed since.
 from __future__ import annotations
 
 from actors.messages import VerifyResult
-from cluster.router.counters import RouterCounters
 from cluster.router.proposals import Proposals
 from cluster.router.round import Round
 
 
 class HeadDrafting:
-    def __init__(self, proposals: Proposals, counters: RouterCounters) -> None:
+    def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
-        self._counters = counters
 
     def ask(self, round: Round) -> None:
         """Have the head draft the next round of sequences that emit, if that pays. It sees prompts in any case;
@@ -49,16 +47,11 @@ class HeadDrafting:
 
     def keep(self, round: Round, result: VerifyResult) -> None:
         """Keep a result's trees for the next round. Call it when the round's tokens are committed."""
-        if not result.drafted_seq_ids and not result.drafts:
-            return
-        if len(result.drafted_seq_ids) != len(result.drafts):
-            self._counters.invalid_head_drafts += 1
+        if not result.drafts or len(result.drafted_seq_ids) != len(result.drafts):
             return
         asked = {entry.seq_id: entry for entry in round.entries if entry.head_nodes > 0}
         for seq_id, tree in zip(result.drafted_seq_ids, result.drafts, strict=True):
             entry = asked.pop(seq_id, None)
-            if entry is None:
-                self._counters.unknown_sequences += 1
-            elif entry.sequence.num_tokens > entry.num_tokens:  # it emitted
+            if entry is not None and entry.sequence.num_tokens > entry.num_tokens:  # it emitted
                 entry.sequence.drafts.head_tree = tree
                 entry.sequence.drafts.head_length = entry.sequence.num_tokens

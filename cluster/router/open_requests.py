@@ -106,11 +106,9 @@ class OpenRequests:
 
     def finish(self, sequence: Sequence, now: float) -> None:
         """The chunk with its finish reason has been emitted."""
-        self._counters.finished += 1
         self._release(sequence, now)
 
     def fail(self, sequence: Sequence, error: PacelineError, now: float) -> None:
-        self._counters.failed += 1
         self._events.append(RequestFailed(sequence.request_id, error))
         self._release(sequence, now)
 
@@ -132,7 +130,6 @@ class OpenRequests:
         return to_free
 
     def _end_cancelled(self, sequence: Sequence, now: float | None) -> None:
-        self._counters.cancelled += 1
         progress = sequence.progress
         self._events.append(
             TokenChunk(

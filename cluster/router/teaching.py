@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from actors.messages import VerifyResult
-from cluster.router.counters import RouterCounters
 from cluster.router.drafting import Drafting
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.learning import rows_of_prompt, rows_of_round, successors_of
@@ -15,17 +14,9 @@ _MAX_TAUGHT_ROWS = 2048  # prompt rows a round: drafters learn about half a mill
 
 
 class Teaching:
-    def __init__(
-        self,
-        drafting: Drafting,
-        scheduler: Scheduler,
-        counters: RouterCounters,
-        shared: SharedLearning,
-        vocab_size: int,
-    ) -> None:
+    def __init__(self, drafting: Drafting, scheduler: Scheduler, shared: SharedLearning, vocab_size: int) -> None:
         self._drafting = drafting
         self._scheduler = scheduler
-        self._counters = counters
         self._soft_sharing = shared.soft_sharing
         self._vocab_size = vocab_size
 
@@ -39,7 +30,6 @@ class Teaching:
             self._teach_prompts([entry.sequence for entry in entries], count)
         successors = successors_of(result, self._vocab_size)
         if successors is None:
-            self._counters.invalid_successors += result.successors is not None
             return
         self._drafting.remote.keep_corrections(entries, result, successors[0])
         if count:

@@ -34,7 +34,6 @@ class Verdicts:
     def take(self, round: Round, result: VerifyResult, now: float) -> TakenVerdicts:
         """Commit and emit tokens. Sequences that the target lost, or with an invalid verdict, start over."""
         verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
-        self._counters.unknown_sequences += len(verdicts.keys() - {entry.seq_id for entry in round.entries})
         stale, starved = set(result.stale_seq_ids), set(result.starved_seq_ids)
         taken = TakenVerdicts([], [], [])
         for index, entry in enumerate(round.entries):
@@ -51,7 +50,6 @@ class Verdicts:
             verdict = verdicts.get(entry.seq_id)
             path = accepted_path(entry, verdict, self._vocab_size)
             if verdict is None or path is None:
-                self._counters.invalid_verdicts += 1
                 self._restart(sequence, now)
                 continue
             entry.num_verified = verdict.num_nodes

@@ -142,7 +142,6 @@ class WorkerDrafting:
                 self._workers.count_miss(worker_id, round.round_id)
             return
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
-            self._counters.invalid_draft_results += 1
             return
         self._workers.count_answer(worker_id, round.round_id)
         if is_awaited:
@@ -154,20 +153,16 @@ class WorkerDrafting:
         for seq_id, tree in zip(result.seq_ids, result.trees, strict=True):
             entry = asked.pop(seq_id, None)
             source = None if entry is None else entry.sequence.drafts.sources.worker
-            if entry is None or source is None:
-                self._counters.unknown_sequences += 1
-                continue
-            most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
-            self._proposals.add(entry, source, tree, max_nodes=most)
+            if entry is not None and source is not None:
+                most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
+                self._proposals.add(entry, source, tree, max_nodes=most)
 
     def _take_stale(self, worker_id: str, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:
             sequence = self._sequences.get(seq_id)
-            if sequence is None or sequence.drafts.worker != worker_id:
-                self._counters.unknown_sequences += 1
-                continue
-            self._counters.stale_drafts += 1
-            sequence.drafts.worker_known = 0
+            if sequence is not None and sequence.drafts.worker == worker_id:
+                self._counters.stale_drafts += 1
+                sequence.drafts.worker_known = 0
 
     def wants_corrections(self, round: Round) -> bool:
         """Whether a worker learns from the target predictions of this round."""

@@ -147,7 +147,6 @@ def test_a_head_that_knows_the_target_saves_most_rounds(knowing_dir, batch_size)
         assert generation.accepted_tokens["eagle"] + generation.rounds == 60
     assert local.core.counters.head_s > 0.0
     assert not local.core.counters.invalid_trees
-    assert local.core.counters.invalid_head_drafts == local.core.counters.unknown_sequences == 0
 
 
 def test_requests_without_the_drafter_cost_the_head_nothing(knowing_dir):

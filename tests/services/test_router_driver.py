@@ -270,7 +270,6 @@ async def test_answers_of_the_target_that_come_too_late_repeat_and_lose_nothing(
         engine.before = lambda batch: None
         assert one.core.counters.abandoned_rounds >= 2
         assert one.core.counters.stale_sequences >= 2  # each late round had been carried out
-        assert one.core.counters.failed == 0
 
 
 async def test_a_batch_is_sent_only_when_the_one_before_it_is_done() -> None:
@@ -308,7 +307,6 @@ async def test_a_request_that_the_target_cannot_carry_out_fails_alone(hangs: boo
         with pytest.raises(ModelError, match="in a row"):
             await one.stream(guilty)
         await asyncio.gather(*streams)
-        assert one.core.counters.failed == 1
         assert one.core.counters.abandoned_rounds == 4
 
 
@@ -531,7 +529,6 @@ async def test_a_client_that_closes_its_stream_frees_the_sequence_and_disturbs_n
         assert one.core.num_running == 4
         await chunks.aclose()
         await until(lambda: one.core.num_running <= 3)
-        assert one.core.counters.cancelled == 1
         await asyncio.gather(*others)
 
 

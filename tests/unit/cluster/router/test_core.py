@@ -207,7 +207,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up():
     for index in range(500):
         core.add(request(f"r{index}", max_new_tokens=1, timeout_s=3600.0), 0.0)
         one_round(core, target)
-    assert core.counters.finished == 500
+    assert not core.num_running
     assert len(core._requests._deadlines) < 100
 
 
@@ -239,7 +239,6 @@ def test_a_cancelled_request_ends_at_once_with_nothing_after_it(moment):
     assert len(text_of(events)[0]) == (1 if moment in ("running", "assembled", "verified") else 0)
     assert target.num_sequences == 0
     assert not core.cancel("r")
-    assert core.counters.cancelled == 1
 
 
 def test_a_cancelled_request_that_waited_frees_its_place_at_once():
@@ -476,7 +475,6 @@ def test_a_verdict_that_cannot_be_true_is_not_believed(token, path, nodes):
     target.verify(batch)
     verdict = Verdict(seq_id, 1, 4, token, np.array(path, np.int32), 0, nodes)
     assert not core.commit(round, VerifyResult(round.round_id, [verdict]), 0.0)
-    assert core.counters.invalid_verdicts == 1
     assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
 
 
@@ -530,11 +528,18 @@ def test_drafts_are_given_up_before_anyone_is_preempted():
         chain=lambda tokens, most: [48] * min(most, 16),
         max_running=2,
     )
-    events = serve(core, target)
+    starved = []
+
+    def verify(batch):
+        result = target.verify(batch)
+        starved.extend(result.starved_seq_ids)
+        return result
+
+    events = toy_serve(core, verify)
     assert text_of(events, "few") == (list(range(2, 10)), "length")
     assert text_of(events, "many") == (list(range(2, 18)), "length")
-    assert core.counters.starved > 0
-    assert core.counters.preempted == core.counters.failed == 0
+    assert starved
+    assert core.counters.preempted == 0
 
 
 # Drafts
@@ -849,7 +854,7 @@ def test_a_slow_draft_model_is_left_alone_and_tried_again_later():
 
 
 @pytest.mark.parametrize("fault", ["round", "lengths", "stranger", "arrays"])
-def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
+def test_what_a_draft_worker_says_wrongly_is_left_out(fault):
     target = ToyTarget(VOCAB_SIZE)
     worker = ToyDraftWorker(right(target))
     core = make_core(workers=["w"])
@@ -869,8 +874,7 @@ def test_what_a_draft_worker_says_wrongly_is_left_out_and_counted(fault):
     events, batch = one_round(core, target, draft=draft)
     assert not len(batch.items[0].tree)
     assert len(events[0].token_ids) == 1
-    counters = core.counters
-    assert counters.invalid_draft_results + counters.unknown_sequences + counters.invalid_trees["draft_model"] == 1
+    assert core.counters.invalid_trees["draft_model"] == (fault == "arrays")
 
 
 # Rejection

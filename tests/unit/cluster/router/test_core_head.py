@@ -121,10 +121,7 @@ def with_trees(change):
 def test_what_it_sends_wrong_costs_its_drafts_and_nothing_else(spoil):
     core, target = make_core(request()), TargetWithHead(spoil)
     assert serve(core, target) == {"r": truth()}
-    counters = core.counters
-    assert counters.accepted_tokens["eagle"] < 5
-    noticed = counters.invalid_head_drafts + counters.unknown_sequences + counters.invalid_trees["eagle"]
-    assert noticed > 0 or counters.drafted_tokens["eagle"] > 0
+    assert core.counters.accepted_tokens["eagle"] < 5
 
 
 def test_a_tree_grown_behind_other_tokens_is_dropped_and_one_whose_round_was_lost_is_used_again():
