@@ -1,8 +1,4 @@
-"""Errors of the cluster side, beside those of `actors.errors`.
-
-PacelineError
-└── ConfigError           a configuration file or a command-line setting is wrong: names path, value and remedy
-"""
+"""Errors of the cluster side, beside those of `actors.errors`."""
 
 from __future__ import annotations
 
@@ -10,4 +6,5 @@ from actors.errors import PacelineError
 
 
 class ConfigError(PacelineError):
-    """A configuration cannot be used; the message is one line for the person who wrote it."""
+    """A configuration file or a command-line setting cannot be used. The message is one line for the person who wrote
+    it; it names path, value and remedy."""

@@ -34,7 +34,6 @@ from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.hit_rate_limits import limits_by_hit_rate
 from cache_service.log.publisher import Publisher, PublisherCounters, PublisherSettings
 from cache_service.log.tenant_share import TenantBudget, TenantShare
-from cache_service.promotion.promotion_gate import PromotionCounters
 from cache_service.promotion.promotion_thread import PromotionThread
 from cache_service.store.admin_store import AdminStore
 from cache_service.store.connection import Connection, ConnectionSettings
@@ -63,16 +62,6 @@ class SharedCacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PromotionStats:
-    """State of this process's promotion gate; `counters` cover the last batch."""
-
-    counters: PromotionCounters
-    queued_texts: int
-    dropped_texts: int
-    failures: int
-
-
-@dataclass(frozen=True, slots=True)
 class CacheStats:
     """Figures for the metrics."""
 
@@ -81,7 +70,7 @@ class CacheStats:
     breaker_open: bool
     folds: int
     index: WarmIndexStats
-    promotion: PromotionStats | None  # None: nothing is promoted through this process
+    promotion: PromotionThread | None  # None: nothing is promoted through this process
 
 
 class SharedCache:
@@ -175,7 +164,7 @@ class SharedCache:
             breaker_open=self.publisher.is_breaker_open,
             folds=self._folds + sum(compactor.counters.folds for compactor in list(self._compactors.values())),
             index=self.index.stats(),
-            promotion=self._promotion_stats(),
+            promotion=self._promotion,
         )
 
     def close(self, timeout_s: float = 2.0) -> bool:
@@ -190,12 +179,6 @@ class SharedCache:
             is_done &= close(max(0.0, deadline - time.monotonic()))
         self._connection.close()
         return is_done
-
-    def _promotion_stats(self) -> PromotionStats | None:
-        thread = self._promotion
-        if thread is None:
-            return None
-        return PromotionStats(thread.counters, thread.queued_texts, thread.dropped_texts, thread.failures)
 
     def _publish(
         self,
@@ -255,7 +238,7 @@ class SharedCache:
         return limits
 
     def _open(self, namespace: str) -> tuple[Store, FrameCodec]:
-        keys = StoreKeys(self.fingerprint, namespace or OPEN)
+        keys = self._keys(namespace)
         return Store(self._connection, keys), FrameCodec(keys, self._ring)
 
     def _keys(self, namespace: str) -> StoreKeys:

@@ -29,7 +29,3 @@ class SoftSharing:
 
     def stats(self) -> SoftExchangeStats:
         return self.exchange.stats
-
-    def close(self, timeout_s: float) -> bool:
-        """End its threads; False if that takes longer than `timeout_s`."""
-        return self.exchange.close(timeout_s)

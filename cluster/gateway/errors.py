@@ -1,10 +1,5 @@
 """Errors of the gateway, and the table of HTTP and gRPC status for all errors.
 
-PacelineError
-└── InvalidRequest
-    ├── ModelNotFound     the call names a model that is not served
-    └── BodyTooLarge      the call is larger than the gateway reads
-
 Errors of tenants are in `cluster.tenants.errors`, those of routers and workers in `actors.errors`.
 """
 

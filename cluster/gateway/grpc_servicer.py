@@ -27,7 +27,7 @@ from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.openai_answer import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
-from cluster.gateway.schema import chat_call, completion_call, parse_chat, parse_completion
+from cluster.gateway.schema import ChatBody, CompletionBody, chat_call, completion_call, parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import pad
 from cluster.tenants.gatekeeper import Tenant
@@ -205,11 +205,11 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
     if kind == "conversation":
         messages = request.conversation.messages
         fields["messages"] = [{"role": message.role, "content": message.content} for message in messages]
-        return chat_call(parse_chat(fields), timeout_s)
+        return chat_call(parse_fields(ChatBody, fields), timeout_s)
     if kind is None:
         raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
     fields["prompt"] = request.prompt if kind == "prompt" else list(request.prompt_token_ids.ids)
-    return completion_call(parse_completion(fields), timeout_s)
+    return completion_call(parse_fields(CompletionBody, fields), timeout_s)
 
 
 def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:

@@ -32,8 +32,7 @@ from cluster.gateway.schema import (
     GenerationFields,
     chat_call,
     completion_call,
-    parse_chat,
-    parse_completion,
+    parse_fields,
     parse_json_object,
 )
 from cluster.gateway.service import GenerationService
@@ -227,14 +226,14 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
     @app.post("/v1/completions", tags=["openai"], openapi_extra=_request_body(CompletionBody))
     async def create_completion(request: Request) -> Response:
         with service.counting_refusals():
-            body = parse_completion(parse_json_object(await _read_body(request, config.max_body_bytes)))
+            body = parse_fields(CompletionBody, parse_json_object(await _read_body(request, config.max_body_bytes)))
             call = completion_call(body, _timeout_s(request))
         return await answer(request, "completion", body, call)
 
     @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=_request_body(ChatBody))
     async def create_chat_completion(request: Request) -> Response:
         with service.counting_refusals():
-            body = parse_chat(parse_json_object(await _read_body(request, config.max_body_bytes)))
+            body = parse_fields(ChatBody, parse_json_object(await _read_body(request, config.max_body_bytes)))
             call = chat_call(body, _timeout_s(request))
         return await answer(request, "chat", body, call)
 
@@ -244,7 +243,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
         prepared = await service.prepare(call, call_id, request.state.tenant, request.state.origin)
         writer = AnswerWriter(endpoint, prepared, service.model.name, f"paceline-{app.version}")
         try:
-            if not body.wants_stream:
+            if not body.stream:
                 return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))
             pieces = service.stream(prepared, prepared.stream_shape)
             # Await the first piece before the status line, so that a full queue is a 429 and not a broken stream.

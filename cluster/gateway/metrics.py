@@ -6,6 +6,7 @@ here and in `cluster.router.metrics`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -20,65 +21,37 @@ class GatewayMetrics:
     """What a gateway replica sees of its requests. A request is one answer: a call with n = 3 counts three times."""
 
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
-        self.requests_running = Gauge(
-            "paceline_num_requests_running", "Requests that have their first token", registry=registry
-        )
-        self.requests_waiting = Gauge(
-            "paceline_num_requests_waiting", "Requests that wait for their first token", registry=registry
-        )
-        self.request_success = Counter(
-            "paceline_request_success",
-            "Requests that finished, by finish reason",
-            ["finished_reason"],
-            registry=registry,
-        )
-        self.request_failure = Counter(
-            "paceline_request_failure",
-            "Requests that ended without an answer, by error code; cancelled: the client went away",
-            ["reason"],
-            registry=registry,
-        )
-        self.tenant_refusals = Counter(
-            "paceline_tenant_refusals",
+        self.registry = CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests_running = gauge("paceline_num_requests_running", "Requests that have their first token")
+        self.requests_waiting = gauge("paceline_num_requests_waiting", "Requests that wait for their first token")
+        text = "Requests that finished, by finish reason"
+        self.request_success = counter("paceline_request_success", text, ["finished_reason"])
+        text = "Requests that ended without an answer, by error code; cancelled: the client went away"
+        self.request_failure = counter("paceline_request_failure", text, ["reason"])
+        text = (
             "Calls refused for their key or their tenant's limits, by reason: missing_key, unknown_key, disabled, or "
-            "the limit's name",
-            ["reason"],
-            registry=registry,
+            "the limit's name"
         )
-        self.tenant_registry_failures = Counter(
-            "paceline_tenant_registry_failures",
-            "States of the registry of tenants that could not be used; the one before stayed in force",
-            registry=registry,
-        )
-        self.request_resumed = Counter(
-            "paceline_request_resumed", "Streams carried on by another router after theirs was lost", registry=registry
-        )
-        self.time_to_first_token = Histogram(
-            "paceline_time_to_first_token_seconds",
-            "From the request's arrival to its first token",
-            buckets=_FIRST_TOKEN_BUCKETS,
-            registry=registry,
-        )
-        self.inter_token_latency = Histogram(
-            "paceline_inter_token_latency_seconds",
-            "Between tokens after the first; a round's time is shared by its tokens",
-            buckets=_TOKEN_BUCKETS,
-            registry=registry,
-        )
-        self.request_latency = Histogram(
-            "paceline_e2e_request_latency_seconds",
-            "From the request's arrival to its last token",
-            buckets=_REQUEST_BUCKETS,
-            registry=registry,
-        )
+        self.tenant_refusals = counter("paceline_tenant_refusals", text, ["reason"])
+        text = "States of the registry of tenants that could not be used; the one before stayed in force"
+        self.tenant_registry_failures = counter("paceline_tenant_registry_failures", text)
+        text = "Streams carried on by another router after theirs was lost"
+        self.request_resumed = counter("paceline_request_resumed", text)
+        text = "From the request's arrival to its first token"
+        self.time_to_first_token = histogram("paceline_time_to_first_token_seconds", text, buckets=_FIRST_TOKEN_BUCKETS)
+        text = "Between tokens after the first; a round's time is shared by its tokens"
+        self.inter_token_latency = histogram("paceline_inter_token_latency_seconds", text, buckets=_TOKEN_BUCKETS)
+        text = "From the request's arrival to its last token"
+        self.request_latency = histogram("paceline_e2e_request_latency_seconds", text, buckets=_REQUEST_BUCKETS)
         # A counter that begins with its first event hides it from rates, and what is divided by it.
         for finished_reason in ("stop", "length"):
             self.request_success.labels(finished_reason)
         for reason in ("cancelled", "deadline_exceeded", "internal_error", "overloaded", "unavailable"):
             self.request_failure.labels(reason)
-        self.prompt_tokens = Counter("paceline_prompt_tokens", "Prompt tokens of accepted requests", registry=registry)
-        self.generation_tokens = Counter("paceline_generation_tokens", "Tokens generated", registry=registry)
+        self.prompt_tokens = counter("paceline_prompt_tokens", "Prompt tokens of accepted requests")
+        self.generation_tokens = counter("paceline_generation_tokens", "Tokens generated")
 
     def count_tenant_refusal(self, reason: str) -> None:
         self.tenant_refusals.labels(reason).inc()

@@ -25,7 +25,7 @@ class AnswerTotals:
     answers_per_prompt: int
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
-    stats: SpeculationStats | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
     _cached_by_prompt: dict[int, int] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> None:
@@ -45,7 +45,7 @@ class AnswerTotals:
         }
 
     def speculation(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self.stats or SpeculationStats())
+        return msgspec.structs.asdict(self.stats)
 
 
 class AnswerWriter:
@@ -113,9 +113,7 @@ class AnswerWriter:
         return {**self._head, "object": kind, "system_fingerprint": self._fingerprint, "choices": choices}
 
 
-def _sum_stats(total: SpeculationStats | None, part: SpeculationStats) -> SpeculationStats:
-    if total is None:
-        return part
+def _sum_stats(total: SpeculationStats, part: SpeculationStats) -> SpeculationStats:
     accepted = Counter(total.accepted_tokens)
     accepted.update(part.accepted_tokens)
     return SpeculationStats(

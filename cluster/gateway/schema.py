@@ -121,10 +121,6 @@ class GenerationFields(SamplingFields):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     @property
-    def wants_stream(self) -> bool:
-        return bool(self.stream)
-
-    @property
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -164,12 +160,12 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     return parsed
 
 
-def parse_completion(fields: Mapping[str, Any]) -> CompletionBody:
-    return _validated(CompletionBody, fields)
-
-
-def parse_chat(fields: Mapping[str, Any]) -> ChatBody:
-    return _validated(ChatBody, fields)
+def parse_fields(kind: type[BodyKind], fields: Mapping[str, Any]) -> BodyKind:
+    """Raises InvalidRequest."""
+    try:
+        return kind.model_validate(_refuse_unsupported(fields))
+    except ValidationError as error:
+        raise _invalid(error) from None
 
 
 def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
@@ -271,13 +267,6 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Pro
     if not prompts or not all(prompts):
         raise InvalidRequest("prompt", "empty", "every prompt needs at least one token")
     return prompts
-
-
-def _validated(kind: type[BodyKind], fields: Mapping[str, Any]) -> BodyKind:
-    try:
-        return kind.model_validate(_refuse_unsupported(fields))
-    except ValidationError as error:
-        raise _invalid(error) from None
 
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class RouterCore:
         self._learn(round, result, taken.emitted, now)
         for sequence in taken.finished:
             self._sink.finished(sequence)
-            self._requests.finish(sequence, now)
+            self._requests.release(sequence, now)
         if taken.starved:
             self.blocks.handle_out_of_blocks(round, taken.starved, now)
         return self._requests.take_events()

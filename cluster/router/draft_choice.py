@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -61,8 +60,8 @@ class DraftChoice:
         *,
         step_times: StepTimeCurve,
         counters: RouterCounters,
-        most_required: Mapping[int, int] = MappingProxyType({}),
-        scaling: DraftScaling | None = None,
+        most_required: Mapping[int, int],
+        scaling: DraftScaling,
     ) -> None:
         """most_required: nodes that a source requires of a sequence, by its index, if it does; scaling: told of the
         rounds that asked draft workers."""
@@ -76,7 +75,7 @@ class DraftChoice:
         self._step_times = step_times
         self._counters = counters
         self._most_required = most_required
-        self._scaling = scaling or DraftScaling()
+        self._scaling = scaling
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
     def set_budgets(self, round: Round) -> None:

@@ -19,21 +19,19 @@ _LONGEST_PAUSE = 1024
 _TRY_SHARE = 0.005  # share of the rounds' time that unsuccessful tries may take
 
 
+@dataclass(slots=True)
 class _Load:
     """Statistics of rounds with about this many sequences."""
 
-    __slots__ = ("burst", "gained", "lost_s", "pause", "rounds", "since", "tokens", "verify_s", "wait_s")
-
-    def __init__(self) -> None:
-        self.rounds = 0.0
-        self.tokens = 0.0
-        self.gained = 0.0
-        self.wait_s = 0.0
-        self.verify_s = 0.0
-        self.since = 0  # rounds since the last try
-        self.pause = _FIRST_PAUSE
-        self.burst = 0  # rounds left of a try
-        self.lost_s = 0.0  # by waiting in vain, not yet made up for by rounds without
+    rounds: float = 0.0
+    tokens: float = 0.0
+    gained: float = 0.0
+    wait_s: float = 0.0
+    verify_s: float = 0.0
+    since: int = 0  # rounds since the last try
+    pause: int = _FIRST_PAUSE
+    burst: int = 0  # rounds left of a try
+    lost_s: float = 0.0  # by waiting in vain, not yet made up for by rounds without
 
     def begin_like(self, other: _Load) -> None:
         """Take over what another load has shown, with the weight of the first rounds."""
@@ -69,13 +67,8 @@ class DraftWait:
 
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
-        self._overhead_s = 0.0
+        self.overhead_s = 0.0  # time of a round outside of the target's forward and the wait for drafts
         self._has_overhead = False
-
-    @property
-    def overhead_s(self) -> float:
-        """Time of a round outside of the target's forward and the wait for drafts."""
-        return self._overhead_s
 
     def expected_wait_s(self, num_emitting: int) -> float:
         load = self._loads.get(num_emitting.bit_length())
@@ -115,7 +108,7 @@ class DraftWait:
         """Take in a round: emitted tokens, those owed to draft models alone, and the time the target took for them;
         outside_s: what the round took besides the target's forward."""
         if not asked:
-            self._overhead_s += (outside_s - self._overhead_s) * (0.1 if self._has_overhead else 1.0)
+            self.overhead_s += (outside_s - self.overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True
             return
         load = self._load(num_emitting)
@@ -123,7 +116,7 @@ class DraftWait:
         load.rounds += 1.0
         load.tokens += tokens
         load.gained += gained
-        wait_s, plain_s = max(0.0, outside_s - self._overhead_s), verify_s + min(outside_s, self._overhead_s)
+        wait_s, plain_s = max(0.0, outside_s - self.overhead_s), verify_s + min(outside_s, self.overhead_s)
         load.wait_s += wait_s
         load.verify_s += plain_s
         saved_s = (wait_s + plain_s) * gained / max(1, tokens)

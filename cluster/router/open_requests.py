@@ -104,13 +104,9 @@ class OpenRequests:
     def emit(self, chunk: TokenChunk) -> None:
         self._events.append(chunk)
 
-    def finish(self, sequence: Sequence, now: float) -> None:
-        """The chunk with its finish reason has been emitted."""
-        self._release(sequence, now)
-
     def fail(self, sequence: Sequence, error: PacelineError, now: float) -> None:
         self._events.append(RequestFailed(sequence.request_id, error))
-        self._release(sequence, now)
+        self.release(sequence, now)
 
     def preempt_youngest(self) -> None:
         """Move the youngest running sequence to the queue under a new id; its KV blocks are freed."""
@@ -140,9 +136,10 @@ class OpenRequests:
                 stats=progress.stats,
             )
         )
-        self._release(sequence, now)
+        self.release(sequence, now)
 
-    def _release(self, sequence: Sequence, now: float | None) -> None:
+    def release(self, sequence: Sequence, now: float | None) -> None:
+        """End a request whose last event has been queued. now: None if it ends without a round."""
         sequence.progress.is_ended = True
         del self.by_id[sequence.request_id]
         self._scheduler.remove(sequence, now)

@@ -13,7 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from actors.errors import InvalidRequest
-from cluster.tenants.audit import AuditLog
+from cache_service.admin.audit_log import AuditFile, os_user
+from cache_service.errors import AuditError
+from cluster.errors import ConfigError
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import MAX_LIVE_KEYS, Registry, StoredKey, StoredTenant, TenantLimits, now_utc
 from cluster.tenants.registry_file import locked, read_registry, write_registry
@@ -144,12 +146,17 @@ class TenantAdministration:
 
     @contextmanager
     def _action(self, name: str, tenant: str, now: datetime) -> Iterator[_Action]:
-        """Write the changes of the block at its end, unless it raises."""
-        with locked(self._path), closing(AuditLog(self.audit_path)) as audit:
-            action = _Action(read_registry(self._path) or Registry())
-            yield action
-            write_registry(self._path, action.registry)
-            audit.write(now, name, tenant, action.changes)
+        """Write the changes of the block at its end, unless it raises. tenant: its name."""
+        line = {"time": now.isoformat(), "actor": os_user(), "action": name, "tenant": tenant}
+        try:
+            # Opened before the change, so that no change goes unrecorded. Keys appear in it by id only.
+            with locked(self._path), closing(AuditFile(self.audit_path)) as audit:
+                action = _Action(read_registry(self._path) or Registry())
+                yield action
+                write_registry(self._path, action.registry)
+                audit.append({**line, "changes": action.changes})
+        except AuditError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _problem(error: ValidationError, fields: Mapping[str, object]) -> InvalidRequest:

@@ -1,13 +1,4 @@
-"""Errors of tenants: calls refused before any work, and registry files that cannot be used.
-
-PacelineError
-├── ConfigError
-│   └── RegistryUnusable
-├── Unauthenticated     no API key, or none that is known
-├── TenantDisabled      the key is right, its tenant is switched off
-└── Overloaded
-    └── OverLimit       the tenant's own limit is reached; says which, and when to come back
-"""
+"""Errors of tenants: calls refused before any work, and registry files that cannot be used."""
 
 from __future__ import annotations
 
@@ -20,7 +11,8 @@ class RegistryUnusable(ConfigError):
 
 
 class Unauthenticated(PacelineError):
-    """The message never holds the key. `reason` is what refusals are counted by: missing_key or unknown_key."""
+    """No API key, or none that is known; the message never holds it. `reason` is what refusals are counted by:
+    missing_key or unknown_key."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -33,7 +25,7 @@ class Unauthenticated(PacelineError):
 
 
 class TenantDisabled(PacelineError):
-    """Reported only to holders of one of the tenant's keys."""
+    """The key is right, its tenant is switched off. Reported only to holders of one of the tenant's keys."""
 
     reason = "disabled"
 
@@ -42,7 +34,7 @@ class TenantDisabled(PacelineError):
 
 
 class OverLimit(Overloaded):
-    """`limit_name` is the limit's field, which refusals are counted by."""
+    """The tenant's own limit is reached. `limit_name` is the limit's field, which refusals are counted by."""
 
     def __init__(self, limit_name: str, limit: float, retry_after_s: float) -> None:
         super().__init__(f"the tenant's limit {limit_name} of {limit:g} is reached", retry_after_s)

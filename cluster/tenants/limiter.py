@@ -61,13 +61,7 @@ class TenantLimiter:
 
     def take_request(self) -> None:
         """Raises OverLimit without charging."""
-        if self._requests is None:
-            return
-        now = self._clock()
-        if (wait_s := self._requests.wait_s(1, now)) > 0:
-            assert self.limits.requests_per_second is not None
-            raise OverLimit("requests_per_second", self.limits.requests_per_second, max(_LEAST_WAIT_S, wait_s))
-        self._requests.take(1, now)
+        self._take(self._requests, 1, "requests_per_second", self.limits.requests_per_second)
 
     @contextmanager
     def admitted(self, num_prompt_tokens: int, num_sequences: int) -> Iterator[None]:
@@ -81,17 +75,20 @@ class TenantLimiter:
         if most is not None and self.num_running + num_sequences > most:
             assert self.limits.max_concurrent is not None
             raise OverLimit("max_concurrent", self.limits.max_concurrent, _PLACE_RETRY_S)
-        if self._tokens is not None:
-            now = self._clock()
-            if (wait_s := self._tokens.wait_s(num_prompt_tokens, now)) > 0:
-                assert self.limits.tokens_per_minute is not None
-                raise OverLimit("tokens_per_minute", self.limits.tokens_per_minute, max(_LEAST_WAIT_S, wait_s))
-            self._tokens.take(num_prompt_tokens, now)
+        self._take(self._tokens, num_prompt_tokens, "tokens_per_minute", self.limits.tokens_per_minute)
         self.num_running += num_sequences
         try:
             yield
         finally:
             self.num_running -= num_sequences
+
+    def _take(self, bucket: TokenBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
+        if bucket is None or limit is None:
+            return
+        now = self._clock()
+        if (wait_s := bucket.wait_s(amount, now)) > 0:
+            raise OverLimit(limit_name, limit, max(_LEAST_WAIT_S, wait_s))
+        bucket.take(amount, now)
 
     def spend(self, num_tokens: int) -> None:
         """Charge generated tokens."""

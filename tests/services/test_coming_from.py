@@ -19,7 +19,7 @@ from actors.models.source import ModelSource
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.config import load_config as load_cluster_config
-from cluster.gateway.schema import parse_completion
+from cluster.gateway.schema import CompletionBody, parse_fields
 from cluster.generation import GenerationOptions
 from cluster.offline.engine import Generation, LocalEngine
 from cluster.offline.options import KEYS
@@ -162,7 +162,7 @@ def test_every_setting_drafter_and_figure_in_the_tables_exists():
 
 def test_the_body_of_a_request_is_one_that_the_server_takes():
     (body,) = [text for kind, text in BLOCKS if kind == "json"]
-    assert parse_completion(json.loads(body)).speculation.max_draft_tokens == 8
+    assert parse_fields(CompletionBody, json.loads(body)).speculation.max_draft_tokens == 8
 
 
 def test_links_between_the_pages_lead_somewhere():

@@ -214,7 +214,7 @@ class Router:
         return {name for name, is_known in has.items() if is_known}
 
     def close(self):
-        self.sharing.close(20)
+        self.sharing.exchange.close(20)
         self.cache.close(20)
 
 

@@ -91,7 +91,7 @@ def router(settings, **options):
         assert one.sharing is None or one.sharing.stats().faults == 0
     finally:
         if one.sharing is not None:
-            one.sharing.close(20)
+            one.sharing.exchange.close(20)
         one.cache.close(20)
 
 

@@ -143,7 +143,7 @@ class SoakRouter:
         self.core.target_lost()
         self.core.end_overdue(time.monotonic())
         if self.sharing is not None:
-            self.sharing.close(5.0)
+            self.sharing.exchange.close(5.0)
         self.cache.close(5.0)
 
     def figures(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """`paceline tenant`, and the key of commands that talk to a server.
 
-Covers `cluster.tenants.administration`, `cluster.tenants.audit` and `cluster.tenants.keys`, too.
+Covers `cluster.tenants.administration` and `cluster.tenants.keys`, too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Those without a test file of their name: `cluster.router.scheduler`, `cluster.router.sequence`, `cluster.router.round`,
 `cluster.router.open_requests`, `cluster.router.verdicts`, `cluster.router.target_blocks`, `cluster.router.drafting`,
 `cluster.router.cpu_drafting`, `cluster.router.worker_drafting`, `cluster.router.draft_workers`,
-`cluster.router.proposals`, `cluster.router.rejection_chain`, `cluster.router.counters`.
+`cluster.router.proposals`, `cluster.router.rejection_chain`, `cluster.router.counters`,
+`cluster.router.failed_rounds`.
 """
 
 import logging
@@ -104,13 +105,6 @@ def test_a_stop_token_ends_the_request_wherever_a_round_meets_it(end, count):
     target = Scripted([*script[:end], EOS, *range(20, 45)])
     core = make_core(request(), chain=right(target, count))
     assert text_of(serve(core, target)) == (script[:end], "stop")
-
-
-def test_no_draft_is_spent_on_a_stop_token_or_what_follows_it():
-    target = Scripted([5, 6, EOS, *range(7, 40)])
-    core = make_core(request(), chain=right(target))
-    _, batch = one_round(core, target)
-    assert batch.items[0].tree.token_ids.tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 8, 9])
@@ -594,14 +588,6 @@ def test_a_target_at_full_load_gets_no_drafts_and_the_drafters_rest():
     assert 1 <= len(drafter.asked) <= 6
 
 
-def test_an_idle_target_gets_all_drafts_that_may_be_right():
-    target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.04)
-    core = make_core(request(stop_token_ids=(), max_new_tokens=100), chain=right(target))
-    for _ in range(5):
-        _, batch = one_round(core, target)
-    assert len(batch.items[0].tree) == 16
-
-
 def test_drafts_that_are_never_right_stop_costing_rows_when_rows_cost():
     target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.02 + 0.004 * rows)
     core = make_core(
@@ -818,18 +804,6 @@ def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
         asked.append(core.counters.awaited_drafts)
     assert np.flatnonzero(np.diff(asked)).tolist() == [0, 2, 5, 10, 19, 36]
     assert core.counters.late_drafts == core.counters.awaited_drafts == 6
-
-
-def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_round_asks():
-    target = ToyTarget(VOCAB_SIZE)
-    core = make_core(workers=["a", "b"])
-    for name in "pqrs":
-        core.add(request(name, stop_token_ids=()), 0.0)
-    asked = []
-    for _ in range(6):
-        one_round(core, target, draft=lambda name, batch: asked.append(name))
-    assert set(asked) == {"a", "b"}
-    assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)
 
 
 def test_a_slow_draft_model_is_left_alone_and_tried_again_later():

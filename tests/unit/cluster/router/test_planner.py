@@ -123,6 +123,7 @@ def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
         tree([(0, -1)], [float("nan")]),
         tree([(0, -1)], [1.5]),
         tree([(0, -1), (0, -1)]),
+        tree([(1, -1), (2, 0)], [0.0, 0.0], [False, True]),  # requires a node, but not its parent
     ],
 )
 def test_a_broken_tree_does_not_take_the_others_with_it(broken):
@@ -326,13 +327,6 @@ def test_the_nodes_kept_give_the_best_rate_that_any_choice_gives_beside_what_is_
         assert all(before[path]["probability"] == node["probability"] for path, node in after.items())
 
 
-def test_required_nodes_are_kept_where_no_row_is_left_for_others():
-    one = tree([(1, -1), (2, -1), (3, 1)], [0.9, 0.0, 0.0], [False, True, True])
-    merged, _ = merge([Proposal(0, 0, one)], max_nodes=0)
-    chosen = choose_nodes(merged, np.zeros(1, np.int32), 1.0, 0.0, np.ones(1))
-    assert set(paths(chosen, 0)) == {(2,), (2, 3)}
-
-
 def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing():
     window, guess = tree([(1, -1), (2, 0)], [0.0, 0.0], [True, True]), tree([(1, -1)], [0.6])
     calibration, bounds = SourceCalibration(2), limits(1, 9)
@@ -373,14 +367,6 @@ def test_a_phrase_in_the_window_is_a_guess_like_any_other():
     chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, np.ones(1))
     tally_nodes(chosen, np.ones(1, np.bool_), np.ones(1, np.bool_), calibration)
     assert calibration.by_source.curves["trials"].sum() == pytest.approx(1.0)
-
-
-def test_a_tree_that_requires_a_node_but_not_its_parent_is_left_out():
-    broken = tree([(1, -1), (2, 0)], [0.0, 0.0], [False, True])
-    assert not broken.is_valid(VOCAB_SIZE)
-    merged, is_valid = merge([Proposal(0, 0, broken)])
-    assert not is_valid.any()
-    assert not len(merged)
 
 
 def test_requirements_of_another_kind_or_number_never_reach_the_kernels():
