@@ -41,34 +41,67 @@ class AcceptanceRule(StrEnum):
     rejection = "rejection"
 
 
-ModelOption = Annotated[str, typer.Option(help="Prepared name, directory, GGUF file or Hugging Face id.")]
-DraftModelOption = Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")]
 MAX_GAMMA = 64
-BranchOption = Annotated[int, typer.Option(min=1, max=8, help="Candidates for each of them; 1: a chain, else a tree.")]
-EagleHeadOption = Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")]
-QuantizationOption = Annotated[
-    Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")]
-CorpusOption = Annotated[
-    list[Path],
-    typer.Option(
-        metavar="DIR", help="An index of `paceline corpus build`, for the drafter retrieval; may be repeated."
-    ),
-]
-ExactOption = Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")]
-ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class ModelOptions:
+    """Options of a command that loads models in its process."""
+
+    model: Annotated[str, typer.Option(help="Prepared name, directory, GGUF file or Hugging Face id.")] = "smollm2"
+    draft_model: Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")] = (
+        "auto"
+    )
+    eagle_head: Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")] = (
+        "none"
+    )
+    corpus: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="DIR", help="An index of `paceline corpus build`, for the drafter retrieval; may be repeated."
+        ),
+    ] = field(default_factory=list)
+    branch: Annotated[
+        int, typer.Option(min=1, max=8, help="Candidates for each token of the draft model; 1: a chain, else a tree.")
+    ] = 2
+    dtype: Dtype = Dtype.float32
+    quantization: Annotated[
+        Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
+    ] = Quantization.none
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto"
+    exact: Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")] = (
+        Exact.default
+    )
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of `LocalEngine`."""
+        return {
+            "model": self.model,
+            "draft_model": self.draft_model,
+            "eagle_head": self.eagle_head,
+            "corpora": tuple(map(str, self.corpus)),
+            "branch": self.branch,
+            "dtype": self.dtype.value,
+            "quantization": self.quantization.value,
+            "device": self.device,
+            "exact": self.exact.value,
+        }
+
+    def set_threads(self) -> None:
+        import torch  # here, so that --help does not wait for it
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ModelOptions):
     """Options of a command that makes an engine in its process."""
 
-    model: ModelOption = "smollm2"
-    draft_model: DraftModelOption = "auto"
-    eagle_head: EagleHeadOption = "none"
     drafter: Annotated[str, typer.Option(help=f"Names, comma-separated: {', '.join(DRAFTER_NAMES)}.")] = "auto"
-    corpus: CorpusOption = field(default_factory=list)
     drafter_option: Annotated[
         list[str],
         typer.Option(
@@ -79,17 +112,22 @@ class EngineOptions:
     gamma: Annotated[
         int, typer.Option(min=1, max=MAX_GAMMA, help="Tokens ahead that the draft model drafts in a round.")
     ] = 4
-    branch: BranchOption = 2
     eagle_depth: Annotated[int, typer.Option(min=1, max=32, help="Levels of the tree that the head drafts.")] = 7
     eagle_top_k: Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on each level.")] = 10
-    dtype: Dtype = Dtype.float32
-    quantization: QuantizationOption = Quantization.none
-    device: DeviceOption = "auto"
-    exact: ExactOption = Exact.default
     acceptance: Annotated[
         AcceptanceRule, typer.Option(help="rejection: drafts change sampled tokens, but not their distribution.")
     ] = AcceptanceRule.coupled
-    threads: ThreadsOption = None
+
+    def settings(self) -> dict[str, Any]:
+        """Raises InvalidRequest."""
+        return ModelOptions.settings(self) | {
+            "drafters": split_names(self.drafter),
+            "drafter_options": parsed_drafter_options(self.drafter_option),
+            "gamma": self.gamma,
+            "eagle_depth": self.eagle_depth,
+            "eagle_top_k": self.eagle_top_k,
+            "acceptance": self.acceptance.value,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,23 +175,8 @@ def parsed_drafter_options(settings: Sequence[str]) -> dict[str, dict[str, objec
 def local_engine(options: EngineOptions, batch_size: int) -> LocalEngine:
     """The engine that a command's options describe; models are prepared under progress bars. Raises ModelError or
     InvalidRequest."""
-    import torch  # here, so that --help does not wait for it
-
     from cluster.offline.engine import LocalEngine
 
-    values: dict[str, Any] = {
-        name: value.value if isinstance(value, StrEnum) else value for name, value in asdict(options).items()
-    }
-    if (threads := values.pop("threads")) is not None:
-        torch.set_num_threads(threads)
-    drafters, drafter_options = split_names(values.pop("drafter")), parsed_drafter_options(values.pop("drafter_option"))
+    options.set_threads()
     with progress_bars() as progress:
-        return LocalEngine(
-            values.pop("model"),
-            drafters=drafters,
-            drafter_options=drafter_options,
-            corpora=values.pop("corpus"),
-            batch_size=batch_size,
-            progress=progress,
-            **values,
-        )
+        return LocalEngine(batch_size=batch_size, progress=progress, **options.settings())

@@ -45,28 +45,30 @@ def make_scenarios(
             raise InvalidRequest("kinds", kind, f"it must be one of {', '.join(KINDS)}")
         if kind == UNRELATED and not asked:
             raise InvalidRequest("kinds", kind, "it needs a file of prompts")
-    edits = _edits(count)
-    scenarios = [
-        _repeated(count),
-        _templated(count),
-        edits,
-        Scenario(UNRELATED, tuple(before), tuple(asked)),
-        Scenario(OTHER_TOPIC, edits.before, _stories(OTHER_TOPIC, count, 3)),
-        Scenario(STALE, (), _stories(STALE, count, 1)),
-        Scenario(RANDOM, (), _stories(RANDOM, count, 2)),
-    ]
-    return [scenario for scenario in scenarios if scenario.asked and scenario.name in (kinds or KINDS)]
+    repeated, edits = _repeated(count), _edits(count)
+    texts = {
+        REPEATED: (repeated, repeated),
+        TEMPLATED: _templated(count),
+        EDITS: edits,
+        OTHER_TOPIC: (edits[0], _stories(count, 3)),
+        STALE: ([], _stories(count, 1)),
+        RANDOM: ([], _stories(count, 2)),
+    }
+    scenarios = {
+        name: Scenario(name, _prompts(name, "before", first), _prompts(name, "asked", second))
+        for name, (first, second) in texts.items()
+    }
+    scenarios[UNRELATED] = Scenario(UNRELATED, tuple(before), tuple(asked))
+    return [scenarios[name] for name in KINDS if name in (kinds or KINDS) and scenarios[name].asked]
 
 
-def _repeated(count: int) -> Scenario:
-    """The same requests, word by word."""
+def _repeated(count: int) -> list[str]:
     texts = [question.format(subject) for question in _QUESTIONS for subject in _SUBJECTS]
-    texts = [texts[row % len(texts)] + (f" Edition {row}." if row >= len(texts) else "") for row in range(count)]
-    return _scenario(REPEATED, texts, texts)
+    return [texts[row % len(texts)] + (f" Edition {row}." if row >= len(texts) else "") for row in range(count)]
 
 
-def _templated(count: int) -> Scenario:
-    """A request of each template with names and numbers in it, after three others of the same template."""
+def _templated(count: int) -> tuple[list[str], list[str]]:
+    """(three requests of a template with names and numbers in it, another of the same template) for each row."""
     random_ = random.Random(0)
     known: list[str] = []
     asked: list[str] = []
@@ -80,11 +82,11 @@ def _templated(count: int) -> Scenario:
         )
         known += others
         asked.append(last)
-    return _scenario(TEMPLATED, known, asked)
+    return known, asked
 
 
-def _edits(count: int) -> Scenario:
-    """An edit of a program in the prompt, after another edit of the same program."""
+def _edits(count: int) -> tuple[list[str], list[str]]:
+    """(an edit of a program in the prompt, another edit of the same program) for each row."""
     random_ = random.Random(0)
     known: list[str] = []
     asked: list[str] = []
@@ -96,18 +98,17 @@ def _edits(count: int) -> Scenario:
                 f"Here is a Python program:\n\n```python\n{program}```\n\n"
                 f"Rename `{field}` to `{field}_{suffix}` everywhere. Write the whole program again, nothing else."
             )
-    return _scenario(EDITS, known, asked)
+    return known, asked
 
 
-def _stories(task: str, count: int, seed: int) -> tuple[BenchPrompt, ...]:
+def _stories(count: int, seed: int) -> list[str]:
     """Requests that have not been made before."""
     random_ = random.Random(seed)
-    texts = [
+    return [
         f"Tell a story about {random_.choice(_NAMES)}, a {random_.choice(_THINGS)} and {random_.choice(_SUBJECTS)}."
         f" Begin with the number {1000 * seed + row}."
         for row in range(count)
     ]
-    return _prompts(task, "asked", texts)
 
 
 def _program(name: str, fields: list[str]) -> str:
@@ -117,10 +118,6 @@ def _program(name: str, fields: list[str]) -> str:
     for field in fields[:2]:
         lines += ["", f"    def double_{field}(self):", f"        return 2 * self.{field}"]
     return "\n".join(lines) + "\n"
-
-
-def _scenario(name: str, before: list[str], asked: list[str]) -> Scenario:
-    return Scenario(name, _prompts(name, "before", before), _prompts(name, "asked", asked))
 
 
 def _prompts(task: str, when: str, texts: list[str]) -> tuple[BenchPrompt, ...]:

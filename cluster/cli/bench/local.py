@@ -6,12 +6,11 @@ machine falls on all of them. Times are wall times from prompt token ids to answ
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from actors.drafters.registry import NONE, needs_draft_model
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import (
     choose_device,
@@ -24,10 +23,10 @@ from actors.models.loader import (
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
 from actors.training.drafter_build import resolve_draft_model
-from cluster.cli.bench.measure import encode_prompt, encode_prompts, run_blocks, summarise
-from cluster.cli.bench.methods import GenerateMethod, Method, create_engines
+from cluster.cli.bench.measure import Comparison, compare_methods, encode_prompt, encode_prompts
+from cluster.cli.bench.methods import EngineMethod, GenerateMethod, Method, make_engine
+from cluster.cli.bench.options import LocalOptions
 from cluster.cli.bench.prompts import BenchPrompt, pick_rows, user_says
-from cluster.cli.bench.speed import MethodResult, TimedBlock
 from cluster.config import paceline_home
 
 _PROMPT_LOOKUP_TOKENS = 10
@@ -35,104 +34,67 @@ _WARM_UP_TOKENS = 32
 _WARM_UP_TEXTS = ("Count from one to twenty.", "Say it ten times: one two three. One two three. One two three. One")
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPlan:
-    """What to measure."""
-
-    prompts: tuple[BenchPrompt, ...]
-    engine: Mapping[str, Any] = field(default_factory=dict)  # options of `LocalEngine` that all engines share
-    drafters: tuple[tuple[str, ...], ...] = (("auto",),)  # an engine for each set, beside the one without drafts
-    gammas: tuple[int, ...] = (4,)  # an engine with a draft model for each
-    rows_per_task: int | None = None  # None: all
-    learn_rows_per_task: int = 0  # other rows that engines with drafters answer first, so that they start warm
-    max_new_tokens: int = 128
-    dtypes: tuple[str, ...] = ("float32",)
-    batch_sizes: tuple[int, ...] = (1,)
-    compare: bool = False  # the engine without drafts is the reference, `transformers` is left out, acceptance is noted
-    temperature: float = 0.0
-    seed: int = 0  # prompt i is sampled with seed + i
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """One dtype at one batch size."""
-
-    dtype: str
-    batch_size: int
-    methods: list[MethodResult]  # the first is the reference
-    blocks: list[TimedBlock]
-
-
-def run_local(
-    plan: LocalPlan, progress: Progress = silent, on_cell: Callable[[CellResult], None] = lambda cell: None
-) -> list[CellResult]:
-    """Measure every dtype at every batch size; `on_cell` is called with each as it is done.
-
-    Raises InvalidRequest for prompts that the model has no room for, ModelError for models that cannot be used.
-    """
-    source = resolve_model(plan.engine["model"], paceline_home(), progress)
+def run_local(prompts: Sequence[BenchPrompt], options: LocalOptions, progress: Progress = silent) -> Comparison:
+    """Raises InvalidRequest for prompts that the model has no room for, ModelError for models that cannot be used."""
+    source = resolve_model(options.model, paceline_home(), progress)
     tokenizer = load_tokenizer(source)
-    rows, others = pick_rows(plan.prompts, plan.rows_per_task)
-    learn_rows = pick_rows(others, plan.learn_rows_per_task)[0] if plan.learn_rows_per_task else []
-    token_ids = encode_prompts([*rows, *learn_rows], read_model_info(source), tokenizer, plan.max_new_tokens)
-    longest = max(map(len, token_ids.values())) + plan.max_new_tokens
-    cells = []
-    for dtype in plan.dtypes:
-        baselines = [] if plan.compare else _baselines(plan.engine, source, dtype, progress)
-        for batch_size in plan.batch_sizes:
-            engines = create_engines(
-                {**plan.engine, "dtype": dtype, "batch_size": batch_size},
-                plan.drafters,
-                longest,
-                prefix="" if plan.compare else "paceline: ",
-                gammas=plan.gammas,
-                temperature=plan.temperature,
-            )
-            methods: list[Method] = [*baselines, *engines]
-            _warm_up(methods, tokenizer, batch_size, plan.max_new_tokens)
-            for engine in engines:
-                if learn_rows and engine.engine.drafter_names:
-                    engine.answer([token_ids[row.name] for row in learn_rows], plan.max_new_tokens)
-                engine.traces = [] if plan.compare else None
-            blocks = run_blocks(
-                methods,
-                rows,
-                token_ids,
-                plan.max_new_tokens,
-                batch_size=batch_size,
-                seed=plan.seed,
-                progress=partial(progress, "measuring"),
-            )
-            cells.append(CellResult(dtype, batch_size, summarise(methods, blocks), blocks))
-            on_cell(cells[-1])
-            del methods, engines, engine  # their caches and weights make room for the next ones
-            gc.collect()
-    return cells
+    rows, others = pick_rows(prompts, options.rows_per_task)
+    learn_rows, _ = pick_rows(others, options.learn_rows)
+    token_ids = encode_prompts([*rows, *learn_rows], read_model_info(source), tokenizer, options.max_new_tokens)
+    engines = create_engines(options, max(map(len, token_ids.values())) + options.max_new_tokens)
+    methods: list[Method] = [*([] if options.compare else _baselines(options, source, progress)), *engines]
+    for method in methods:  # compile, allocate and learn step times on texts that are not measured
+        for text in _WARM_UP_TEXTS:
+            prompt = encode_prompt(BenchPrompt("warm-up", "", user_says(text)), tokenizer)
+            method.answer([prompt] * options.batch_size, min(options.max_new_tokens, _WARM_UP_TOKENS))
+    for engine in engines:
+        if learn_rows and engine.engine.drafter_names:
+            engine.answer([token_ids[row.name] for row in learn_rows], options.max_new_tokens)
+        engine.traces = [] if options.compare else None
+    return compare_methods(
+        methods,
+        rows,
+        token_ids,
+        options.max_new_tokens,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        progress=partial(progress, "measuring"),
+    )
 
 
-def _baselines(settings: Mapping[str, Any], source: ModelSource, dtype: str, progress: Progress) -> list[Method]:
+def create_engines(options: LocalOptions, longest: int) -> list[EngineMethod]:
+    """An engine without drafts and one for each other set of drafters; a set with a draft model has one for each gamma.
+    longest: tokens of the longest prompt and answer. Engines share nothing that they learn. Raises ModelError or
+    InvalidRequest."""
+    methods, gammas = [], options.gammas()
+    prefix, sampling = "" if options.compare else "paceline: ", {"temperature": options.temperature}
+    for names in dict.fromkeys([(NONE,), *options.drafter_sets()]):
+        label = f"{prefix}{','.join(names)}"
+        for gamma in gammas:
+            engine = make_engine(options, names, longest, gamma=gamma, batch_size=options.batch_size)
+            if not needs_draft_model(engine.drafter_names):
+                methods.append(EngineMethod(label, engine, sampling))
+                break  # gamma changes nothing
+            name = f"{label} gamma {gamma}" if len(gammas) > 1 else label
+            methods.append(EngineMethod(name, engine, sampling, gamma))
+    return methods
+
+
+def _baselines(options: LocalOptions, source: ModelSource, progress: Progress) -> list[Method]:
     """The ways in which `generate` of `transformers` decodes; assisted decoding only with a draft model that has the
     target's vocabulary."""
-    refuse_encoder(source, "--baselines")
-    device = choose_device(settings.get("device", "auto"))
-    model, tokenizer = load_model(source, dtype, device), load_tokenizer(source)
+    refuse_encoder(source, "`transformers` generate (left out with --compare)")
+    device = choose_device(options.device)
+    model, tokenizer = load_model(source, options.dtype, device), load_tokenizer(source)
     eos = read_model_info(source).eos_token_ids
     helps: dict[str, dict[str, Any]] = {"": {}, " + prompt lookup": {"prompt_lookup_num_tokens": _PROMPT_LOOKUP_TOKENS}}
-    draft_source = resolve_draft_model(settings.get("draft_model", "auto"), source, paceline_home(), progress)
+    draft_source = resolve_draft_model(options.draft_model, source, paceline_home(), progress)
     if draft_source is not None and not has_own_vocabulary(draft_source, source):
-        refuse_encoder(draft_source, "--baselines")
-        assistant = load_model(draft_source, dtype, device)
+        refuse_encoder(draft_source, "an assistant model")
+        assistant = load_model(draft_source, options.dtype, device)
         silence_unmapped_tokens(assistant, draft_source)
         helps[" + assistant model"] = {"assistant_model": assistant}
     return [
         GenerateMethod(f"generate{name}", model=model, tokenizer=tokenizer, eos_token_ids=eos, options=help)
         for name, help in helps.items()
     ]
-
-
-def _warm_up(methods: Sequence[Method], tokenizer: Any, batch_size: int, max_new_tokens: int) -> None:
-    """Compile, allocate and learn step times on texts that are not measured."""
-    for method in methods:
-        for text in _WARM_UP_TEXTS:
-            prompt = encode_prompt(BenchPrompt("warm-up", "", user_says(text)), tokenizer)
-            method.answer([prompt] * batch_size, min(max_new_tokens, _WARM_UP_TOKENS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +13,28 @@ import transformers
 
 from actors.errors import InvalidRequest
 from actors.models.loader import ModelInfo
-from cluster.cli.bench.acceptance import count_acceptance
+from cluster.cli.bench.acceptance import Acceptance, count_acceptance
 from cluster.cli.bench.methods import EngineMethod, Method
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks
-from cluster.cli.bench.speed import MethodResult, TimedBlock, compare_answers, measure_speed
+from cluster.cli.bench.speed import Difference, Speed, TimedBlock, find_differences, measure_speed
 from cluster.generation import LengthLimits, check_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    name: str
+    overall: Speed
+    tasks: dict[str, Speed]
+    differences: tuple[Difference, ...] | None = None  # to the reference's answers; None: it is the reference
+    drafters: tuple[str, ...] | None = None  # None: not a Paceline engine
+    gamma: int | None = None  # of its draft model
+    acceptance: Acceptance | None = None  # None: not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    methods: list[MethodResult]  # the first is the reference
+    blocks: list[TimedBlock]
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -53,19 +70,18 @@ def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:
     """Token ids through the model's chat template; plain text where it has none. Raises InvalidRequest."""
     if prompt.token_ids:
         return list(prompt.token_ids)
+    messages = list(prompt.messages)
     if tokenizer.chat_template:
         return list(
-            tokenizer.apply_chat_template(
-                list(prompt.messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         )
-    if len(prompt.messages) > 1:
+    if len(messages) > 1:
         limit = "the model has no chat template, so a prompt can be one message only"
-        raise InvalidRequest(f"prompt {prompt.name}", f"{len(prompt.messages)} messages", limit)
-    return list(tokenizer.encode(prompt.messages[0]["content"]))
+        raise InvalidRequest(f"prompt {prompt.name}", f"{len(messages)} messages", limit)
+    return list(tokenizer.encode(messages[0]["content"]))
 
 
-def run_blocks(
+def compare_methods(
     methods: Sequence[Method],
     rows: Sequence[BenchPrompt],
     token_ids: Mapping[str, list[int]],
@@ -73,10 +89,10 @@ def run_blocks(
     *,
     batch_size: int = 1,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[TimedBlock]:
+    progress: Callable[[int, int], None],
+) -> Comparison:
     """Every method on every block of rows; the method that goes first changes with each block. Row i is sampled with
-    `seed` plus i."""
+    `seed` plus i. The first method is the reference."""
     seeds = {row.name: seed + index for index, row in enumerate(rows)}
     blocks, timed = make_blocks(rows, batch_size), []
     for index, block in enumerate(blocks):
@@ -87,34 +103,21 @@ def run_blocks(
         for method in (*methods[first:], *methods[:first]):
             started = method.now()
             answers = method.answer(prompts, max_new_tokens, seeds[names[0]], predictions)
-            timed.append(
-                TimedBlock(
-                    method=method.name,
-                    task=block[0].task,
-                    prompts=names,
-                    seconds=method.now() - started,
-                    answers=tuple(answers),
-                )
-            )
+            seconds = method.now() - started
+            timed.append(TimedBlock(method.name, block[0].task, names, seconds=seconds, answers=tuple(answers)))
     progress(len(blocks), len(blocks))
-    return timed
+    return Comparison([_result(method, methods[0].name, timed) for method in methods], timed)
 
 
-def summarise(methods: Sequence[Method], blocks: Sequence[TimedBlock]) -> list[MethodResult]:
-    """Results by method, compared with the first one."""
-    reference = methods[0].name
+def _result(method: Method, reference: str, blocks: Sequence[TimedBlock]) -> MethodResult:
+    engine = method if isinstance(method, EngineMethod) else None
     tasks = dict.fromkeys(block.task for block in blocks)
-    results = []
-    for method in methods:
-        result = MethodResult(
-            name=method.name,
-            overall=measure_speed(blocks, method.name, reference),
-            tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
-            equality=None if method is methods[0] else compare_answers(blocks, method.name, reference),
-        )
-        if isinstance(method, EngineMethod):
-            acceptance = None if method.traces is None else count_acceptance(method.traces)
-            names = method.engine.drafter_names
-            result = replace(result, drafters=names, gamma=method.gamma, acceptance=acceptance)
-        results.append(result)
-    return results
+    return MethodResult(
+        name=method.name,
+        overall=measure_speed(blocks, method.name, reference),
+        tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
+        differences=None if method.name == reference else find_differences(blocks, method.name, reference),
+        drafters=None if engine is None else engine.engine.drafter_names,
+        gamma=None if engine is None else engine.gamma,
+        acceptance=None if engine is None or engine.traces is None else count_acceptance(engine.traces),
+    )

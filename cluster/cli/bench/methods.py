@@ -1,9 +1,11 @@
-"""The ways to decode that are measured beside each other: `transformers` generate, and the engine with drafters."""
+"""The ways to decode that are measured beside each other: `transformers` generate, and the engine with drafters.
+
+Each has a `name`, `answer` and `now`, the seconds of the clock by which it is measured; what it learns it keeps.
+"""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,38 +13,26 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters, needs_draft_model
+from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters
 from actors.models.quiet import quiet_transformers
+from cluster.cli.bench.options import DraftingOptions
 from cluster.cli.bench.speed import Answer
-from cluster.offline.engine import LocalEngine
+from cluster.offline.engine import Generation, LocalEngine
 from cluster.router.trace import RoundTrace
 
 
 @dataclass(slots=True)
-class Method(ABC):
-    """Answers prompts, from token ids to token ids and text; whatever it learns it keeps."""
-
-    name: str
-
-    @abstractmethod
-    def answer(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
-    ) -> list[Answer]:
-        """Prompt i is sampled with seed + i. predictions: the probable answers, "" or () for none."""
-
-    def now(self) -> float:
-        """Seconds of the clock by which it is measured."""
-        return time.monotonic()
-
-
-@dataclass(slots=True)
-class GenerateMethod(Method):
+class GenerateMethod:
     """The unpatched model's `generate`, greedy, one prompt after the other."""
 
+    name: str
     model: PreTrainedModel
     tokenizer: Any
     eos_token_ids: Sequence[int]
     options: Mapping[str, Any] = field(default_factory=dict)  # of `generate`: prompt lookup or an assistant model
+
+    def now(self) -> float:
+        return time.monotonic()
 
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
@@ -71,20 +61,25 @@ class GenerateMethod(Method):
         token_ids = output[0, len(prompt) :].tolist()[:max_new_tokens]
         end = next((index for index, token in enumerate(token_ids) if token in self.eos_token_ids), len(token_ids))
         text = self.tokenizer.decode(token_ids[:end], skip_special_tokens=True)  # the engine's time includes it
-        return Answer(tuple(token_ids[:end]), len(forwards), text=text)
+        return Answer(token_ids[:end], len(forwards), text=text)
 
 
 @dataclass(slots=True)
-class EngineMethod(Method):
+class EngineMethod:
+    name: str
     engine: LocalEngine
     options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalEngine.generate`
     gamma: int | None = None  # of the engine's draft model; None: it has none
     traces: list[RoundTrace] | None = None  # takes the trace of every round; None: rounds are not traced
 
+    def now(self) -> float:
+        return self.engine.now()
+
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
-    ) -> list[Answer]:
-        generations = self.engine.generate(
+    ) -> list[Generation]:
+        """Prompt i is sampled with seed + i. predictions: the probable answers, "" or () for none."""
+        return self.engine.generate(
             list(prompts),
             max_new_tokens=max_new_tokens,
             seed=seed,
@@ -92,58 +87,21 @@ class EngineMethod(Method):
             on_round=None if self.traces is None else self.traces.append,
             **self.options,
         )
-        return [
-            Answer(
-                token_ids=tuple(one.token_ids),
-                rounds=one.rounds,
-                draft_tokens=one.draft_tokens,
-                accepted_tokens=one.accepted_tokens,
-                text=one.text,
-                round_tokens=tuple(one.round_tokens),
-            )
-            for one in generations
-        ]
-
-    def now(self) -> float:
-        return self.engine.now()
 
 
-def make_engine(settings: Mapping[str, Any], drafters: tuple[str, ...], longest: int, **more: Any) -> LocalEngine:
+Method = GenerateMethod | EngineMethod
+
+
+def make_engine(options: DraftingOptions, drafters: tuple[str, ...], longest: int, **more: Any) -> LocalEngine:
     """A fresh engine with these drafters, or without drafts.
 
-    settings and more: keyword arguments of `LocalEngine`, of which draft model and head go to engines that draft,
-    corpora to those with drafter `retrieval`. longest: tokens of the longest prompt and answer. Raises ModelError or
-    InvalidRequest.
+    Draft model and head go to engines that draft, corpora to those with drafter `retrieval`. longest: tokens of the
+    longest prompt and answer. more: keyword arguments of `LocalEngine`. Raises ModelError or InvalidRequest.
     """
-    options = {"batch_size": 1, "max_draft_tokens": 16, **settings, **more}
+    settings = {"batch_size": 1, "max_draft_tokens": options.max_draft_tokens, **options.settings(), **more}
     if drafters == (NONE,):
-        options |= {"draft_model": NONE, "eagle_head": NONE}
+        settings |= {"draft_model": NONE, "eagle_head": NONE}
     if RETRIEVAL not in expand_drafters(drafters):
-        options["corpora"] = ()
-    tokens = 2 * options["batch_size"] * (longest + options["max_draft_tokens"] + 64)
-    return LocalEngine(drafters=drafters, kv_cache_tokens=max(256, tokens), **options)
-
-
-def create_engines(
-    settings: Mapping[str, Any],
-    drafters: Sequence[tuple[str, ...]],
-    longest: int,
-    *,
-    prefix: str = "",
-    gammas: Sequence[int] = (4,),
-    **options: Any,
-) -> list[EngineMethod]:
-    """An engine without drafts and one for each other set of drafters, named `prefix` and the set; a set with a draft
-    model has one for each gamma. options: of `LocalEngine.generate`. Engines share nothing that they learn. Raises
-    ModelError or InvalidRequest."""
-    methods = []
-    for names in ((NONE,), *(names for names in drafters if names != (NONE,))):
-        label = f"{prefix}{','.join(names)}"
-        for gamma in gammas:
-            engine = make_engine(settings, names, longest, gamma=gamma)
-            if not needs_draft_model(engine.drafter_names):
-                methods.append(EngineMethod(label, engine, options))
-                break  # gamma changes nothing
-            name = f"{label} gamma {gamma}" if len(gammas) > 1 else label
-            methods.append(EngineMethod(name, engine, options, gamma))
-    return methods
+        settings["corpora"] = ()
+    tokens = 2 * settings["batch_size"] * (longest + options.max_draft_tokens + 64)
+    return LocalEngine(drafters=drafters, kv_cache_tokens=max(256, tokens), **settings)

@@ -10,26 +10,24 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from cluster.cli.bench.local import CellResult
-from cluster.cli.bench.speed import MethodResult
+from cluster.cli.bench.measure import Comparison, MethodResult
 
 # Okabe and Ito: colours that colour-blind people can tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _MIN_ROUNDS = 10  # a share of fewer is drawn only where there is nothing better
 
 
-def draw_comparison(cell: CellResult, model_name: str, file: Path) -> None:
+def draw_comparison(report: Comparison, title: str, file: Path) -> None:
     """Write a PNG or SVG, as the file's suffix says. Raises OSError."""
-    methods = cell.methods[1:]
-    tasks = list(cell.methods[0].tasks)
+    methods = report.methods[1:]
+    tasks = list(report.methods[0].tasks)
     groups = [*tasks, "all"] if len(tasks) > 1 else ["all prompts"]
     speed_width = max(4.0, 1.2 + 0.24 * len(groups) * (len(methods) + 1))
     figure = Figure(figsize=(speed_width + 5.0, 4.6), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     speed, positions = figure.subplots(1, 2, width_ratios=(speed_width, 5.0))
     _draw_speed(speed, methods, tasks, groups)
     _draw_positions(positions, methods)
-    num_answers = cell.methods[0].overall.num_prompts
-    figure.suptitle(f"{model_name}, {cell.dtype}, batch {cell.batch_size}, answers: {num_answers}", fontsize=11)
+    figure.suptitle(f"{title}, answers: {report.methods[0].overall.num_prompts}", fontsize=11)
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
     figure.savefig(file, dpi=150)

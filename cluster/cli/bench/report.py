@@ -7,8 +7,8 @@ from typing import Any, TextIO
 
 from actors.drafters.registry import CACHE, SOFT_NGRAM
 from cluster.cli.bench.cache import CacheReport, ScenarioResult
-from cluster.cli.bench.local import CellResult
-from cluster.cli.bench.speed import MethodResult, Speed
+from cluster.cli.bench.measure import Comparison, MethodResult
+from cluster.cli.bench.speed import Speed
 from cluster.cli.table import print_table
 
 _MAX_SHOWN_DIFFERENCES = 5
@@ -18,15 +18,15 @@ _MAX_SHOWN_POSITIONS = 8
 def print_heading(facts: Mapping[str, Mapping[str, Any]], note: str, out: TextIO) -> None:
     """facts: by the name of their line; those that are empty are left out."""
     for title, values in facts.items():
-        shown = [f"{name} {_shown(value)}" for name, value in values.items() if value not in (None, (), "")]
+        shown = [f"{name} {_shown(value)}" for name, value in values.items() if value not in (None, [], "")]
         print(f"{title:<10}{', '.join(shown)}", file=out)
     print(f"{'measured':<10}{note}\n", file=out, flush=True)
 
 
-def print_cell(cell: CellResult, out: TextIO) -> None:
+def print_local_report(report: Comparison, title: str, out: TextIO) -> None:
     """Speeds over all prompts, ratios by task, acceptance where it was counted, and where answers differ."""
-    title, methods = f"{cell.dtype}, batch {cell.batch_size}", cell.methods
-    if cell.batch_size > 1 and methods[0].drafters is None:
+    methods = report.methods
+    if len(report.blocks[0].prompts) > 1 and methods[0].drafters is None:
         title += ": engines answer a block together, generate its prompts one after the other"
     header = ["method", "tokens/s", "x", "tokens/round", "drafts accepted", "tokens by source", "identical"]
     print_table(title, header, list(map(_speed_row, methods)), out)
@@ -99,16 +99,16 @@ def _print_sources(methods: Sequence[MethodResult], out: TextIO) -> None:
 
 
 def _cache_row(result: ScenarioResult) -> list[str]:
-    cold, warm = (one.overall for one in result.methods[:2])
+    cold, warm = (one.overall for one in result.comparison.methods[:2])
     shares = [warm.accepted_tokens.get(name, 0) / max(1, warm.num_tokens) for name in (CACHE, SOFT_NGRAM)]
     row = [result.name, str(cold.num_prompts), str(result.num_before)]
     row += [f"{cold.tokens_per_round:.2f}", f"{warm.tokens_per_round:.2f}", _by(warm, cold)]
     row += [f"{cold.tokens_per_second:.1f}", f"{warm.tokens_per_second:.1f}", _ratio(warm.ratio)]
-    return [*row, *map(_percent, shares), _identical(result.methods[1])]
+    return [*row, *map(_percent, shares), _identical(result.comparison.methods[1])]
 
 
 def _print_remarks(result: ScenarioResult, out: TextIO) -> None:
-    warm, *replicas = result.methods[1:]
+    warm, *replicas = result.comparison.methods[1:]
     for replica in replicas:
         print(
             f"  {result.name}: a replica that has answered those before itself: {replica.overall.tokens_per_round:.2f} "
@@ -122,7 +122,7 @@ def _print_remarks(result: ScenarioResult, out: TextIO) -> None:
 
 def _print_differences(name: str, method: MethodResult, out: TextIO) -> None:
     """The number of answers that differ from the reference's and the first of them; nothing if none does."""
-    differences = method.equality.differences if method.equality is not None else ()
+    differences = method.differences or ()
     if differences:
         print(f"{name}: {len(differences)} answers differ", file=out)
     for one in differences[:_MAX_SHOWN_DIFFERENCES]:
@@ -131,8 +131,8 @@ def _print_differences(name: str, method: MethodResult, out: TextIO) -> None:
 
 
 def _identical(method: MethodResult) -> str:
-    same = method.equality
-    return "reference" if same is None else f"{same.num_compared - len(same.differences)}/{same.num_compared}"
+    total = method.overall.num_prompts
+    return "reference" if method.differences is None else f"{total - len(method.differences)}/{total}"
 
 
 def _by(one: Speed, other: Speed) -> str:
@@ -149,7 +149,4 @@ def _percent(share: float | None) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Sets of names are separated by spaces, names by commas."""
-    if not isinstance(value, tuple):
-        return str(value)
-    return (" " if any(isinstance(one, tuple) for one in value) else ",").join(map(_shown, value))
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,45 +8,45 @@ count in `failed` only. With a limit on concurrency, waiting for a free place co
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-METRICS = {
+from cluster.cli.bench.stream_client import RequestRecord
+
+Summary = dict[str, Any]
+
+_METRICS = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
 }
-Summary = dict[str, Any]
-
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-
 _WIDTH = 50
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request as the client saw it. Times in seconds; `error` empty: it succeeded."""
-
-    name: str
-    started: float = 0.0  # on the clock of its run
-    ttft: float = 0.0
-    latency: float = 0.0  # to the last chunk
-    itls: list[float] = field(default_factory=list)
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    rounds: int = 0  # 0: unknown
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    error: str = ""
-
-    @property
-    def tpot(self) -> float | None:
-        return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+# Lines of the block that `vllm bench serve` prints, before the latencies.
+_LINES = {
+    "Successful requests:": "completed",
+    "Failed requests:": "failed",
+    "Maximum request concurrency:": "max_concurrency",
+    "Request rate configured (RPS):": "request_rate",
+    "Benchmark duration (s):": "duration",
+    "Total input tokens:": "total_input_tokens",
+    "Total generated tokens:": "total_output_tokens",
+    "Request throughput (req/s):": "request_throughput",
+    "Request goodput (req/s):": "request_goodput",
+    "Output token throughput (tok/s):": "output_throughput",
+    "Peak concurrent requests:": "max_concurrent_requests",
+    "Total token throughput (tok/s):": "total_token_throughput",
+}
+_SPECULATION_LINES = {
+    "Tokens per round:": "spec_decode_tokens_per_round",
+    "Draft tokens:": "spec_decode_draft_tokens",
+    "Accepted tokens:": "spec_decode_accepted_tokens",
+}
 
 
 def summarise(
@@ -98,65 +98,32 @@ def summarise(
     return summary
 
 
-def detailed_json(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Request by request, in seconds, with the keys of `vllm bench serve`."""
-    return {
-        "prompts": [record.name for record in records],
-        "input_lens": [record.prompt_tokens for record in records],
-        "output_lens": [record.output_tokens for record in records],
-        "start_times": [record.started for record in records],
-        "ttfts": [record.ttft for record in records],
-        "itls": [record.itls for record in records],
-        "e2els": [record.latency for record in records],
-        "errors": [record.error for record in records],
-    }
-
-
 def peak_concurrency(records: Sequence[RequestRecord]) -> int:
     """Most requests under way at one moment; one that ends as another starts is not beside it."""
     changes = [(record.started, 1) for record in records]
     changes += [(record.started + record.latency, -1) for record in records]
-    running = peak = 0
-    for _, change in sorted(changes):
-        running += change
-        peak = max(peak, running)
-    return peak
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def format_summary(summary: Summary, title: str, max_concurrency: int | None, request_rate: float) -> str:
     """The block that `vllm bench serve` prints."""
-    values = {
-        "Successful requests:": summary["completed"],
-        "Failed requests:": summary["failed"],
-        "Maximum request concurrency:": max_concurrency,
-        "Request rate configured (RPS):": None if request_rate == float("inf") else request_rate,
-        "Benchmark duration (s):": summary["duration"],
-        "Total input tokens:": summary["total_input_tokens"],
-        "Total generated tokens:": summary["total_output_tokens"],
-        "Request throughput (req/s):": summary["request_throughput"],
-        "Request goodput (req/s):": summary["request_goodput"],
-        "Output token throughput (tok/s):": summary["output_throughput"],
-        "Peak concurrent requests:": summary["max_concurrent_requests"],
-        "Total token throughput (tok/s):": summary["total_token_throughput"],
-    }
-    lines = [f" {title} ".center(_WIDTH, "="), *(_line(name, one) for name, one in values.items() if one is not None)]
-    for metric, heading in METRICS.items():
-        lines.append(heading.center(_WIDTH, "-"))
-        for figure in ("mean", "median", "p99"):
-            name = f"{figure.title()} {metric.upper()} (ms):"
-            lines.append(_line(name, summary[f"{figure}_{metric}_ms"]))
+    settings = {"max_concurrency": max_concurrency, "request_rate": None if math.isinf(request_rate) else request_rate}
+    lines = [f" {title} ".center(_WIDTH, "="), *_shown(_LINES, summary | settings)]
+    for metric, heading in _METRICS.items():
+        figures = {
+            f"{name.title()} {metric.upper()} (ms):": f"{name}_{metric}_ms" for name in ("mean", "median", "p99")
+        }
+        lines += [heading.center(_WIDTH, "-"), *_shown(figures, summary)]
     if "spec_decode_rounds" in summary:
-        lines.append("Speculative Decoding".center(_WIDTH, "-"))
-        lines.append(_line("Tokens per round:", summary["spec_decode_tokens_per_round"]))
-        lines.append(_line("Draft tokens:", summary["spec_decode_draft_tokens"]))
-        lines.append(_line("Accepted tokens:", summary["spec_decode_accepted_tokens"]))
+        lines += ["Speculative Decoding".center(_WIDTH, "-"), *_shown(_SPECULATION_LINES, summary)]
     lines += ["=" * _WIDTH, *(f"{count} x {error}" for error, count in summary["error_counts"].items())]
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, value: int | float) -> str:
-    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
-    return f"{name:<40} {shown}"
+def _shown(names: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+    """A line for each value that there is; names: keys of `values` by what is printed."""
+    found = {line: values[key] for line, key in names.items() if values[key] is not None}
+    return [f"{line:<40} {f'{value:.2f}' if isinstance(value, float) else value}" for line, value in found.items()]
 
 
 def _holds(record: RequestRecord, objectives: Mapping[str, float]) -> bool:

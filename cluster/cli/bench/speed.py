@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from cluster.cli.bench.acceptance import Acceptance
+from cluster.offline.engine import Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a method answered to one prompt."""
+    """What `generate` of `transformers` answered to one prompt; fields as in `Generation`, the engine's answer."""
 
-    token_ids: tuple[int, ...]  # without the stop token
+    token_ids: Sequence[int]  # without the stop token
     rounds: int  # target forwards that emitted its tokens
     draft_tokens: int = 0  # verified
     accepted_tokens: Mapping[str, int] = field(default_factory=dict)  # by source
     text: str = ""
-    round_tokens: tuple[int, ...] | None = None  # tokens per round; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +29,7 @@ class TimedBlock:
     task: str
     prompts: tuple[str, ...]
     seconds: float  # from prompt token ids to answers, prefill included
-    answers: tuple[Answer, ...]  # one per prompt
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(answer.token_ids) for answer in self.answers)
+    answers: tuple[Answer | Generation, ...]  # one per prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +57,6 @@ class Difference:
     found: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Equality:
-    """How a method's answers compare with the reference's, token by token."""
-
-    num_compared: int
-    differences: tuple[Difference, ...]  # the first of each answer that has one
-
-
-@dataclass(frozen=True, slots=True)
-class MethodResult:
-    name: str
-    overall: Speed
-    tasks: dict[str, Speed]
-    equality: Equality | None = None  # None: it is the reference
-    drafters: tuple[str, ...] | None = None  # None: not a Paceline engine
-    gamma: int | None = None  # of its draft model
-    acceptance: Acceptance | None = None  # None: not counted
-
-
 def measure_speed(blocks: Sequence[TimedBlock], method: str, reference: str, task: str | None = None) -> Speed:
     """Sum up a method's blocks, those of one task only if given. `reference` must have run the same blocks."""
     own, others = (
@@ -92,8 +68,7 @@ def measure_speed(blocks: Sequence[TimedBlock], method: str, reference: str, tas
     accepted: Counter[str] = Counter()
     for answer in answers:
         accepted.update(answer.accepted_tokens)
-    num_tokens, seconds = _totals(own)
-    other_tokens, other_seconds = _totals(others)
+    (num_tokens, seconds), (other_tokens, other_seconds) = _totals(own), _totals(others)
     return Speed(
         num_prompts=len(answers),
         num_tokens=num_tokens,
@@ -107,26 +82,25 @@ def measure_speed(blocks: Sequence[TimedBlock], method: str, reference: str, tas
     )
 
 
-def compare_answers(blocks: Sequence[TimedBlock], method: str, reference: str) -> Equality:
-    """Where the method's answers leave the reference's to the same prompts."""
-    expected, found = _answers(blocks, reference), _answers(blocks, method)
+def find_differences(blocks: Sequence[TimedBlock], method: str, reference: str) -> tuple[Difference, ...]:
+    """Where the method's answers leave the reference's to the same prompts: the first place in each such answer."""
+    expected, found = (
+        {
+            prompt: answer.token_ids
+            for block in blocks
+            if block.method == name
+            for prompt, answer in zip(block.prompts, block.answers, strict=True)
+        }
+        for name in (reference, method)
+    )
     differences = []
     for prompt, wanted in expected.items():
         pairs = enumerate(zip_longest(wanted, found[prompt]))
         if parted := next(((at, *pair) for at, pair in pairs if pair[0] != pair[1]), None):
             differences.append(Difference(prompt, *parted))
-    return Equality(len(expected), tuple(differences))
-
-
-def _answers(blocks: Sequence[TimedBlock], method: str) -> dict[str, tuple[int, ...]]:
-    """Token ids by name of the prompt."""
-    return {
-        prompt: answer.token_ids
-        for block in blocks
-        if block.method == method
-        for prompt, answer in zip(block.prompts, block.answers, strict=True)
-    }
+    return tuple(differences)
 
 
 def _totals(blocks: Sequence[TimedBlock]) -> tuple[int, float]:
-    return sum(block.num_tokens for block in blocks), sum(block.seconds for block in blocks)
+    tokens = sum(len(answer.token_ids) for block in blocks for answer in block.answers)
+    return tokens, sum(block.seconds for block in blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -11,9 +12,29 @@ import httpx
 from actors.errors import Unavailable
 from cluster.cli.answer_stream import message_of, message_of_refusal, read_events_async
 from cluster.cli.bench.prompts import BenchPrompt
-from cluster.cli.bench.serve_metrics import RequestRecord
 
 _MAX_ERROR_CHARS = 200
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request as the client saw it. Times in seconds; `error` empty: it succeeded."""
+
+    name: str
+    started: float = 0.0  # on the clock of its run
+    ttft: float = 0.0
+    latency: float = 0.0  # to the last chunk
+    itls: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    rounds: int = 0  # 0: unknown
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    error: str = ""
+
+    @property
+    def tpot(self) -> float | None:
+        return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 async def send_request(
@@ -31,10 +52,10 @@ async def send_request(
     record.started = started - epoch
     try:
         async with client.stream("POST", path, json=body) as response:
-            if response.status_code != 200:
+            if response.status_code == 200:
+                await _read_stream(response, record, started)
+            else:
                 record.error = f"HTTP {response.status_code}: {message_of_refusal(await response.aread())}"
-                return record
-            await _read_stream(response, record, started)
     except Unavailable as error:
         record.error = str(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -55,7 +76,6 @@ async def served_model(client: httpx.AsyncClient) -> str:
 
 async def _read_stream(response: httpx.Response, record: RequestRecord, started: float) -> None:
     """Raises Unavailable for what is no stream of chunks."""
-    last_text = 0.0
     has_ended = False
     async with aclosing(read_events_async(response.aiter_bytes())) as events:
         async for event in events:
@@ -68,18 +88,13 @@ async def _read_stream(response: httpx.Response, record: RequestRecord, started:
             if event.speculation is not None:
                 record.rounds, record.draft_tokens = event.speculation.rounds, event.speculation.draft_tokens
                 record.accepted_tokens = sum(event.speculation.accepted_tokens.values())
-            for choice in event.choices:
-                is_last = choice.finish_reason is not None
-                has_ended |= is_last
-                if choice.new_text:
-                    if last_text:
-                        record.itls.append(now - last_text)
-                    else:
-                        record.ttft = now
-                    record.latency = last_text = now
-                elif is_last:
-                    record.latency = now
-                    record.ttft = record.ttft or now  # an answer without any text
+            has_ended = has_ended or any(choice.finish_reason is not None for choice in event.choices)
+            has_text = any(choice.new_text for choice in event.choices)
+            if has_text and record.ttft:
+                record.itls.append(now - record.latency)
+            if has_text or (event.choices and has_ended):
+                record.ttft = record.ttft or now
+                record.latency = now
     if not has_ended:
         record.error = "the stream ended without a finish reason"
     elif not record.prompt_tokens:

@@ -391,7 +391,6 @@ def prompts_file(tmp_path):
         (["--plot", "x" * 300 + ".png"], "it cannot be written: "),
         (["--corpus", "/absent"], "--corpus is '/absent'; there is no such directory"),
         (["--corpus", ".", "--drafter", "suffix"], "--corpus is '.'; --drafters must include retrieval to use it"),
-        (["--plot", "out.svg", "--batch-size", "1,8"], "one picture shows one --dtype and one --batch-size"),
     ],
 )
 def test_what_is_wrong_with_a_comparison_is_said_before_a_model_is_looked_for(refuse, prompts_file, options, expected):

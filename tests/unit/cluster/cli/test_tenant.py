@@ -13,7 +13,7 @@ import pytest
 
 from actors.errors import InvalidRequest
 from cluster.cli.api_key import bearer_headers
-from cluster.cli.bench.serve import ServePlan
+from cluster.cli.bench.options import ServeOptions
 from cluster.tenants.registry import parse_registry
 
 
@@ -131,7 +131,7 @@ def test_a_key_for_a_server_goes_into_its_header_and_nowhere_else():
     with pytest.raises(InvalidRequest) as caught:
         bearer_headers("pl-secret\nX: y")
     assert "secret" not in str(caught.value)
-    assert "secret" not in repr(ServePlan(prompts=(), api_key="secret"))
+    assert "secret" not in repr(ServeOptions(api_key="secret"))
 
 
 def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, tmp_path):

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from actors.errors import InvalidRequest
 from cluster.cli.bench.app import app
-from cluster.cli.bench.cache import CachePlan, run_cache
+from cluster.cli.bench.cache import run_cache
 from cluster.cli.bench.cache_filling import stale_answer
 from cluster.cli.bench.cache_prompts import make_scenarios
+from cluster.cli.bench.options import CacheOptions
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -29,19 +30,11 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(directory):
     rows = tuple(BenchPrompt(str(row), f"task {row % 2}", user_says(f"word {row}")) for row in range(8))
-    return run_cache(
-        CachePlan(
-            {"model": str(directory), "draft_model": "none"},
-            rows,
-            drafters=SETS,
-            replica=True,
-            row_seconds=CHEAP,
-            rows=2,
-            rows_per_task=1,
-            rows_before_per_task=2,
-            max_new_tokens=12,
-        )
+    asked = {"rows": 2, "rows_per_task": 1, "rows_before": 2, "max_new_tokens": 12}
+    options = CacheOptions(
+        model=str(directory), drafters=["cache", "soft_ngram"], replica=True, row_times="1:30,64:31", **asked
     )
+    return run_cache(rows, options)
 
 
 def text(prompt):
@@ -94,9 +87,9 @@ def test_nothing_that_is_asked_has_been_asked_before_but_for_repeated_requests()
 def test_answers_are_the_same_whatever_the_cache_holds(report):
     assert [(one.drafters, one.name) for one in report.scenarios] == [(names, kind) for names in SETS for kind in KINDS]
     for one in report.scenarios:
-        cold, *others = one.methods
+        cold, *others = one.comparison.methods
         for other in others:
-            assert (other.equality.num_compared, other.equality.differences) == (2, ())
+            assert (other.overall.num_prompts, other.differences) == (2, ())
             assert cold.overall.num_tokens == other.overall.num_tokens
         assert one.is_settled
     assert [one.num_before for one in report.scenarios] == 2 * [2, 6, 2, 4, 2, 0, 0]
@@ -106,7 +99,7 @@ def test_what_was_answered_before_takes_fewer_rounds_with_either_source(report):
     for one in report.scenarios:
         (source,) = one.drafters
         if one.name == "repeated":
-            cold, warm = (method.overall for method in one.methods[:2])
+            cold, warm = (method.overall for method in one.comparison.methods[:2])
             assert warm.tokens_per_round > cold.tokens_per_round
             assert warm.ratio > 1.0
             assert warm.accepted_tokens[source] > cold.accepted_tokens.get(source, 0)
@@ -114,13 +107,13 @@ def test_what_was_answered_before_takes_fewer_rounds_with_either_source(report):
 
 def test_a_fresh_replica_begins_about_where_one_is_that_has_answered_before(report):
     for one in report.scenarios:
-        names = [method.name for method in one.methods]
+        names = [method.name for method in one.comparison.methods]
         if not one.num_before or one.drafters != SETS[0]:
             assert names == ["cold", "warm"]
             continue
         assert names == ["cold", "warm", "replica"]
         if one.name == "repeated":
-            cold, warm, replica = (method.overall.tokens_per_round for method in one.methods)
+            cold, warm, replica = (method.overall.tokens_per_round for method in one.comparison.methods)
             assert replica > cold
             assert warm >= 0.9 * replica
 
@@ -128,8 +121,10 @@ def test_a_fresh_replica_begins_about_where_one_is_that_has_answered_before(repo
 def test_figures_go_by_the_times_that_were_given(report):
     assert report.row_seconds == list(CHEAP)
     for one in report.scenarios:
-        rounds = sum(answer.rounds for block in one.blocks if block.method == "cold" for answer in block.answers)
-        cold = one.methods[0].overall
+        rounds = sum(
+            answer.rounds for block in one.comparison.blocks if block.method == "cold" for answer in block.answers
+        )
+        cold = one.comparison.methods[0].overall
         assert 0.03 * rounds < cold.seconds < 0.045 * (rounds + cold.num_prompts)
 
 
@@ -151,7 +146,6 @@ def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dtype", "int3"], "--dtype is 'int3'"),
         (["--row-times", "1:36,8"], "--row-times is '1:36,8'; write rows:milliseconds"),
         (["--row-times", "0:36"], "--row-times is '0:36'"),
         (["--json", "/nowhere/out.json"], "--json is '/nowhere/out.json'; it cannot be written: No such file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 
 import pytest
@@ -14,11 +15,13 @@ from actors.models.loader import load_model, load_tokenizer
 from actors.models.quantization import Int8Linear
 from actors.models.source import ModelSource
 from cluster.cli.bench.app import app
-from cluster.cli.bench.local import LocalPlan, run_local
-from cluster.cli.bench.measure import encode_prompt, run_blocks
-from cluster.cli.bench.methods import GenerateMethod, Method, create_engines
+from cluster.cli.bench.local import create_engines, run_local
+from cluster.cli.bench.measure import compare_methods, encode_prompt
+from cluster.cli.bench.methods import GenerateMethod
+from cluster.cli.bench.options import LocalOptions
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from cluster.cli.bench.speed import Answer
+from cluster.cli.engine import Quantization
 from paceline_testing.other_vocabularies import merging_tokenizer
 from paceline_testing.tiny_models import (
     END_OF_TURN,
@@ -65,25 +68,25 @@ def greedy(model, prompt, count):
     return tuple(tokens[len(prompt) :])
 
 
-@pytest.fixture(scope="module")
-def report(directory):
-    plan = LocalPlan(
-        PROMPTS,
-        {"model": str(directory), "draft_model": "none"},
-        drafters=(("none",), ("prompt_lookup",), ("prompt_lookup", "suffix")),
+@pytest.fixture(scope="module", params=[1, 2])
+def report(directory, request):
+    options = LocalOptions(
+        model=str(directory),
+        draft_model="none",
+        drafters=["none", "prompt_lookup", "prompt_lookup,suffix"],
         rows_per_task=2,
-        learn_rows_per_task=1,
+        learn_rows=1,
         max_new_tokens=12,
-        batch_sizes=(1, 2),
+        batch_size=request.param,
     )
-    return run_local(plan)
+    return run_local(PROMPTS, options)
 
 
 def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(directory, model, tokenizer, tmp_path):
     save_eagle_head(tmp_path, model.config, tiny_eagle_tensors(model.config, "eagle"))
-    settings = {"model": str(directory), "draft_model": "none", "max_draft_tokens": 8, "branch": 3}
-    settings |= {"eagle_head": str(tmp_path), "quantization": "int8"}
-    plain, drafting = create_engines(settings, [("auto",)], 64)
+    shape = {"max_draft_tokens": 8, "branch": 3, "quantization": Quantization.int8}
+    options = LocalOptions(model=str(directory), draft_model="none", eagle_head=str(tmp_path), **shape)
+    plain, drafting = create_engines(options, 64)
     assert [engine.engine.target.has_head for engine in (plain, drafting)] == [False, True]
     assert "eagle" in drafting.engine.drafter_names
     for engine in (plain, drafting):
@@ -97,11 +100,10 @@ def test_a_draft_model_assists_generate_too_unless_its_vocabulary_is_another(dir
     drafts = {"same": save_tiny_model(tmp_path / "same", seed=1), "other": tmp_path / "other"}
     save_tiny_model(drafts["other"], tokenizer=merging_tokenizer())
     for name, wanted in (("same", ["generate + assistant model"]), ("other", [])):
-        engine = {"model": str(directory), "draft_model": str(drafts[name])}
-        plan = LocalPlan(PROMPTS[:1], engine, drafters=(("draft_model",),), max_new_tokens=8)
-        (cell,) = run_local(plan)
+        models = {"model": str(directory), "draft_model": str(drafts[name])}
+        cell = run_local(PROMPTS[:1], LocalOptions(**models, drafters=["draft_model"], max_new_tokens=8))
         assert [method.name for method in cell.methods[2:-2]] == wanted
-        assert all(not method.equality.differences for method in cell.methods[1:])
+        assert all(method.differences == () for method in cell.methods[1:])
 
 
 def test_a_head_that_is_not_there_is_named_and_so_is_a_drafter_without_one(directory, tmp_path):
@@ -118,36 +120,29 @@ def test_a_head_that_is_not_there_is_named_and_so_is_a_drafter_without_one(direc
 
 
 def test_every_method_gives_the_tokens_of_plain_greedy_decoding(report, model, tokenizer):
-    for cell in report:
-        for block in cell.blocks:
-            for name, answer in zip(block.prompts, block.answers, strict=True):
-                prompt = encode_prompt(next(row for row in PROMPTS if row.name == name), tokenizer)
-                wanted = greedy(model, prompt, 12)
-                wanted = wanted[: wanted.index(END_OF_TURN)] if END_OF_TURN in wanted else wanted
-                assert answer.token_ids == wanted, (block.method, name)
-        assert [method.equality and method.equality.differences for method in cell.methods] == [None, (), (), (), ()]
+    for block in report.blocks:
+        for name, answer in zip(block.prompts, block.answers, strict=True):
+            prompt = encode_prompt(next(row for row in PROMPTS if row.name == name), tokenizer)
+            wanted = greedy(model, prompt, 12)
+            wanted = wanted[: wanted.index(END_OF_TURN)] if END_OF_TURN in wanted else wanted
+            assert tuple(answer.token_ids) == wanted, (block.method, name)
+    assert [method.differences for method in report.methods] == [None, (), (), (), ()]
 
 
-def test_each_cell_measures_all_methods_on_all_prompts(report):
-    assert [cell.batch_size for cell in report] == [1, 2]
-    for cell in report:
-        names = [method.name for method in cell.methods]
-        assert names == [
-            "generate",
-            "generate + prompt lookup",
-            "paceline: none",
-            "paceline: prompt_lookup",
-            "paceline: prompt_lookup,suffix",
-        ]
-        asked = Counter((block.method, name) for block in cell.blocks for name in block.prompts)
-        assert asked == {(method, row): 1 for method in names for row in "1234"}
-        assert all(len(block.prompts) == cell.batch_size and block.seconds > 0 for block in cell.blocks)
-        plain = [method.overall.tokens_per_round for method in cell.methods if method.drafters in (None, ())]
-        assert plain[0] == plain[2] == 1.0
-        assert plain[1] >= 1.0
-        for method in cell.methods[3:]:
-            assert set(method.overall.accepted_tokens) <= set(method.drafters)
-            assert set(method.tasks) == {"echo", "ask"}
+def test_all_methods_are_measured_on_all_prompts(report):
+    names = [method.name for method in report.methods]
+    engines = ["paceline: none", "paceline: prompt_lookup", "paceline: prompt_lookup,suffix"]
+    assert names == ["generate", "generate + prompt lookup", *engines]
+    asked = Counter((block.method, name) for block in report.blocks for name in block.prompts)
+    assert asked == {(method, row): 1 for method in names for row in "1234"}
+    assert len({len(block.prompts) for block in report.blocks}) == 1
+    assert all(block.seconds > 0 for block in report.blocks)
+    plain = [method.overall.tokens_per_round for method in report.methods if method.drafters in (None, ())]
+    assert plain[0] == plain[2] == 1.0
+    assert plain[1] >= 1.0
+    for method in report.methods[3:]:
+        assert set(method.overall.accepted_tokens) <= set(method.drafters)
+        assert set(method.tasks) == {"echo", "ask"}
 
 
 def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory, tmp_path):
@@ -165,21 +160,14 @@ def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory,
     names = ["none", "suffix"] * 2 + ["suffix"] * 2  # speeds, tasks, positions, sources
     assert [line.split()[0] for line in lines if line.startswith(("none ", "suffix "))] == names
     assert "generate" not in result.stdout
-    cell = json.loads(saved.read_text())["cells"][0]
-    assert cell["methods"][1]["equality"] == {"num_compared": 2, "differences": []}
-    assert [block["method"] for block in cell["blocks"]] == [
-        "none",
-        "suffix",
-        "suffix",
-        "none",
-    ]
+    report = json.loads(saved.read_text())
+    assert report["methods"][1]["differences"] == []
+    assert [block["method"] for block in report["blocks"]] == ["none", "suffix", "suffix", "none"]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--dtype", "int8"], "--dtype is 'int8'"),
-        (["--batch-size", "0"], "--batch-size is '0'"),
         (["--json", "/absent/out.json"], "--json is '/absent/out.json'"),
         (["--spec-bench", "."], "give either --prompts or --spec-bench"),
         (["--drafters", "magic"], "'magic'; known drafters are"),
@@ -196,12 +184,13 @@ def test_wrong_options_are_named_before_anything_is_measured(directory, tmp_path
     assert said in str(result.exception)
 
 
-class Recorder(Method):
+class Recorder:
     """A method that notes what it is asked."""
 
+    now = staticmethod(time.monotonic)
+
     def __init__(self, name, log):
-        super().__init__(name)
-        self._log = log
+        self.name, self._log = name, log
 
     def answer(self, prompts, max_new_tokens, seed=0, predictions=()):
         self._log.append((self.name, [tuple(prompt) for prompt in prompts]))
@@ -212,7 +201,8 @@ def test_methods_take_turns_at_going_first_and_no_block_begins_before_the_last_i
     log = []
     methods = [Recorder(name, log) for name in "abc"]
     rows = [said(str(index), "t", "") for index in range(4)]
-    run_blocks(methods, rows, {str(index): [index] for index in range(4)}, 8)
+    token_ids = {str(index): [index] for index in range(4)}
+    compare_methods(methods, rows, token_ids, max_new_tokens=8, progress=lambda done, total: None)
     assert "".join(name for name, _ in log) == "abc" + "bca" + "cab" + "abc"
     assert [prompts for _, prompts in log] == [[(index,)] for index in range(4) for _ in range(3)]
 
@@ -234,14 +224,14 @@ def test_generate_is_plain_greedy_whatever_the_checkpoint_wishes_and_ends_before
     model.generation_config.min_new_tokens = 25
     method = GenerateMethod("g", model, tokenizer, (), options=help_of)
     (answer,) = method.answer([prompt], 30)
-    assert answer.token_ids == wanted
+    assert tuple(answer.token_ids) == wanted
     assert answer.rounds <= 30
     assert answer.rounds == 30 or help_by != "nobody"
     assert answer.rounds < 15 or help_by != "an assistant"
     stop = wanted[10]
     method = GenerateMethod("g", model, tokenizer, (stop,), options=help_of)
     (answer,) = method.answer([prompt], 30)
-    assert answer.token_ids == wanted[: wanted.index(stop)]
+    assert tuple(answer.token_ids) == wanted[: wanted.index(stop)]
 
 
 def test_a_model_without_a_template_takes_texts_but_no_conversations(tokenizer):

@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 from actors.models.loader import load_config
 from actors.models.source import ModelSource
 from cluster.cli.bench.app import app
-from cluster.cli.bench.local import LocalPlan, run_local
+from cluster.cli.bench.local import run_local
+from cluster.cli.bench.options import LocalOptions
 from cluster.cli.bench.prompts import BenchPrompt, user_says
-from cluster.cli.bench.report import print_cell
-from cluster.cli.bench.speed import Difference, Equality
+from cluster.cli.bench.report import print_local_report
+from cluster.cli.bench.speed import Difference
+from cluster.cli.engine import Exact
 from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
@@ -32,6 +34,10 @@ def directory(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+def local_options(directory, drafters, **more):
+    return LocalOptions(model=str(directory), draft_model="none", drafters=[drafters], compare=True, **more)
+
+
 def compare(*options):
     """What the command prints."""
     result = CliRunner().invoke(app, ["local", "--compare", *map(str, options)], catch_exceptions=False)
@@ -41,13 +47,12 @@ def compare(*options):
 
 @pytest.fixture(scope="module")
 def compared(directory, tmp_path_factory):
-    """What the command printed, and the cell that it saved as JSON."""
+    """What the command printed, and what it saved as JSON."""
     place = tmp_path_factory.mktemp("spec_bench")
     (place / "question.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     options = ["--spec-bench", place, "--model", directory, "--draft-model", "none", "--json", place / "all.json"]
     out = compare(*options, "--drafter", "prompt_lookup", "--drafters", "suffix,soft_ngram", "--max-new-tokens", 24)
-    (cell,) = json.loads((place / "all.json").read_text())["cells"]
-    return out, cell
+    return out, json.loads((place / "all.json").read_text())
 
 
 def test_every_answer_is_that_of_decoding_without_drafts(compared, directory):
@@ -61,8 +66,7 @@ def test_every_answer_is_that_of_decoding_without_drafts(compared, directory):
     for method in saved["methods"]:
         blocks = [block for block in saved["blocks"] if block["method"] == method["name"]]
         assert {block["prompts"][0]: block["answers"][0]["token_ids"] for block in blocks} == wanted
-    same = [method["equality"] for method in saved["methods"]]
-    assert same == [None, {"num_compared": 3, "differences": []}, {"num_compared": 3, "differences": []}]
+    assert [method["differences"] for method in saved["methods"]] == [None, [], []]
 
 
 def test_the_figures_are_those_of_the_answers(compared):
@@ -94,7 +98,7 @@ def test_the_tables_are_plain_text_in_a_pipe(compared):
     out, saved = compared
     assert "\x1b" not in out
     lines = out.splitlines()
-    assert "max_new_tokens 24, dtypes float32, batch_sizes 1, compare True, temperature 0.0, seed 0" in lines[1]
+    assert "max_new_tokens 24, batch_size 1, gamma 4, temperature 0.0, seed 0" in lines[1]
     rows = [line.split() for line in lines]
     tail = ["drafts", "accepted", "tokens", "by", "source", "identical"]
     speed = rows.index(["method", "tokens/s", "x", "tokens/round", *tail])
@@ -113,9 +117,8 @@ def test_sampled_answers_in_batches_are_those_of_plain_decoding_with_the_same_se
         BenchPrompt(str(index), task, user_says(text), prediction="ab ab")
         for index, (task, text) in enumerate([("a", "ab ab ab"), ("a", "cd cd"), ("a", "ef"), ("b", "gh gh")])
     )
-    engine = {"model": str(directory), "draft_model": "none", "exact": "bitwise"}
-    plan = LocalPlan(prompts, engine, (("suffix", "prediction"),), max_new_tokens=16, batch_sizes=(2,))
-    (cell,) = run_local(replace(plan, compare=True, temperature=0.8, seed=5))
+    options = local_options(directory, "suffix,prediction", exact=Exact.bitwise, batch_size=2, max_new_tokens=16)
+    cell = run_local(prompts, replace(options, temperature=0.8, seed=5))
     plain = LocalEngine(str(directory), draft_model="none", drafters=("none",), batch_size=4, exact="bitwise")
     wanted = plain.generate([list(prompt.messages) for prompt in prompts], max_new_tokens=16, temperature=0.8, seed=5)
     for method in ("none", "suffix,prediction"):
@@ -130,12 +133,10 @@ def test_sampled_answers_in_batches_are_those_of_plain_decoding_with_the_same_se
 
 
 def test_answers_that_differ_are_told_with_the_index_where_they_part(directory):
-    engine = {"model": str(directory), "draft_model": "none"}
-    plan = LocalPlan((BenchPrompt("7", "t", token_ids=(65, 66)),), engine, (("suffix",),), compare=True)
-    (cell,) = run_local(plan)
-    parted = Equality(1, (Difference("7", 3, 41, None),))
+    found = run_local((BenchPrompt("7", "t", token_ids=(65, 66)),), local_options(directory, "suffix"))
+    parted = replace(found.methods[1], differences=(Difference("7", 3, 41, None),))
     out = io.StringIO()
-    print_cell(replace(cell, methods=[cell.methods[0], replace(cell.methods[1], equality=parted)]), out)
+    print_local_report(replace(found, methods=[found.methods[0], parted]), "title", out)
     assert out.getvalue().endswith("suffix: 1 answers differ\n  prompt 7, token 3: 41 became end\n\n")
 
 
@@ -150,8 +151,8 @@ def test_a_head_a_chain_and_quantized_weights_are_compared_on_the_same_terms(dir
     options = ["--prompts", rows, "--model", directory, "--draft-model", directory, "--eagle-head", head]
     options += ["--drafter", "eagle", "--drafter", "draft_model", "--branch", 1, "--quantization", "int8"]
     out = compare(*options, "--max-new-tokens", 12, "--json", saved)
-    assert f"draft_model {directory}, eagle_head {head}, branch 1, max_draft_tokens 16, quantization int8" in out
-    (cell,) = json.loads(saved.read_text())["cells"]
+    assert f"draft_model {directory}, eagle_head {head}, branch 1, dtype float32, quantization int8" in out
+    cell = json.loads(saved.read_text())
     assert [method["drafters"] for method in cell["methods"]] == [[], ["eagle"], ["draft_model"]]
     plain = LocalEngine(str(directory), draft_model="none", drafters=("none",), quantization="int8")
     wanted = [one.token_ids for one in plain.generate(texts, max_new_tokens=12)]
@@ -165,14 +166,13 @@ def test_every_gamma_has_a_row_of_its_own_and_drafters_without_a_draft_model_hav
     rows.write_text('{"prompt": "one two one two"}\n')
     options = ["--prompts", rows, "--model", directory, "--draft-model", directory, "--gamma", "1,3,1"]
     options += ["--drafter", "suffix", "--drafter", "suffix,draft_model", "--max-new-tokens", 12, "--json", saved]
-    assert "gammas 1,3, " in compare(*options)
+    assert "gamma 1,3,1, " in compare(*options)
     report = json.loads(saved.read_text())
-    methods = report["cells"][0]["methods"]
+    methods = report["methods"]
     assert [(method["name"], method["gamma"]) for method in methods] == [
         ("none", None),
         ("suffix", None),
         ("suffix,draft_model gamma 1", 1),
         ("suffix,draft_model gamma 3", 3),
     ]
-    assert all(method["equality"]["differences"] == [] for method in methods[1:])
-    assert report["config"]["gammas"] == [1, 3]
+    assert all(method["differences"] == [] for method in methods[1:])

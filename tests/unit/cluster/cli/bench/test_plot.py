@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from cluster.cli.bench.acceptance import Acceptance, PositionAcceptance
 from cluster.cli.bench.app import app
-from cluster.cli.bench.local import CellResult
+from cluster.cli.bench.measure import Comparison, MethodResult
 from cluster.cli.bench.plot import draw_comparison
-from cluster.cli.bench.speed import MethodResult, Speed
+from cluster.cli.bench.speed import Speed
 from paceline_testing.tiny_models import save_tiny_model
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)  # of the first and second set of drafters
@@ -37,7 +37,7 @@ def method(name, ratio, tasks, shares=(), rounds=50):
 
 
 def report(*methods):
-    return CellResult("float32", 1, list(methods), [])
+    return Comparison(list(methods), [])
 
 
 def test_the_command_draws_a_png_or_an_svg_as_the_name_says(tmp_path):
