@@ -145,7 +145,6 @@ def gateway_application(
     tokenizer_dir: str,
     model: ServedModel,
     config: GatewayConfig,
-    ray_actor_options: dict[str, Any] | None = None,
     access: TenantAccess | None = None,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
@@ -160,15 +159,15 @@ def gateway_application(
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=UNAVAILABLE_RETRY_AFTER_S),
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
-        ray_actor_options=ray_actor_options or {"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": 0.1},
     )
     return deployment.bind(router, tokenizer_dir, model, config, access=access, observability=observability)
 
 
-def start_proxies(config: GatewayConfig, proxy_location: ProxyLocation = ProxyLocation.HeadOnly) -> None:
+def start_proxies(config: GatewayConfig) -> None:
     """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`."""
     serve.start(
-        proxy_location=proxy_location,
+        proxy_location=ProxyLocation.HeadOnly,
         http_options=HTTPOptions(host=config.host, port=config.http_port),
         grpc_options=HostedGrpcOptions(
             host=config.host,

@@ -178,7 +178,8 @@ class GenerationService:
         model = self.model  # one for the whole call: another may take its place while text is encoded
         _check_call(call, model)
         deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
-        scope = self._scope(call, tenant)
+        sharing = None if tenant is None else tenant.sharing
+        scope = scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace)
         if scope.reads_others:
             call = replace(call, wants_stats=False)  # they would tell what others have said
         prompts, prediction = await self._encode(call, model)
@@ -216,11 +217,6 @@ class GenerationService:
             tenant=tenant,
             trace=trace,
         )
-
-    @staticmethod
-    def _scope(call: GenerationCall, tenant: Tenant | None) -> Scope:
-        sharing = None if tenant is None else tenant.sharing
-        return scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace)
 
     async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[np.ndarray], np.ndarray]:
         """The prompts and the prediction, int32 [n] each."""

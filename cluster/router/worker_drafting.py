@@ -148,7 +148,11 @@ class WorkerDrafting:
             self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
-        self._take_stale(worker_id, result.stale_seq_ids)
+        for seq_id in result.stale_seq_ids:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None and sequence.drafts.worker == worker_id:
+                self._counters.stale_drafts += 1
+                sequence.drafts.worker_known = 0
         asked = {entry.seq_id: entry for entry in round.entries if entry.draft_worker == worker_id}
         for seq_id, tree in zip(result.seq_ids, result.trees, strict=True):
             entry = asked.pop(seq_id, None)
@@ -156,13 +160,6 @@ class WorkerDrafting:
             if entry is not None and source is not None:
                 most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, source, tree, max_nodes=most)
-
-    def _take_stale(self, worker_id: str, seq_ids: Iterable[int]) -> None:
-        for seq_id in seq_ids:
-            sequence = self._sequences.get(seq_id)
-            if sequence is not None and sequence.drafts.worker == worker_id:
-                self._counters.stale_drafts += 1
-                sequence.drafts.worker_known = 0
 
     def wants_corrections(self, round: Round) -> bool:
         """Whether a worker learns from the target predictions of this round."""

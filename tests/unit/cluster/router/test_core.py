@@ -135,9 +135,7 @@ def test_a_prompt_without_room_for_a_token_is_refused_with_the_limit():
 
 def test_a_full_queue_refuses_and_says_when_to_come_back():
     target = Scripted(list(range(2, 40)))
-    core = make_core(max_running=2, max_waiting=3)
-    for index in range(5):
-        core.add(request(f"r{index}", max_new_tokens=4), 0.0)
+    core = make_core(*(request(f"r{index}", max_new_tokens=4) for index in range(5)), max_running=2, max_waiting=3)
     with pytest.raises(Overloaded) as unknown:
         core.add(request("late"), 0.0)
     assert unknown.value.retry_after_s == 1.0
@@ -398,11 +396,9 @@ def serve_with_failures(core, target, is_failing, most_rounds=300):
 def test_a_request_that_fails_the_target_fails_alone(poison_at, chunk):
     """Its prompt takes several rounds with chunk 4, so rounds that compute it again succeed before one fails."""
     target = ToyTarget(VOCAB_SIZE, eos_token_id=None)
-    core = make_core(chain=right(target, 3), max_prefill_rows=chunk)
     innocent = [request(f"i{index}", range(1, 2 + index), stop_token_ids=(), max_new_tokens=80) for index in range(6)]
     guilty = request("g", range(1, 31), stop_token_ids=())
-    for one in [*innocent[:3], guilty, *innocent[3:]]:
-        core.add(one, 0.0)
+    core = make_core(*innocent[:3], guilty, *innocent[3:], chain=right(target, 3), max_prefill_rows=chunk)
     fatal = core._requests.by_id["g"].seq_id
     rows = {}
 
@@ -430,9 +426,7 @@ def test_a_request_that_fails_the_target_fails_alone(poison_at, chunk):
 
 def test_sequences_that_were_only_beside_a_failure_are_together_again_soon():
     target = Scripted(list(range(2, 40)))
-    core = make_core()
-    for index in range(4):
-        core.add(request(str(index), max_new_tokens=12), 0.0)
+    core = make_core(*(request(str(index), max_new_tokens=12) for index in range(4)))
     failures = iter([True, True])
     events, batches = serve_with_failures(core, target, lambda batch: next(failures, False))
     sizes = [len(batch) for batch in batches if batch]
@@ -502,10 +496,8 @@ def test_a_sequence_that_would_fit_waits_for_blocks_held_for_a_router_that_is_go
 
 def test_the_youngest_makes_room_for_the_oldest_and_comes_back_first():
     target = ToyTarget(VOCAB_SIZE, total_blocks=8, block_size=4)
-    core = make_core(max_running=2)
     requests = [request(name, prompt=[1] * 8, stop_token_ids=()) for name in ("old", "young", "waits")]
-    for one in requests:
-        core.add(one, 0.0)
+    core = make_core(*requests, max_running=2)
     events = serve(core, target)
     ends = [event.request_id for event in events if event.finish_reason]
     assert ends == ["old", "young", "waits"]
@@ -577,9 +569,8 @@ def test_a_target_at_full_load_gets_no_drafts_and_the_drafters_rest():
     profile = [(rows, 0.01 * rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
     target = ToyTarget(VOCAB_SIZE, seconds=lambda rows: 0.01 * rows)
     drafter = ChainDrafter(right(target))
-    core = make_core(drafters={"chain": drafter}, profile=profile)
-    for index in range(4):
-        core.add(request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=200), 0.0)
+    requests = [request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=200) for index in range(4)]
+    core = make_core(*requests, drafters={"chain": drafter}, profile=profile)
     now = 0.0
     for _ in range(150):
         _, batch = one_round(core, target, now)
@@ -617,11 +608,8 @@ def drafts_of(worker, round):
 def test_sequences_stick_to_their_worker_and_move_when_it_goes():
     target = ToyTarget(VOCAB_SIZE)
     workers = {name: ToyDraftWorker(right(target)) for name in ("a", "b", "c")}
-    core = make_core(max_running=12, speculation=SpeculationConfig(max_rows=200))
-    core.set_draft_workers(list(workers))
     requests = [request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=60) for index in range(12)]
-    for one in requests:
-        core.add(one, 0.0)
+    core = make_core(*requests, workers=workers, max_running=12, speculation=SpeculationConfig(max_rows=200))
     events = []
     for _ in range(3):
         events += one_round(core, target, draft=asking(workers))[0]

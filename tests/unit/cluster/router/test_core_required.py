@@ -67,9 +67,8 @@ def steep(rows: int) -> float:
 
 def test_lookahead_writes_the_targets_text_in_fewer_rounds():
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with()
     one = request(prompt=(4, 9, 40, 62, 77, 23, 1))  # what windows are drawn from
-    core.add(one, 0.0)
+    core = core_with(one)
     text, batches = serve(core, target)
     assert text["r"] == target.complete(one)[0]
     assert len(batches) < 60
@@ -83,10 +82,8 @@ def test_no_round_has_more_rows_than_allowed_and_windows_take_turns(max_rows):
     drafter = LookaheadDrafter()
     assert drafter.most_required == WINDOW
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with(drafter=drafter, max_rows=max_rows, max_draft_tokens=3)
     requests = [request(f"r{index}", (index + 1, 7)) for index in range(6)]
-    for one in requests:
-        core.add(one, 0.0)
+    core = core_with(*requests, drafter=drafter, max_rows=max_rows, max_draft_tokens=3)
     text, batches = serve(core, target)
     assert text == {one.request_id: target.complete(one)[0] for one in requests}
     assert all(sum(nodes(batch)) <= max_rows for batch in batches)
@@ -103,9 +100,8 @@ def test_a_round_in_which_no_draft_could_pay_computes_no_window():
         return 0.01 * rows**2
 
     target = Wheel(VOCAB, seconds=seconds)
-    core = core_with(profile=tuple((rows, seconds(rows)) for rows in (1, 8, 16, 32)))
-    for index in range(8):
-        core.add(request(f"r{index}", (index + 1,)), 0.0)
+    profile = tuple((rows, seconds(rows)) for rows in (1, 8, 16, 32))
+    core = core_with(*(request(f"r{index}", (index + 1,)) for index in range(8)), profile=profile)
     _, batches = serve(core, target)
     full = [batch for batch in batches if len(batch.items) == 8][8:]
     assert sum(any(nodes(batch)) for batch in full) < len(full) / 4  # now and then it is tried
@@ -140,9 +136,8 @@ def test_a_request_without_drafts_has_no_window(fields):
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 20])
 def test_pitfall_12_the_window_makes_no_token_too_many_and_stays_within_the_models_positions(count):
     target = Wheel(VOCAB, max_model_len=256, seconds=flat)  # refuses a node beyond its positions
-    core = core_with()
     one = request(prompt=(tuple(range(80)) * 4)[: 256 - count], max_new_tokens=count)
-    core.add(one, 0.0)
+    core = core_with(one)
     text, _ = serve(core, target)
     assert text["r"] == target.complete(one)[0]
     assert len(text["r"]) == count
@@ -152,8 +147,7 @@ def test_pitfall_1_a_stop_token_in_the_window_ends_the_answer_there_and_does_not
     target = Wheel(VOCAB, seconds=flat)
     whole = target.complete(request())[0]
     for stop in (whole[0], whole[1], whole[30], whole[79]):
-        core = core_with()
-        core.add(request(prompt=(stop, 1, 2, 3), stop_token_ids=(stop,)), 0.0)  # windows are drawn from the prompt
+        core = core_with(request(prompt=(stop, 1, 2, 3), stop_token_ids=(stop,)))  # windows are drawn from the prompt
         text, batches = serve(core, target)
         assert text["r"] == whole[: whole.index(stop)]
         sizes = [count for batch in batches[:3] for count in nodes(batch)]
@@ -162,11 +156,10 @@ def test_pitfall_1_a_stop_token_in_the_window_ends_the_answer_there_and_does_not
 
 def test_pitfall_2_a_phrase_that_is_right_to_its_end_yields_the_targets_next_token_too():
     target = Wheel(VOCAB, seconds=flat)
-    core = core_with()
     prompt = target.complete(request(max_new_tokens=VOCAB))[0]  # the text goes on as it began
-    core.add(request(prompt=tuple(prompt), max_new_tokens=60), 0.0)
-    text, batches = serve(core, target)
-    assert text["r"] == target.complete(request(prompt=tuple(prompt), max_new_tokens=60))[0]
+    one = request(prompt=tuple(prompt), max_new_tokens=60)
+    text, batches = serve(core_with(one), target)
+    assert text["r"] == target.complete(one)[0]
     assert len(batches) <= 60 / 5 + 3  # four tokens of a phrase and the target's own
 
 
