@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -32,11 +31,6 @@ class SoftCompactorSettings(FoldSettings):
     fold_every_s: FoldSeconds = 15.0
 
 
-@dataclass(slots=True)
-class SoftCompactorCounters(FoldCounters):
-    evicted_contexts: int = 0  # dropped to stay within max_contexts
-
-
 class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
     """Compacts the soft counts of one namespace and order. Not thread-safe."""
 
@@ -45,7 +39,7 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
     ) -> None:
         """store: the namespace's, any area; order: the tables'."""
         super().__init__(store.beside(area_of(order)), codec, soft_payload(order))
-        self.counters: SoftCompactorCounters = SoftCompactorCounters()
+        self.counters = FoldCounters()
         self._settings: SoftCompactorSettings = settings or SoftCompactorSettings()
         self._order = order
 
@@ -87,6 +81,5 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
         table = SoftNgramTable(max(slots * SLOT_BYTES, MIN_BYTES), self._order)
         for entries in summands:
             table.merge_entries(entries)
-        self.counters.evicted_contexts += table.num_evicted
         merged = table.entries()
         return merged.rows(np.argsort(merged.keys))  # so that parts do not depend on the table's size

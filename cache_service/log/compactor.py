@@ -42,7 +42,6 @@ class CompactorSettings(FoldSettings):
 @dataclass(slots=True)
 class CompactorCounters(FoldCounters):
     dropped_generations: int = 0
-    survived_tokens: int = 0  # carried over from dropped generations
 
 
 class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumns]):
@@ -117,7 +116,6 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         num_bytes = sum(each.num_bytes for each in result)
         if num_bytes > limits.max_bytes or sum(len(each.segments) for each in result) > MAX_MANIFEST_SEGMENTS:
             return generations  # segments that no manifest names expire
-        self.counters.survived_tokens += sum(entry.num_tokens for entry in added)
         return result
 
     def _write(self, pieces: list[Piece], lease: Lease) -> list[SegmentEntry]:

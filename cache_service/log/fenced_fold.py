@@ -50,7 +50,6 @@ class FoldCounters:
     lost_segments: int = 0  # segments to be rewritten that could not be read
     trimmed_entries: int = 0
     left_folds: int = 0  # manifest or log has a later format or key
-    refused_folds: int = 0  # there is a newer lease, epoch or manifest
     failures: int = 0  # Redis was unavailable or refused
 
 
@@ -137,7 +136,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         try:
             new = self._fold(old, entries, folded_id, Lease(token, stored.epoch))
         except _FoldRefused:
-            self._refused("lease or epoch has changed")
+            self._log_refusal("lease or epoch has changed")
             return None
         if new is None:
             return None
@@ -162,7 +161,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
             keep_s=settings.keep_s,
         )
         if verdict != "ok":
-            self._refused(verdict)
+            self._log_refusal(verdict)
             return False
         self.counters.folds += 1
         self.counters.folded_entries += fold.num_entries
@@ -231,9 +230,8 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
                 self.counters.corrupt_entries += 1
         return len(log_entries), entries
 
-    def _refused(self, reason: str) -> None:
+    def _log_refusal(self, reason: str) -> None:
         log.info("a fold of %s was refused: %s", self._place, reason)
-        self.counters.refused_folds += 1
 
     def _leave(self, what: str, error: FormatError) -> None:
         """Leave data of a later format or key to newer compactors, during an upgrade or a change of keys.

@@ -35,7 +35,6 @@ class FoldedLogCounters:
     corrupt_segments: int = 0
     missing_segments: int = 0
     corrupt_manifests: int = 0
-    lost_log: int = 0  # starts with a gap between segments and log
     resets: int = 0
 
 
@@ -161,8 +160,6 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         entries = view.after(place.cursor)
         if len(entries) < len(view.entries):
             place.is_anchored = True
-        elif not place.is_anchored and place.cursor != START and entries:
-            self.counters.lost_log += 1
         for entry_id, frame in entries:
             place.cursor, place.is_anchored = entry_id, True
             self._read_entry(place, entry_id, frame)

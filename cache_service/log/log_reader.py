@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Receives the contents of a namespace. Called from one thread; its exceptions are logged and counted."""
+    """Receives the contents of a namespace. Called from one thread; its exceptions are logged."""
 
     def begin(self, manifest: Manifest | None, segments: list[SegmentEntry]) -> bool:
         """A start. segments: those to be read, oldest first. False: skip them."""
@@ -57,7 +57,6 @@ class ReaderSettings(Options):
 @dataclass(slots=True)
 class ReaderCounters(FoldedLogCounters):
     skipped_segments: int = 0  # past warm_deadline_s
-    listener_faults: int = 0
 
 
 class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumns]):
@@ -135,7 +134,6 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
             message()
         except Exception:
             log.exception("a listener of namespace %s failed", self.store.keys.namespace)
-            self.counters.listener_faults += 1
 
 
 def newest_segments(manifest: Manifest, max_tokens: int) -> list[SegmentEntry]:

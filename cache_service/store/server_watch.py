@@ -19,7 +19,6 @@ class ServerWatch:
     """Restarts a server with the same data, port and password, in a background thread. Close it before the server."""
 
     def __init__(self, server: EmbeddedServer) -> None:
-        self.num_restarts = 0
         self._server = server
         self._breaker = CircuitBreaker(max_failures=1)
         self._turns = Turns("cache-server-watch")
@@ -36,7 +35,6 @@ class ServerWatch:
         log.warning("the cache's server has ended; it is started again")
         try:
             self._server.restart()
-            self.num_restarts += 1
         except ServerError as error:
             log.warning("the cache's server cannot be started again for now: %s", error)
         # After a successful restart, too: a server that keeps crashing must not keep the machine busy.

@@ -109,22 +109,6 @@ def test_data_survive_a_restart_of_the_server(engine, tmp_path):
     assert counters.segments == 1
 
 
-def test_a_reader_of_a_flushed_namespace_forgets_and_follows_the_new_data(namespace):
-    documents = Documents()
-    reader = namespace.reader(documents)
-    namespace.append(piece("a", 0, [1, 2, 3]))
-    fold_all(compactor(namespace))
-    catch_up(reader)
-    namespace.redis.delete(*namespace.names())
-    catch_up(reader)
-    assert documents.contents == {}
-    assert documents.num_resets == 1
-    namespace.append(piece("b", 0, [4]))
-    catch_up(reader)
-    assert documents.contents == contents([piece("b", 0, [4])])
-    assert documents.num_resets == 1
-
-
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_restored_old_data_are_noticed(namespace, goes_on):
     """The epoch is the old one; the reader's place in the log is not there."""
@@ -163,22 +147,6 @@ def test_a_restored_old_manifest_is_noticed_by_readers_and_compactors(namespace)
     assert namespace.read()[0].contents == contents([piece("a", 0, [1, 2, 3])])
 
 
-def test_a_slow_reader_of_a_trimmed_log_begins_again_and_misses_nothing(namespace):
-    documents = Documents()
-    reader, folding = namespace.reader(documents), compactor(namespace)
-    given = random_pieces(5, 30)
-    for row, part in enumerate(given):
-        namespace.append(part)
-        if row == 3:
-            catch_up(reader)
-        if row > 10:
-            fold_all(folding)
-    assert folding.counters.trimmed_entries > 10
-    catch_up(reader)
-    assert documents.num_resets == 1
-    assert documents.contents == contents(given)
-
-
 def test_a_reader_that_is_overtaken_while_it_starts_begins_again(namespace):
     """Between its manifest and its first look at the log, the log is trimmed past it."""
     documents = Documents()
@@ -191,7 +159,6 @@ def test_a_reader_that_is_overtaken_while_it_starts_begins_again(namespace):
             reader.step()
     catch_up(reader)
     assert documents.contents == contents(given)
-    assert reader.counters.lost_log == 0
 
 
 def test_a_reader_that_keeps_up_is_never_reset_by_folds(namespace):
@@ -265,7 +232,6 @@ def test_what_was_said_twice_outlives_its_generation_once(namespace):
     kept = say(*others[4:8])
     assert kept.count(often) == 1
     assert once not in kept
-    assert folding.counters.survived_tokens == len(often)
     say(*others[8:])
     assert often not in say(*(text[::-1] for text in others[:4]))
 
@@ -397,7 +363,7 @@ def test_a_manifest_of_an_erased_key_is_replaced(namespace):
     assert counters.corrupt_manifests == 0
 
 
-def test_a_listener_that_fails_is_counted_and_told_the_rest(namespace):
+def test_a_listener_that_fails_is_logged_and_told_the_rest(namespace, caplog):
     class Failing(Documents):
         def entry(self, entry_id, pieces):
             super().entry(entry_id, pieces)
@@ -409,7 +375,7 @@ def test_a_listener_that_fails_is_counted_and_told_the_rest(namespace):
     namespace.append(piece("a", 1, [2]))
     catch_up(reader)
     assert documents.contents == contents([piece("a", 0, [1, 2])])
-    assert reader.counters.listener_faults == 2
+    assert caplog.text.count("a listener of namespace") == 2
 
 
 # --- several compactors
@@ -455,7 +421,7 @@ compactor = Compactor(namespace.store, namespace.codec, CompactorSettings(lease_
 fold = compactor.prepare()
 print(fold.manifest.fencing_token, flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
-print(compactor.commit(fold), compactor.counters.refused_folds, flush=True)
+print(compactor.commit(fold), flush=True)
 """
 
 
@@ -476,21 +442,11 @@ def test_a_compactor_that_was_paused_past_its_lease_changes_nothing(namespace, s
             before = namespace.store.read_manifest()
         finally:
             os.kill(paused.pid, signal.SIGCONT)
-        assert paused.stdout.readline() == "False 1\n"
+        assert paused.stdout.readline() == "False\n"
     after = namespace.store.read_manifest()
     assert after == before
     assert Manifest.decode(namespace.codec, after.frame).fencing_token > token
     assert namespace.read()[0].contents == contents(given)
-
-
-def test_a_fold_of_a_data_set_that_is_gone_is_refused(namespace):
-    folding = compactor(namespace)
-    namespace.append(piece("a", 0, [1]))
-    fold = folding.prepare()
-    namespace.redis.set(namespace.keys.epoch, "another")
-    assert not folding.commit(fold)
-    assert folding.counters.refused_folds == 1
-    assert namespace.store.read_manifest().version == 0
 
 
 def test_a_fold_that_was_prepared_twice_is_written_once(namespace):

@@ -178,7 +178,7 @@ class History(RuleBasedStateMachine):
         documents, counters = self.namespace.read(read_entries=3)
         assert documents.contents == self.oracle.contents
         assert not counters.corrupt_segments + counters.missing_segments + counters.corrupt_entries
-        assert not counters.lost_log + counters.resets
+        assert not counters.resets
 
     def teardown(self):
         if hasattr(self, "namespace"):

@@ -135,17 +135,6 @@ def test_the_bounds_are_reached_by_the_texts_known_to_reach_them() -> None:
     assert num_transitions(automaton_of([1] * 19 + [2])) >= 3 * 21 - 5
 
 
-@given(st.lists(st.integers(0, 2), max_size=14), st.lists(st.integers(0, 3), max_size=8))
-@settings(max_examples=200, deadline=None)
-def test_exactly_the_substrings_are_accepted(tokens: list[int], other: list[int]) -> None:
-    automaton = automaton_of(tokens)
-    known = substrings(tokens)
-    for word in known:
-        assert automaton.advance(Cursor(), np.array(word, dtype=np.int32)).length == len(word)
-    for word in substrings(other):
-        assert (automaton.advance(Cursor(), np.array(word, dtype=np.int32)).length == len(word)) == (word in known)
-
-
 @given(texts, texts)
 @settings(max_examples=100, deadline=None)
 def test_a_cursor_finds_the_longest_suffix_of_foreign_text(tokens: list[int], foreign: list[int]) -> None:
@@ -179,14 +168,6 @@ def test_a_cursor_stays_right_while_the_automaton_grows(tokens: list[int], steps
             matched.pop(0)
         assert cursor.length == len(matched)
         assert not matched or tuple(matched + drafted(automaton, cursor, 3)) in known
-
-
-def test_a_cursor_inside_a_state_that_was_split_keeps_its_length() -> None:
-    automaton = automaton_of([1, 2, 3])
-    cursor = automaton.advance(Cursor(), np.array([3], dtype=np.int32))  # a state that stands for 3, 2 3 and 1 2 3
-    automaton.extend(np.array([4, 2, 3, 5], dtype=np.int32))  # now 3 and 2 3 stand apart from 1 2 3
-    cursor = automaton.advance(cursor, np.array([5], dtype=np.int32))
-    assert cursor.length == 2
 
 
 def test_no_match_and_no_continuation_crosses_a_separator() -> None:
@@ -261,20 +242,16 @@ def seconds_to_build(tokens: np.ndarray) -> float:
     return best
 
 
+# a^n b walks the whole chain of links once; a^n b a^n b ... must not walk it at every token.
 @pytest.mark.parametrize(
-    "pattern", [[3], [1, 2], [0, 0, 1]], ids=["one token", "two tokens in turn", "three tokens in turn"]
+    "pattern",
+    [[3], [1, 2], [0, 0, 1], [0] * 500 + [1]],
+    ids=["one token", "two tokens in turn", "three tokens in turn", "one token many times, then another"],
 )
 def test_degenerate_text_takes_linear_time(pattern: list[int]) -> None:
     tokens = np.resize(np.array(pattern, dtype=np.int32), 400_000)
     seconds_to_build(tokens[:1000])
     # Eight times the text in at most 40 times the time; quadratic would be 64 times. Piecewise growth likewise.
-    assert seconds_to_build(tokens) < 40 * max(seconds_to_build(tokens[:50_000]), 1e-4)
-
-
-def test_one_repeated_token_and_then_another_takes_linear_time() -> None:
-    # a^n b walks the whole chain of links once; a^n b a^n b ... must not walk it at every token.
-    period = np.append(np.zeros(500, np.int32), np.int32(1))
-    tokens = np.resize(period, 400_000)
     assert seconds_to_build(tokens) < 40 * max(seconds_to_build(tokens[:50_000]), 1e-4)
 
 

@@ -199,53 +199,6 @@ def test_masses_of_faded_contexts_are_those_of_the_model() -> None:
     assert_sound(table)
 
 
-def test_a_longer_context_decides_where_it_is_known_and_shorter_ones_where_it_is_not() -> None:
-    table = SoftNgramTable(ROOMY)
-    learn(table, [([1, 2, 3], [(10, 1.0)]), ([4, 5, 3], [(11, 1.0)])] * 10)
-    assert max(chances(table, [1, 2, 3]).items(), key=lambda item: item[1])[0] == 10
-    assert max(chances(table, [4, 5, 3]).items(), key=lambda item: item[1])[0] == 11
-    unknown = chances(table, [8, 9, 3])
-    assert unknown[10] == pytest.approx(unknown[11], rel=0.2)
-    nowhere = chances(table, [8, 9, 7])
-    assert nowhere.keys() == {10, 11}
-    assert sum(nowhere.values()) < sum(unknown.values())
-
-
-def test_a_longer_context_is_stored_only_once_the_shorter_one_recurs() -> None:
-    table = SoftNgramTable(ROOMY)
-    sizes = []
-    for _ in range(6):
-        learn(table, [([1, 2, 3, 4], [(10, 0.9)])])
-        sizes.append(len(table))
-    assert sizes == [2, 3, 4, 4, 4, 4]
-
-
-def test_old_rows_fade_and_confidence_follows_the_new_ones() -> None:
-    table = SoftNgramTable(ROOMY)
-    learn(table, [([1], [(10, 1.0)])] * 5000)
-    assert chances(table, [1])[10] > 0.95
-    learn(table, [([1], [(11, 1.0)])] * 20)
-    after = chances(table, [1])
-    assert after[11] > 0.8 > 0.3 > after[10]
-
-
-def test_the_ninth_successor_takes_the_place_of_the_least_if_it_has_more() -> None:
-    table = SoftNgramTable(ROOMY, 1)
-    learn(table, [([1], [(token, 0.12 - token / 1000) for token in range(8)])])
-    learn(table, [([1], [(20, 0.05)])])
-    assert chances(table, [1]).keys() == set(range(8))
-    learn(table, [([1], [(21, 0.5)])])
-    assert chances(table, [1]).keys() == {*range(7), 21}
-
-
-def test_rows_of_less_weight_change_less() -> None:
-    light, full = SoftNgramTable(ROOMY), SoftNgramTable(ROOMY)
-    for table, weight in ((light, 0.05), (full, 1.0)):
-        learn(table, [([1], [(10, 1.0)])] * 3)
-        learn(table, [([1], [(11, 1.0)])], weight)
-    assert chances(light, [1])[11] < chances(full, [1])[11] / 3
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_a_full_table_stays_within_its_bytes_and_whole(seed: int, buckets: int) -> None:
@@ -357,21 +310,6 @@ def test_bytes_that_are_no_export_are_refused(data: bytes) -> None:
     for garbage in (data, b"PACENGRM" + data):
         with pytest.raises(ValueError, match=r"^delta: "):
             decode_entries(garbage, 3)
-
-
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_damaged_export_is_refused(data: st.DataObject) -> None:
-    table = SoftNgramTable(ROOMY)
-    learn(table, random_rows(np.random.default_rng(3), 3, 6, width=3))
-    export = bytearray(encode_entries(3, table.entries()))
-    if data.draw(st.booleans()):
-        where = data.draw(st.integers(0, len(export) - 1))
-        export[where] ^= data.draw(st.integers(1, 255))
-    else:
-        export = export[: data.draw(st.integers(0, len(export) - 1))]
-    with pytest.raises(ValueError, match=r"^delta: "):
-        decode_entries(bytes(export), 3)
 
 
 @pytest.mark.parametrize(
@@ -669,15 +607,6 @@ def test_rows_with_more_successors_than_wanted_are_cut() -> None:
     drafter.remember(rows_in("", SOFT))
     assert drafts(drafter, [1, 2]).token_ids.tolist()[:1] == [3]
     assert 4 not in drafts(drafter, [1, 2]).token_ids
-
-
-def test_what_one_replica_learns_another_drafts() -> None:
-    one, other = SoftNgramDrafter(delta_bytes=MIN_BYTES * 64), SoftNgramDrafter(merged_rows=32)
-    one.remember(rows_in("a", SOFT, SOFT, SOFT, may_share=True))
-    other.merge_entries("a", delta_of(one.table_of("a")))
-    mine, yours = drafts(one, [1, 2], "a"), drafts(other, [1, 2], "a")
-    assert mine.token_ids.tolist() == yours.token_ids.tolist() != []
-    assert mine.confidence.tolist() == yours.confidence.tolist()
 
 
 def test_what_may_not_be_shared_is_learnt_and_not_exported() -> None:
