@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,7 +99,7 @@ any_pieces = st.lists(
 @given(pieces=any_pieces, folds_at=st.sets(st.integers(0, 11)))
 def test_what_is_exported_and_imported_is_the_same(shared_server, pieces, folds_at):
     source, target = Namespace(shared_server.settings, ring=RING), Namespace(shared_server.settings)
-    try:
+    with closing(source.connection), closing(target.connection):
         for row, part in enumerate(pieces):
             source.append(part)
             if row in folds_at:
@@ -114,9 +114,6 @@ def test_what_is_exported_and_imported_is_the_same(shared_server, pieces, folds_
         again = administration(target).import_documents(target.keys, map(decode_piece, lines))
         assert (again.documents, again.known_documents, again.stored_bytes) == (0, len(exported), 0)
         assert target.read()[0].contents == contents(exported)
-    finally:
-        source.connection.close()
-        target.connection.close()
 
 
 def test_an_import_that_broke_off_goes_on_where_it_ended(namespace):
@@ -192,7 +189,6 @@ def test_nothing_is_imported_unencrypted_beside_what_is_encrypted(shared_server,
     assert namespace.redis.xlen(namespace.keys.log) == (0 if is_folded else 1)
     assert administration(namespace).import_documents(namespace.keys, [document(2, 3)]).documents == 1
     assert namespace.read()[0].num_tokens == 3
-    namespace.connection.close()
 
 
 def test_documents_are_known_by_what_they_say(namespace):
@@ -220,7 +216,7 @@ def test_followers_draft_from_an_import_at_once(namespace):
 def test_a_purge_leaves_nothing(shared_server, pieces, folds_at, encrypted):
     namespace = Namespace(shared_server.settings, ring=RING if encrypted else None)
     other = Namespace(shared_server.settings, namespace.keys.namespace + "-other")
-    try:
+    with closing(namespace.connection), closing(other.connection):
         other.append(piece("a", 0, [7]))
         namespace.append(piece("first", 0, [1]))
         for row, part in enumerate(pieces):
@@ -236,9 +232,6 @@ def test_a_purge_leaves_nothing(shared_server, pieces, folds_at, encrypted):
         assert 0 < namespace.redis.ttl(namespace.keys.purges) <= 3600
         with pytest.raises(NamespaceUnknown):
             administration(namespace).purge(namespace.keys)
-    finally:
-        namespace.connection.close()
-        other.connection.close()
 
 
 @pytest.mark.parametrize("purged", [TimeRange(), TimeRange(0, 2_000)], ids=["all", "some time"])
@@ -257,7 +250,6 @@ def test_a_purge_takes_indexes_along_that_nobody_uses_any_more(namespace, tmp_pa
     administration(namespace, index_directory=settings.directory).acting_for("me").purge(namespace.keys, purged)
     left = [path.name for path in settings.directory.iterdir() if path.is_dir()]
     assert [name.partition("-")[0] for name in left] == [index_name(other.keys)]
-    other.connection.close()
 
 
 def test_followers_forget_what_is_purged_and_follow_what_comes_after(namespace):
@@ -378,7 +370,7 @@ def test_a_purge_of_some_time_takes_what_was_learnt_then_and_nothing_else(
     shared_server, times, folds_at, since_s, length_s
 ):
     namespace = Namespace(shared_server.settings)
-    try:
+    with closing(namespace.connection):
         given_pieces = [piece(f"d{row}", 0, [row] * 5, time_s) for row, time_s in enumerate(times)]
         for row, part in enumerate(given_pieces):
             namespace.append(part)
@@ -405,8 +397,6 @@ def test_a_purge_of_some_time_takes_what_was_learnt_then_and_nothing_else(
         namespace.append(piece("later", 0, [9], 40))
         fold(namespace)
         assert namespace.read()[0].contents == contents([*kept, piece("later", 0, [9], 40)])
-    finally:
-        namespace.connection.close()
 
 
 def test_what_cannot_be_read_is_not_purged_by_its_time(namespace):

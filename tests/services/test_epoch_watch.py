@@ -7,11 +7,9 @@ import signal
 import time
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from actors.drafters.registry import create_drafters
-from actors.messages import GenerationRequest, SamplingParams
 from cache_service.admin.administration import CacheAdministration
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.errors import SettingError
@@ -20,11 +18,8 @@ from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.epoch_watch import EpochWatch, EpochWatchSettings
 from cache_service.index.warm_index import WarmIndexSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
-from cluster.config import RouterConfig, SpeculationConfig
-from cluster.router.core import RouterCore
-from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
-from paceline_testing.rounds import serve, toy_info
+from paceline_testing.rounds import learning_core, serve, toy_info, toy_request
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
@@ -183,22 +178,12 @@ class Router:
         )
         self.drafters = drafters
         self.sharing = self.cache.share_counts(drafters)
-        self.core = RouterCore(
-            toy_info(VOCAB_SIZE, 256, 4),
-            RouterConfig(),
-            SpeculationConfig(),
-            drafters,
-            shared=SharedLearning(token_sink=self.cache, soft_sharing=self.sharing),
-        )
-        self.target, self.now = ToyTarget(VOCAB_SIZE), 0.0
+        shared = {"token_sink": self.cache, "soft_sharing": self.sharing}
+        self.core = learning_core(toy_info(VOCAB_SIZE), drafters, **shared)
+        self.target = ToyTarget(VOCAB_SIZE)
 
     def answer(self, namespace, **fields):
-        sampling = SamplingParams(seed=1, temperature=0.0)
-        prompt = np.arange(1, 9, dtype=np.int32)
-        request = GenerationRequest(
-            request_id="r", prompt_token_ids=prompt, sampling=sampling, max_new_tokens=40, namespace=namespace, **fields
-        )
-        self.core.add(request, 0.0)
+        self.core.add(toy_request(prompt=range(1, 9), namespace=namespace, **fields), 0.0)
         serve(self.core, self.target.verify, between=lambda: self.core.exchange(time.monotonic()))
 
     def knows(self, namespace):

@@ -11,24 +11,20 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.exposition import generate_latest
 
 from actors.drafters.registry import create_drafters
-from actors.messages import GenerationRequest, SamplingParams
 from cache_service.counts.soft_exchange import DELTA_BYTES, SoftExchangeSettings
 from cache_service.index.epoch_watch import EpochWatchSettings
 from cache_service.store.connection import ConnectionSettings, open_client
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings, settings_of
-from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
-from cluster.router.core import RouterCore
+from cluster.config import CacheConfig
 from cluster.router.driver import RouterDriver
-from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import soft_metrics
 from paceline_testing.cache_stores import until
-from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.rounds import learning_core, serve, texts_of, toy_info, toy_request
 from paceline_testing.toy_target import ToyTarget
 
 NOWHERE = ConnectionSettings("redis://127.0.0.1:1")
@@ -45,15 +41,9 @@ class Router:
         drafters = create_drafters(("soft_ngram",), delta_bytes=DELTA_BYTES, options={"soft_ngram": options})
         self.drafter = drafters["soft_ngram"]
         self.sharing = self.cache.share_counts(drafters)
-        self.core = RouterCore(
-            toy_info(VOCAB_SIZE, 256, 4),
-            RouterConfig(),
-            SpeculationConfig(),
-            drafters,
-            shared=SharedLearning(token_sink=self.cache, soft_sharing=self.sharing),
-        )
+        shared = {"token_sink": self.cache, "soft_sharing": self.sharing}
+        self.core = learning_core(toy_info(VOCAB_SIZE), drafters, **shared)
         self.target = ToyTarget(VOCAB_SIZE)
-        self.now = 0.0
 
     def answer(self, namespace="a", **fields):
         """The tokens of a request, and how many of them were drafted."""
@@ -73,14 +63,7 @@ class Router:
 
 
 def request(namespace="a", **fields):
-    fields = {"max_new_tokens": 40} | fields
-    return GenerationRequest(
-        request_id="r",
-        prompt_token_ids=np.arange(1, 9, dtype=np.int32),
-        sampling=SamplingParams(seed=1, temperature=0.0),
-        namespace=namespace,
-        **fields,
-    )
+    return toy_request(prompt=range(1, 9), namespace=namespace, **fields)
 
 
 @contextmanager

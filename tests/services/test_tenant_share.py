@@ -65,4 +65,3 @@ def test_a_namespace_is_folded_where_nothing_but_its_own_keys_may_be_touched(nam
     compactor.fold()
     assert compactor.counters.folds == 1
     assert limits(True).max_bytes == 10_000
-    narrow.connection.close()

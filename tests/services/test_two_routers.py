@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 from actors.drafters.registry import create_drafters
-from actors.messages import GenerationRequest, SamplingParams
 from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache, settings_of
-from cluster.config import CacheConfig, RouterConfig, SpeculationConfig
-from cluster.router.core import RouterCore
-from cluster.router.guarded_sink import SharedLearning
-from paceline_testing.rounds import serve, texts_of, toy_info
+from cluster.config import CacheConfig
+from paceline_testing.rounds import learning_core, serve, texts_of, toy_info, toy_request
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 5_000
@@ -36,23 +33,12 @@ class Router:
         self.cache = SharedCache(settings, "toy", settings=settings_of(CacheConfig(index_directory=None), VOCAB_SIZE))
         self.cache.follow([""])
         self._target = ToyTarget(VOCAB_SIZE, 1024, 16, 4096)
-        self.core = RouterCore(
-            toy_info(VOCAB_SIZE, 1024, 16),
-            RouterConfig(),
-            SpeculationConfig(),
-            create_drafters(("cache",), index=self.cache.index),
-            shared=SharedLearning(token_sink=self.cache),
-        )
+        drafters = create_drafters(("cache",), index=self.cache.index)
+        self.core = learning_core(toy_info(VOCAB_SIZE, 1024, 16), drafters, token_sink=self.cache)
 
     def ask(self, prompt: np.ndarray, cache: str = "read_write") -> tuple[list[int], int, int]:
         """The answer, its rounds, and how many tokens of it the cache has drafted."""
-        request = GenerationRequest(
-            request_id=str(next(_numbers)),
-            prompt_token_ids=prompt,
-            sampling=SamplingParams(seed=1, temperature=0.0),
-            max_new_tokens=NEW_TOKENS,
-            cache=cache,
-        )
+        request = toy_request(str(next(_numbers)), prompt, NEW_TOKENS, cache=cache)
         self.core.add(request, 0.0)
         events = serve(self.core, self._target.verify)
         answer = texts_of(events)[request.request_id]

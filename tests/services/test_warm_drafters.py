@@ -9,19 +9,15 @@ import numpy as np
 import pytest
 
 from actors.drafters.registry import create_drafters
-from actors.messages import GenerationRequest, SamplingParams
 from cache_service.admin.administration import CacheAdministration
 from cache_service.automata.shared_phrases import SharedPhrases
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.warm_index import WarmIndexSettings
 from cache_service.log.publisher import PublisherSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
-from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
-from cluster.router.core import RouterCore
-from cluster.router.guarded_sink import SharedLearning
 from paceline_testing.cache_stores import until
-from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.rounds import learning_core, serve, texts_of, toy_info, toy_request
 from paceline_testing.tiny_models import save_tiny_model
 from paceline_testing.toy_target import ToyTarget
 
@@ -52,29 +48,13 @@ class Process:
 
 class Router:
     def __init__(self, drafters, cache=None):
-        self.core = RouterCore(
-            toy_info(VOCAB_SIZE, 4096, 16),
-            RouterConfig(),
-            SpeculationConfig(),
-            drafters,
-            shared=SharedLearning(token_sink=cache),
-        )
-        self.target, self.now = ToyTarget(VOCAB_SIZE, 4096, 16, 1 << 16, order=2), 0.0
+        self.core = learning_core(toy_info(VOCAB_SIZE, 4096, 16), drafters, token_sink=cache)
+        self.target = ToyTarget(VOCAB_SIZE, 4096, 16, 1 << 16, order=2)
 
     def answer(self, prompt, namespace="a", **fields):
         """Tokens, and how many of them were drafted."""
         before = sum(self.core.counters.accepted_tokens.values())
-        self.core.add(
-            GenerationRequest(
-                request_id="r",
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(seed=1, temperature=0.0),
-                max_new_tokens=64,
-                namespace=namespace,
-                **fields,
-            ),
-            self.now,
-        )
+        self.core.add(toy_request(prompt=prompt, max_new_tokens=64, namespace=namespace, **fields), 0.0)
         events = serve(self.core, self.target.verify, between=lambda: self.core.exchange(0.0))
         (tokens,) = texts_of(events).values()
         assert self.core.counters.drafter_errors == {}

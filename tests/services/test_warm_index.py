@@ -210,18 +210,6 @@ def test_lookups_go_on_while_an_index_is_built(namespace, directory, open_index)
         assert drafts(drafter, text[:3], name)[-1] == tuple(text[3:19])
 
 
-def test_a_document_is_whole_in_the_base_whatever_pieces_it_came_in(namespace, open_index):
-    name, folding = namespace.keys.namespace, compactor(namespace, segment_tokens=50)
-    text = document(1, 300)
-    for begin in range(0, 300, 10):
-        namespace.append(piece("d", begin, text[begin : begin + 10]))
-        if begin % 50 == 40:
-            fold_all(folding)
-    index = open_index(namespace)
-    index.follow(name)
-    assert until(lambda: knows(index, name, text))
-
-
 def test_a_purge_leaves_nothing_behind(namespace, directory, open_index):
     name = namespace.keys.namespace
     texts = [document(seed) for seed in range(4)]
@@ -339,7 +327,6 @@ def test_namespaces_are_read_by_those_who_may(namespace, open_index):
     assert {(1000,), (2000,)} <= set(drafts(drafter, shared[:5], mine, readable=(other,)))
     assert drafts(drafter, shared[:5], mine, readable=(other,), reads_cache=False) == []
     assert drafts(drafter, shared[:5], "") == []
-    theirs.connection.close()
 
 
 def test_the_least_recently_used_namespace_gives_way(namespace, open_index):
@@ -380,9 +367,7 @@ def test_a_tenant_with_ever_new_namespaces_pushes_out_its_own_however_busy_it_is
 def test_more_tokens_than_the_budget_make_the_least_recently_used_give_way(namespace, open_index):
     names = [f"{namespace.keys.namespace}-{row}" for row in range(2)]
     for name in names:
-        one = Namespace(namespace.connection.settings, name)
-        one.append(piece("d", 0, document(1, 100)))
-        one.connection.close()
+        Namespace(namespace.connection.settings, name).append(piece("d", 0, document(1, 100)))
     index = open_index(namespace, index_tokens=150)
     for name in names:
         index.follow(name)
@@ -394,9 +379,7 @@ def test_more_tokens_than_the_budget_make_the_least_recently_used_give_way(names
 def test_the_budget_holds_where_the_owner_with_most_is_busy_with_all_it_has(namespace, open_index):
     busy, idle = f"{namespace.keys.namespace}-busy", f"other{namespace.keys.namespace}"
     for name, count in ((busy, 120), (idle, 60)):
-        one = Namespace(namespace.connection.settings, name)
-        one.append(piece("d", 0, document(1, count)))
-        one.connection.close()
+        Namespace(namespace.connection.settings, name).append(piece("d", 0, document(1, count)))
     index = open_index(namespace, index_tokens=150, stay_s=600.0)
     for name in (busy, idle):
         index.follow(name)

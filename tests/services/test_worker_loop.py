@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -80,45 +80,37 @@ async def answer_to(link: AsyncLink, message: Hello | VerifyBatch) -> object:
 async def test_a_batch_that_hangs_shows_until_it_is_done(fails: bool) -> None:
     engine = Engine()
     engine.error = RuntimeError("a bug") if fails else None
-    with working(engine) as (loop, server):
-        link = AsyncLink(server.address, ROUTER_KEYS)
-        try:
-            assert await answer_to(link, Hello()) == INFO
-            assert loop.busy_s == 0.0
-            answer = asyncio.create_task(answer_to(link, VerifyBatch(1, [])))
-            await asyncio.to_thread(until, lambda: loop.busy_s > 0.1)
-            assert loop.num_batches == 0
-            engine.leave.set()
-            assert isinstance(await answer, Failure if fails else VerifyResult)
-            assert loop.busy_s == 0.0
-            assert (loop.num_batches, loop.num_failures, engine.num_cleared) == ((0, 1, 1) if fails else (1, 0, 0))
-            assert await answer_to(link, Hello()) == INFO  # the loop lives on
-        finally:
-            link.close()
+    with working(engine) as (loop, server), closing(AsyncLink(server.address, ROUTER_KEYS)) as link:
+        assert await answer_to(link, Hello()) == INFO
+        assert loop.busy_s == 0.0
+        answer = asyncio.create_task(answer_to(link, VerifyBatch(1, [])))
+        await asyncio.to_thread(until, lambda: loop.busy_s > 0.1)
+        assert loop.num_batches == 0
+        engine.leave.set()
+        assert isinstance(await answer, Failure if fails else VerifyResult)
+        assert loop.busy_s == 0.0
+        assert (loop.num_batches, loop.num_failures, engine.num_cleared) == ((0, 1, 1) if fails else (1, 0, 0))
+        assert await answer_to(link, Hello()) == INFO  # the loop lives on
 
 
 async def test_work_ahead_follows_an_answer_and_a_message_waits_for_one_step_of_it():
     engine = Engine()
     engine.leave.set()
-    with working(engine, ahead=True) as (_, server):
-        link = AsyncLink(server.address, ROUTER_KEYS)
-        try:
-            assert isinstance(await answer_to(link, VerifyBatch(1, [])), VerifyResult)
-            await asyncio.to_thread(until, lambda: engine.ahead == [1])
-            second = asyncio.create_task(answer_to(link, VerifyBatch(2, [])))
-            await asyncio.to_thread(until, lambda: server.stats.sent == 1)
-            await asyncio.sleep(0.2)  # it lies in the queue by now
-            assert not second.done()
+    with working(engine, ahead=True) as (_, server), closing(AsyncLink(server.address, ROUTER_KEYS)) as link:
+        assert isinstance(await answer_to(link, VerifyBatch(1, [])), VerifyResult)
+        await asyncio.to_thread(until, lambda: engine.ahead == [1])
+        second = asyncio.create_task(answer_to(link, VerifyBatch(2, [])))
+        await asyncio.to_thread(until, lambda: server.stats.sent == 1)
+        await asyncio.sleep(0.2)  # it lies in the queue by now
+        assert not second.done()
+        engine.steps.release()
+        assert isinstance(await second, VerifyResult)
+        for _ in range(3):
             engine.steps.release()
-            assert isinstance(await second, VerifyResult)
-            for _ in range(3):
-                engine.steps.release()
-            await asyncio.to_thread(until, lambda: len(engine.ahead) == 4)
-            assert engine.ahead == [1, 2, 2, 2]
-            await asyncio.sleep(0.3)
-            assert len(engine.ahead) == 4  # done: nothing is worked on until the next answer
-        finally:
-            link.close()
+        await asyncio.to_thread(until, lambda: len(engine.ahead) == 4)
+        assert engine.ahead == [1, 2, 2, 2]
+        await asyncio.sleep(0.3)
+        assert len(engine.ahead) == 4  # done: nothing is worked on until the next answer
 
 
 def test_a_loop_that_stands_still_outside_of_a_batch_shows_and_fails_the_groups_health_check() -> None:
@@ -146,19 +138,15 @@ def test_a_loop_that_stands_still_outside_of_a_batch_shows_and_fails_the_groups_
 
 async def test_time_in_batches_adds_up() -> None:
     engine = Engine()
-    with working(engine) as (loop, server):
-        link = AsyncLink(server.address, ROUTER_KEYS)
-        try:
-            answer = asyncio.create_task(answer_to(link, VerifyBatch(1, [])))
-            await asyncio.to_thread(until, lambda: loop.busy_total_s > 0.1)
-            engine.leave.set()
-            await answer
-            first_s = loop.busy_total_s
-            assert first_s > 0.1
-            await answer_to(link, VerifyBatch(2, []))
-            assert first_s <= loop.busy_total_s < first_s + PATIENCE_S
-        finally:
-            link.close()
+    with working(engine) as (loop, server), closing(AsyncLink(server.address, ROUTER_KEYS)) as link:
+        answer = asyncio.create_task(answer_to(link, VerifyBatch(1, [])))
+        await asyncio.to_thread(until, lambda: loop.busy_total_s > 0.1)
+        engine.leave.set()
+        await answer
+        first_s = loop.busy_total_s
+        assert first_s > 0.1
+        await answer_to(link, VerifyBatch(2, []))
+        assert first_s <= loop.busy_total_s < first_s + PATIENCE_S
 
 
 def test_a_group_fails_its_health_check_when_a_batch_takes_too_long_or_a_rank_has_ended() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from actors.drafters.contract import CpuDrafter
 from actors.messages import (
     DraftBatch,
     DraftResult,
@@ -17,13 +18,21 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )  # fmt: skip
+from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
+from cluster.router.guarded_sink import SharedLearning
 from cluster.router.round import RouterEvent
 from cluster.router.run_round import RoundHooks, RoundOutcome, no_drafts, run_local_round
 
 
 def toy_info(vocab_size: int, max_model_len: int = 256, block_size: int = 4, **fields: object) -> WorkerInfo:
     return WorkerInfo("target", 0, vocab_size, max_model_len, block_size, total_blocks=0, **fields)  # type: ignore[arg-type]
+
+
+def learning_core(info: WorkerInfo, drafters: Mapping[str, CpuDrafter], **shared: object) -> RouterCore:
+    """A core of default options. shared: of `SharedLearning`."""
+    given = SharedLearning(**shared)  # type: ignore[arg-type]
+    return RouterCore(info, RouterConfig(), SpeculationConfig(), drafters, shared=given)
 
 
 def toy_request(
