@@ -1,9 +1,10 @@
-"""How commands print tables, JSON, sizes and lengths of time (90s, 30m, 24h, 7d)."""
+"""How commands print columns, JSON, sizes and lengths of time (90s, 30m, 24h, 7d)."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +15,11 @@ from rich.table import Table
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def print_table(table: Table) -> None:
-    """As wide as the terminal, or 160 columns in a pipe."""
+def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Aligned columns; cells may have several lines. As wide as the terminal, or 160 characters in a pipe."""
+    table = Table(*header, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
     Console(width=None if Console().is_terminal else 160, soft_wrap=True).print(table)
 
 

@@ -11,11 +11,10 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from actors.errors import InvalidRequest
 from cache_service.errors import CacheError
-from cluster.cli.output import parsed_seconds, print_table, shown_seconds
+from cluster.cli.output import parsed_seconds, print_columns, shown_seconds
 from cluster.cli.shared_options import ClusterOptions, JsonOption, with_options
 from cluster.config import ClusterConfig, paceline_home
 from cluster.errors import ConfigError
@@ -71,18 +70,14 @@ def list_tenants(as_json: JsonOption = False, *, cluster: ClusterOptions) -> Non
     if as_json:
         typer.echo(json.dumps([_described(tenant, now) for tenant in tenants], indent=2))
         return
-    table = Table("tenant", "state", "policy", "limits", "keys", box=None, pad_edge=False)
+    rows = []
     for tenant in tenants:
         limits = [f"{key} {value:g}" for key, value in tenant.limits.model_dump().items() if value is not None]
         keys = [_key_line(key, now) for key in _described(tenant, now)["keys"]]
-        table.add_row(
-            tenant.name,
-            "disabled" if tenant.disabled else "enabled",
-            tenant.policy if tenant.group is None else f"{tenant.policy} {tenant.group}",
-            "\n".join(limits) or "none",
-            "\n".join(keys) or "none",
-        )
-    print_table(table)
+        state = "disabled" if tenant.disabled else "enabled"
+        policy = tenant.policy if tenant.group is None else f"{tenant.policy} {tenant.group}"
+        rows.append((tenant.name, state, policy, "\n".join(limits) or "none", "\n".join(keys) or "none"))
+    print_columns(("tenant", "state", "policy", "limits", "keys"), rows)
 
 
 @app.command()

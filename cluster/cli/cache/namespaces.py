@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from actors.errors import InvalidRequest
 from actors.printable import printable
@@ -23,7 +22,7 @@ from cache_service.formats.store_keys import StoreKeys
 from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
 from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import FingerprintOption, Place, StoredNamespace
-from cluster.cli.output import parsed_seconds, print_json, print_table, shown_seconds, shown_size
+from cluster.cli.output import parsed_seconds, print_columns, print_json, shown_seconds, shown_size
 from cluster.cli.progress import progress_bars
 from cluster.cli.shared_options import JsonOption, with_options
 from cluster.errors import ConfigError
@@ -38,10 +37,8 @@ def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json
         print_json(found)
         return
     typer.echo(f"{len(found)} namespaces {place.where}", err=True)
-    table = Table("namespace", "model", "memory", "expires in", box=None, pad_edge=False)
-    for each in found:
-        table.add_row(each.namespace, each.fingerprint, shown_size(each.memory_bytes), _age(each.expires_in_s))
-    print_table(table)
+    rows = [(one.namespace, one.fingerprint, shown_size(one.memory_bytes), _age(one.expires_in_s)) for one in found]
+    print_columns(("namespace", "model", "memory", "expires in"), rows)
 
 
 @with_options
@@ -53,11 +50,10 @@ def stats(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) ->
         print_json(found)
         return
     now = int(time.time())
-    table = Table("", *(each.fingerprint for each in found), box=None, pad_edge=False)
-    for each_row in zip(*(_stats_rows(each, now) for each in found), strict=True):
-        table.add_row(each_row[0][0], *(value for _, value in each_row))
+    rows = zip(*(_stats_rows(each, now) for each in found), strict=True)
     typer.echo(f"namespace {found[0].namespace}")
-    print_table(table)
+    header = ("", *(each.fingerprint for each in found))
+    print_columns(header, ([row[0][0], *(value for _, value in row)] for row in rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import typer
 
 from actors.errors import InvalidRequest
 from cluster.cli.api_key import ApiKeyOption
-from cluster.cli.chat.backend import Backend
+from cluster.cli.chat.backend import Backend, LocalBackend, ServerBackend
 from cluster.cli.chat.lines import read_lines
 from cluster.cli.chat.session import ChatSession
 from cluster.cli.chat.view import View
@@ -25,7 +25,6 @@ def chat(
     url: str = typer.Option(None, help="Talk to the server at http://host:port; by default a model in this process."),
     api_key: ApiKeyOption = None,
     system: str = typer.Option("", help="What the model is told before all turns."),
-    compare: bool = typer.Option(False, "--compare", help="Decode every turn again without drafts."),
     debug: bool = typer.Option(False, "--debug", help="A line for every round."),
     sampling: SamplingOptions,
     engine_options: EngineOptions,
@@ -38,38 +37,32 @@ def chat(
     options = sampling.checked()
     if url is not None and debug:
         raise InvalidRequest("--debug", True, "a server tells only its totals; leave it out with --url")
-    backend = _local(engine_options) if url is None else _remote(url, api_key, context)
+    if url is None:
+        backend: Backend = LocalBackend(local_engine(engine_options, batch_size=1))
+    else:
+        _refuse_engine_options(context)
+        backend = ServerBackend(url, api_key)
     # Bytes of a command line that are not UTF-8 reach Python as lone surrogates, which no tokenizer takes.
     system = system.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     view = View()
-    session = ChatSession(backend, options, view, system)
-    session.switches |= {"compare": compare, "debug": debug}
+    session = ChatSession(backend, options, view, system, traces=debug)
     is_interactive = sys.stdin.isatty()
     if is_interactive:
-        about = f", drafters {', '.join(backend.sources) or 'none'}" if url is None else f" at {url}"
+        about = f" at {url}" if backend.sources is None else f", drafters {', '.join(backend.sources) or 'none'}"
         view.note(f"{backend.model_name}{about}")
         view.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends")
-        if backend.tells_rounds:
+        if backend.sources is not None:
             view.legend(backend.sources)
     session.run(read_lines(paceline_home() / "chat_history"))
     if session.num_failures and not is_interactive:
         raise typer.Exit(1)
 
 
-def _local(options: EngineOptions) -> Backend:
-    from cluster.cli.chat.local_backend import LocalBackend
-
-    return LocalBackend(local_engine(options, batch_size=1))
-
-
-def _remote(url: str, api_key: str | None, context: typer.Context) -> Backend:
-    """Raises InvalidRequest for options that are given to an engine in this process."""
-    from cluster.cli.chat.server_backend import ServerBackend
-
+def _refuse_engine_options(context: typer.Context) -> None:
+    """Raises InvalidRequest for an option of an engine in this process."""
     for name in sorted(field.name for field in fields(EngineOptions)):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             value = context.params[name]
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             raise InvalidRequest(f"--{name.replace('_', '-')}", shown, "the server at --url has its own; leave it out")
-    return ServerBackend(url, api_key)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_PROMPT = "> "
 _MAX_HISTORY = 1000
 
 
@@ -18,37 +17,31 @@ def read_lines(history: Path) -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    with _editing(history):
-        while True:
-            out = sys.stdout if sys.stdout.isatty() else sys.stderr  # a pipe from standard output is for answers
-            try:
-                with contextlib.redirect_stdout(out):
-                    line = input(_PROMPT)
-                yield line
-            except EOFError:
-                print(file=sys.stderr)
-                return
-            except KeyboardInterrupt:
-                print("\nCtrl-D ends", file=sys.stderr)
+    import readline  # here: on some terminals it writes escape codes when it is imported
 
-
-@contextlib.contextmanager
-def _editing(history: Path) -> Iterator[None]:
-    """Keys and history of readline, where Python has it."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
     readline.set_history_length(_MAX_HISTORY)
     if os.environ.get("NO_COLOR"):
         readline.parse_and_bind("set enable-bracketed-paste off")  # it writes escape codes
     try:
-        yield
+        yield from _typed_lines()
     finally:
         with contextlib.suppress(OSError):
             history.parent.mkdir(parents=True, exist_ok=True)
             history.touch(mode=0o600)
             readline.write_history_file(history)
+
+
+def _typed_lines() -> Iterator[str]:
+    out = sys.stdout if sys.stdout.isatty() else sys.stderr  # a pipe from standard output is for answers
+    while True:
+        try:
+            with contextlib.redirect_stdout(out):
+                line = input("> ")
+            yield line
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print("\nCtrl-D ends", file=sys.stderr)

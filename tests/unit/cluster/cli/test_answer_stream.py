@@ -49,6 +49,10 @@ def test_a_last_line_without_its_end_is_read():
         b'{"more": ' + b"[" * 100_000,
         b'{"error": {"code": 3}}',
         b'{"usage": {"prompt_tokens": -1}}',
+        b'{"usage": {"completion_tokens": 1' + b"0" * 400 + b"}}",
+        b'{"choices": ["x"]}',
+        b'{"choices": [{"delta": "x"}]}',
+        b'{"speculation": {"rounds": 1e9, "accepted_tokens": [1]}}',
     ],
 )
 def test_what_is_no_chunk_is_one_error(data):

@@ -94,30 +94,26 @@ def test_a_configuration_that_cannot_be_used_names_file_key_and_limit(refuse, tm
     assert expected in line
 
 
-def test_a_configuration_that_does_not_exist_is_named(refuse, tmp_path):
-    assert refuse("serve", tmp_path / "none.yaml") == f"{tmp_path / 'none.yaml'}: No such file or directory"
-
-
 def test_a_directory_is_no_configuration(refuse, tmp_path):
     assert refuse("serve", tmp_path) == f"{tmp_path}: Is a directory"
 
 
-@pytest.mark.parametrize("setting", ["gateway.http_port", "=3", ".x=3", "gateway.=3"])
-def test_a_setting_without_key_or_value_says_how_to_write_it(refuse, setting):
-    assert refuse("serve", "--set", setting) == f"--set {setting}: write it as path.to.key=value"
-
-
-def test_a_setting_below_a_value_is_refused(refuse):
-    assert refuse("serve", "--set", "target.model=a", "--set", "target.model.name=b").endswith("model is not a section")
-
-
-def test_a_setting_out_of_range_names_key_value_and_limit(refuse):
-    line = refuse("serve", "--set", "gateway.http_port=70000")
-    assert "gateway.http_port is 70000; it must be at most 65535" in line
-
-
-def test_an_unknown_setting_is_refused(refuse):
-    assert refuse("serve", "--set", "gateway.port=8000").endswith("gateway.port: unknown key")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["gateway.http_port"], "--set gateway.http_port: write it as path.to.key=value"),
+        (["=3"], "--set =3: write it as path.to.key=value"),
+        ([".x=3"], "--set .x=3: write it as path.to.key=value"),
+        (["gateway.=3"], "--set gateway.=3: write it as path.to.key=value"),
+        (["target.model=a", "target.model.name=b"], "model is not a section"),
+        (["gateway.http_port=70000"], "gateway.http_port is 70000; it must be at most 65535"),
+        (["gateway.port=8000"], "gateway.port: unknown key"),
+        (["target.model=/no/such/model"], "model '/no/such/model': not a known name (smollm2)"),
+        (["speculation.drafters=[sufix]"], "speculation.drafters is 'sufix'; known drafters are "),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_before_anything_is_started(refuse, free_ports, settings, expected):
+    assert expected in refuse("serve", *free_ports, *(part for each in settings for part in ("--set", each)))
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(refuse, free_ports):
@@ -136,54 +132,28 @@ def test_a_home_that_cannot_be_written_is_refused_before_ray_is_started(
     assert "PACELINE_HOME" in line
 
 
-def test_a_model_that_does_not_exist_is_named_before_anything_is_started(refuse, free_ports):
-    line = refuse("serve", *free_ports, "--set", "target.model=/no/such/model")
-    assert line.startswith("model '/no/such/model': ")
-    assert "known name (smollm2)" in line
-
-
-def test_an_unknown_drafter_in_the_configuration_is_named_before_models_are_looked_for(refuse, free_ports):
-    settings = ["--set", "speculation.drafters=[sufix]", "--set", "target.model=/no/such/model"]
-    line = refuse("serve", *free_ports, *settings)
-    assert line.startswith("speculation.drafters is 'sufix'; known drafters are ")
-
-
 # --- generate
 
 
+TINY = "a model"  # stands for its directory
+
+
 @pytest.mark.parametrize(
-    ("model", "expected"),
+    ("options", "expected"),
     [
-        ("/no/such/model", "not a known name (smollm2), an existing directory or .gguf file"),
-        ("/no/such/model.gguf", "there is no such file"),
-        ("smolm2", "not a known name (smollm2)"),
+        (["--model", "/no/such/model"], "model '/no/such/model': not a known name (smollm2), an existing directory or"),
+        (["--model", "/no/such/model.gguf"], "model '/no/such/model.gguf': there is no such file"),
+        (["--model", "smolm2"], "model 'smolm2': not a known name (smollm2)"),
+        (["--model", "/proc/self/fd"], "model '/proc/self/fd': the directory holds no config.json"),
+        (["--model", TINY, "--draft-model", "/no/such/model"], "model '/no/such/model': "),
+        (["--model", TINY, "--drafter", "suffix,sufix"], "drafters is 'sufix'; known drafters are auto, "),
+        (["--model", TINY, "--drafter", "draft_model"], "--draft-model is 'auto'; run: paceline drafter build --targ"),
+        (["--model", TINY, "--max-new-tokens", "1022"], "max_new_tokens is 1022; with 1 prompt tokens that is more th"),
     ],
 )
-def test_a_model_that_does_not_exist_is_named(refuse, model, expected):
-    line = refuse("generate", "--prompt", "x", "--model", model)
-    assert line.startswith(f"model {model!r}: ")
-    assert expected in line
-
-
-def test_a_directory_without_a_model_is_named(refuse, tmp_path):
-    line = refuse("generate", "--prompt", "x", "--model", tmp_path)
-    assert line == f"model '{tmp_path}': the directory holds no config.json"
-
-
-def test_a_draft_model_that_does_not_exist_is_named(refuse, tiny_model_dir):
-    line = refuse("generate", "--prompt", "x", "--model", tiny_model_dir, "--draft-model", "/no/such/model")
-    assert line.startswith("model '/no/such/model': ")
-
-
-def test_an_unknown_drafter_is_named_with_the_known_ones(refuse, tiny_model_dir):
-    line = refuse("generate", "--prompt", "x", "--model", tiny_model_dir, "--drafter", "suffix,sufix")
-    assert "sufix" in line.split(";")[0]
-    assert "prompt_lookup" in line
-
-
-def test_a_drafter_without_its_draft_model_says_what_to_run(refuse, tiny_model_dir):
-    line = refuse("generate", "--prompt", "x", "--model", tiny_model_dir, "--drafter", "draft_model")
-    assert line.endswith(f"--draft-model is 'auto'; run: paceline drafter build --target {tiny_model_dir}")
+def test_a_model_or_drafter_that_cannot_be_is_named(refuse, tiny_model_dir, options, expected):
+    arguments = [tiny_model_dir if option == TINY else option for option in options]
+    assert expected in refuse("generate", "--prompt", "x", *arguments)
 
 
 def test_under_rejection_drafters_that_cannot_draft_are_named(refuse, free_ports, tiny_model_dir):
@@ -283,7 +253,7 @@ def test_bytes_of_an_option_that_are_not_utf8_are_refused_before_a_model_is_look
 
 
 def test_a_command_line_that_is_not_utf8_is_no_traceback():
-    """In a process of its own, as the interpreter reads its bytes."""
+    """In a process of its own, as the interpreter reads its bytes, and where warnings of libraries would show."""
     command = [Path(sys.executable).with_name("paceline"), "generate", "--prompt", b"caf\xe9 noir"]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
@@ -316,11 +286,6 @@ def test_a_sampling_option_out_of_range_is_named_with_its_limit_before_a_model_i
     line = refuse("generate", "--model", "/no/such/model", "--prompt", "x", option, value)
     assert line.startswith(f"{option} is {value}")
     assert line.endswith(f"; {limit}")
-
-
-def test_more_new_tokens_than_the_model_has_room_for_are_refused(refuse, tiny_model_dir):
-    line = refuse("generate", "--model", tiny_model_dir, "--prompt", "abc", "--max-new-tokens", "1022")
-    assert line == "max_new_tokens is 1022; with 3 prompt tokens that is more than the model's 1024"
 
 
 def test_generated_text_is_alone_on_stdout(run, tiny_model_dir):
@@ -381,6 +346,7 @@ def prompts_file(tmp_path):
         (["--drafter", ","], "--drafters is ','; it must hold at least one name"),
         (["--drafter", "none,suffix"], "--drafters is ('none', 'suffix'); none excludes every other drafter"),
         (["--spec-bench", "."], "give either --prompts or --spec-bench"),
+        (["--prompts", "/absent.jsonl"], "--prompts is '/absent.jsonl'; it cannot be read"),
         (["--json", "/absent/out.json"], "--json is '/absent/out.json'; it cannot be written: No such"),
         (["--plot", "/absent/out.png"], "--plot is '/absent/out.png'; it cannot be written: No such"),
         (["--plot", "out.pdf"], "--plot is 'out.pdf'; its name must end in .png or .svg"),
@@ -399,13 +365,9 @@ def test_what_is_wrong_with_a_comparison_is_said_before_a_model_is_looked_for(re
     )
 
 
-def test_questions_that_cannot_be_read_are_named(refuse, tmp_path):
-    assert "--spec-bench is '/absent/question.jsonl'; it cannot be read" in refuse(
-        "bench", "local", "--spec-bench", "/absent"
-    )
-    assert "prompts.jsonl'; it cannot be read" in refuse(
-        "bench", "local", "--compare", "--prompts", tmp_path / "prompts.jsonl"
-    )
+def test_questions_that_cannot_be_read_are_named(refuse):
+    line = refuse("bench", "local", "--spec-bench", "/absent")
+    assert "--spec-bench is '/absent/question.jsonl'; it cannot be read" in line
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(refuse, prompts_file, tmp_path, monkeypatch):
@@ -515,15 +477,6 @@ def test_an_interrupt_is_no_traceback(run, monkeypatch):
 
     monkeypatch.setattr(commands, "app", interrupted)
     assert run() == (130, "", "")
-
-
-def test_the_command_itself_prints_one_line_whatever_its_imports_do(tmp_path):
-    """In a process of its own, where warnings of libraries and the interpreter's own traceback would show."""
-    command = [Path(sys.executable).with_name("paceline"), "serve", tmp_path / "none.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == f"paceline: {tmp_path / 'none.yaml'}: No such file or directory\n"
 
 
 def test_serve_says_in_one_line_that_ray_cannot_be_started(monkeypatch):

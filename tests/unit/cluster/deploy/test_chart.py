@@ -9,7 +9,6 @@ import copy
 import hashlib
 import importlib
 import json
-import math
 import os
 import re
 import shutil
@@ -31,7 +30,6 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.config import ClusterConfig
 from cluster.deploy.access import disruption_budgets
 from cluster.deploy.chart import MARKS, chart_files, profile_manifests, values_model
-from cluster.deploy.drain import drain
 from cluster.deploy.json_patch import json_patch
 from cluster.deploy.kustomize import overlay_manifests, rendered_files
 from cluster.deploy.manifests import identity, manifests
@@ -583,45 +581,6 @@ def test_a_quantity_is_multiplied_and_rounded_up():
     assert times("512Mi", 1.5) == "768Mi"
     assert times("1Mi", 1.1) == "2Mi"
     assert times("250m", 2) == "500m"
-
-
-# --- the end of a pod
-
-
-class Time:
-    """A clock that its sleepers move."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def clock(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
-def test_a_pod_waits_for_its_last_request_and_then_a_while():
-    time = Time()
-    assert drain(lambda: 3.0 if time.now < 200 else 0.0, 5, 600, time.clock, time.sleep)
-    assert 220 <= time.now < 230
-
-
-def test_a_pod_waits_no_longer_than_its_limit():
-    time = Time()
-    assert not drain(lambda: 3.0, 5, 60, time.clock, time.sleep)
-    assert 160 <= time.now < 165
-
-
-def test_a_pod_whose_ray_has_ended_does_not_wait():
-    time = Time()
-    assert drain(lambda: None, 5, 600, time.clock, time.sleep)
-    assert time.now < 125
-
-
-def test_a_pod_waits_while_nobody_can_tell():
-    time = Time()
-    assert not drain(lambda: math.inf, 5, 60, time.clock, time.sleep)
 
 
 # --- the chart

@@ -1,4 +1,4 @@
-"""What a pod that ends is told of its requests, by servers of all kinds. What it then waits for: `test_deploy.py`."""
+"""What a pod that ends is told of its requests, by servers of all kinds, and how long it waits for them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from cluster.deploy import drain
 from cluster.deploy.drain import metrics_reader, ongoing_requests
+from paceline_testing.clock import Clock
 
 BUSY = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 2.0\nray_serve_num_ongoing_grpc_requests{NodeId="a"} 1.0\n'
 QUIET = 'ray_serve_num_ongoing_http_requests{NodeId="a"} 0.0\nray_other 7.0\n'
@@ -128,3 +129,22 @@ def test_what_is_no_url_is_refused_in_one_line(run, url):
     assert status == 2
     assert err.startswith(f"paceline: --metrics is {url!r}: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("ongoing", "limit_s", "is_quiet", "waited_s"),
+    [
+        (lambda now: 3.0 if now < 100 else 0.0, 600, True, 120),  # until the last request, and then a while
+        (lambda now: None, 600, True, 12),  # Ray has ended
+        (lambda now: 3.0, 60, False, 60),
+        (lambda now: math.inf, 60, False, 60),  # nobody can tell
+    ],
+)
+def test_a_pod_waits_for_its_last_request_and_no_longer_than_its_limit(ongoing, limit_s, is_quiet, waited_s):
+    clock = Clock()
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    assert drain.drain(lambda: ongoing(clock.now), 5, limit_s, clock, sleep) == is_quiet
+    assert waited_s <= clock.now < waited_s + 10
