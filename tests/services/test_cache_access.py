@@ -306,11 +306,7 @@ def tls_server(tmp_path):
         )
 
 
-def test_tls_with_a_client_certificate(tls_server):
-    use(Namespace(tls_server))
-
-
-def test_over_tls_every_role_does_its_work_and_nothing_else(tls_server):
+def test_over_tls_with_a_client_certificate_every_role_does_its_work_and_nothing_else(tls_server):
     assert_matrix(tls_server)
     whole = Namespace(tls_server)
     name = whole.keys.namespace

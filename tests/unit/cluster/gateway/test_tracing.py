@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -54,24 +55,15 @@ class CoreRouter:
         self.requests.append(request)
         core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
         target = ToyTarget(eos_token_id=3, seed=4)
-        prompt = np.array(request.prompt_token_ids) % 90 + 5
-        core.add(_with_prompt(request, prompt.astype(np.int32)), 100.0)
+        prompt = np.array(request.prompt_token_ids, np.int32) % 90 + 5
+        greedy = SamplingParams(seed=1, temperature=0.0)
+        changes = {"prompt_token_ids": prompt, "sampling": greedy, "stop_token_ids": (), "timeout_s": None}
+        core.add(msgspec.structs.replace(request, **changes), 100.0)
         ticks = count(1)
         hooks = RoundHooks(now=lambda: 100.0 + 0.01 * next(ticks))  # a round is planned, assembled and committed
         while core.has_work:
             for chunk in run_local_round(core, target.verify, hooks=hooks).events:
                 yield chunk
-
-
-def _with_prompt(request, prompt):
-    return GenerationRequest(
-        request_id=request.request_id,
-        prompt_token_ids=prompt,
-        sampling=SamplingParams(seed=1, temperature=0.0),
-        max_new_tokens=request.max_new_tokens,
-        wants_stats=request.wants_stats,
-        timed_rounds=request.timed_rounds,
-    )
 
 
 @pytest.fixture
@@ -192,6 +184,7 @@ async def test_who_has_begun_a_trace_decides_whether_it_is_sampled(router, expor
 
 
 async def test_without_tracing_no_times_are_taken(router):
+    assert open_tracing(ObservabilityConfig(), "1.0") is None
     service = GenerationService(router, TOKENIZER, MODEL, CONFIG)
     await post(service)
     assert router.requests[0].timed_rounds == -1
@@ -281,10 +274,6 @@ def test_only_the_first_rounds_are_told_one_by_one():
 def test_an_endpoint_that_is_no_plain_url_is_refused(url):
     with pytest.raises(ValueError, match="otlp_endpoint must be a URL"):
         ObservabilityConfig(otlp_endpoint=url)
-
-
-def test_tracing_is_off_by_default():
-    assert open_tracing(ObservabilityConfig(), "1.0") is None
 
 
 class Collector(BaseHTTPRequestHandler):
