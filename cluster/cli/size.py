@@ -76,18 +76,15 @@ def size(
 
 def _check(asked: Namespace) -> None:
     """Refuse options that mean nothing beside the others. Raises InvalidRequest."""
-    refused: list[tuple[str, tuple[str, ...]]] = []
-    if asked.cpu:
-        refused.append(("it has no meaning with --cpu; leave it out", ("draft", "price_per_gpu_hour", "hardware")))
-    else:
-        refused.append(("it has no meaning with --gpus; leave it out", ("memory_gib", "bandwidth_gb_s")))
-    if asked.draft is None:
-        refused.append(("give --draft, too", ("draft_gpu", "draft_price_per_gpu_hour")))
-    if asked.price_per_gpu_hour is None:
-        refused.append(("give --price-per-gpu-hour, too", ("draft_price_per_gpu_hour",)))
-    for limit, names in refused:
+    unpriced = asked.price_per_gpu_hour is None
+    for applies, limit, names in (
+        (asked.cpu, "it has no meaning with --cpu; leave it out", ("draft", "price_per_gpu_hour", "hardware")),
+        (not asked.cpu, "it has no meaning with --gpus; leave it out", ("memory_gib", "bandwidth_gb_s")),
+        (asked.draft is None, "give --draft, too", ("draft_gpu", "draft_price_per_gpu_hour")),
+        (unpriced, "give --price-per-gpu-hour, too", ("draft_price_per_gpu_hour",)),
+    ):
         for name in names:
-            if (value := getattr(asked, name)) is not None:
+            if applies and (value := getattr(asked, name)) is not None:
                 raise InvalidRequest(f"--{name.replace('_', '-')}", str(value), limit)
     if asked.cpu == (asked.gpus is not None):
         raise InvalidRequest("--gpus", asked.gpus, "give either --gpus or --cpu")

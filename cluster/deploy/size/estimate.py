@@ -54,10 +54,7 @@ class MemoryFit:
     reserve: float
     available: float
     room_tokens: int  # capacity of the KV cache; 0 if the weights do not fit
-
-    @property
-    def needed(self) -> float:
-        return self.weights + self.kv_cache + self.activations + self.reserve
+    needed: float
 
     @property
     def fits(self) -> bool:
@@ -122,15 +119,17 @@ class PlacedModel:
         logits = 2 * 4 * self.shape.vocab_size * rows  # float32, raw and processed
         hidden = self.shape.hidden_size * (rows + _PREFILL_ROWS)
         activations = _ACTIVATION_BYTES * _LIVE_WIDTHS * hidden + logits
+        kv_cache = sequences * context * self.kv_bytes_per_token
         available = self.gpu.memory_gib * 2**30
         left = available - weights - activations - _RESERVE_BYTES
         return MemoryFit(
             weights=weights,
-            kv_cache=sequences * context * self.kv_bytes_per_token,
+            kv_cache=kv_cache,
             activations=activations,
             reserve=_RESERVE_BYTES,
             available=available,
             room_tokens=max(0, math.floor(left / self.kv_bytes_per_token)),
+            needed=weights + kv_cache + activations + _RESERVE_BYTES,
         )
 
 

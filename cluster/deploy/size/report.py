@@ -32,7 +32,7 @@ def as_json(sizing: Sizing) -> dict[str, object]:
         "acceptance": deployment.acceptance,
         "fits": fits,
         "fits_on_gpus": _groups_that_fit(deployment),
-        "memory_per_gpu": {**asdict(memory), "needed": memory.needed},
+        "memory_per_gpu": asdict(memory),
         "max_concurrency": memory.room_tokens // deployment.context,
         "round": {**asdict(sizing.forward), "link_s": deployment.link_s, "total_s": sizing.speeds[0].round_s},
         "free_rows": sizing.free_rows,
@@ -46,11 +46,30 @@ def as_json(sizing: Sizing) -> dict[str, object]:
 
 def sections(sizing: Sizing) -> Iterator[str | Table]:
     """Paragraphs and tables, in the order in which they are printed."""
-    yield from _memory(sizing)
-    if not sizing.memory.fits:
+    deployment, memory, target = sizing.deployment, sizing.memory, sizing.deployment.target
+    where, each, reserved = f"{target.count} x {target.device}", "Memory of each GPU", "CUDA"
+    if target.device == CPU:
+        rates = f"{1000 * target.gpu.bandwidth_tb_s:.1f} GB/s read, {target.gpu.tflops:.3g} TFLOP/s in products"
+        where, each, reserved = f"the CPU ({rates})", "Memory of the machine", "system"
+    yield (
+        f"{target.shape.name}, {target.shape.num_parameters / 1e9:.1f} G parameters in {target.dtype}, on "
+        f"{where}: {_count(deployment.concurrency, 'request')} at once of {deployment.context:,} tokens"
+    )
+    parts = {"weights": memory.weights, "KV cache": memory.kv_cache, "activations and logits": memory.activations}
+    parts |= {f"{reserved} and fragmentation": memory.reserve, "needed": memory.needed, "available": memory.available}
+    yield each, ("", "GiB"), [(name, _gib(size)) for name, size in parts.items()]
+    if not memory.fits:
         yield _remedy(sizing)
         return
-    yield _round(sizing)
+    room = f"{_count(memory.room_tokens // deployment.context, 'request')} of {deployment.context:,}"
+    yield f"It fits. The KV cache has room for {memory.room_tokens:,} tokens: {room}."
+    forward, round_s = sizing.forward, sizing.speeds[0].round_s
+    parts = {"reading the weights": forward.weights_s, "reading the KV cache": forward.kv_s}
+    parts |= {"products, meanwhile": forward.compute_s, "all-reduces": forward.all_reduce_s}
+    if deployment.seconds_of_rows is not None:
+        parts = {"forward, as measured": round_s - deployment.link_s}
+    parts |= {"link to the router and back": deployment.link_s, "round": round_s}
+    yield "A round without drafts", ("", "ms"), [(name, _ms(seconds)) for name, seconds in parts.items()]
     yield _speeds(sizing)
     yield _advice(sizing.cheapest, sizing.fastest)
     yield from _notes(sizing)
@@ -62,19 +81,20 @@ def settings(sizing: Sizing) -> dict[str, object]:
     target, sequences, drafts = deployment.target, deployment.concurrency, speed.draft_tokens
     if not sizing.memory.fits or _unserved(target):
         return {}
-    is_quantized, is_ahead = target.dtype in QUANTIZED, speed.drafting == "one round ahead"
-    values: dict[str, object] = {"target.tensor_parallel": target.count}
-    values["target.dtype"] = "bfloat16" if is_quantized else target.dtype
-    if is_quantized:
-        values["target.quantization"] = target.dtype
-    values["target.kv_cache_tokens"] = max(256, sequences * deployment.context)
-    values |= {"router.max_running": sequences, "speculation.max_draft_tokens": drafts}
-    if drafts:
-        values["speculation.max_rows"] = min(4096, sequences * drafts)
+    is_quantized = target.dtype in QUANTIZED
+    values = {
+        "target.tensor_parallel": target.count,
+        "target.dtype": "bfloat16" if is_quantized else target.dtype,
+        "target.quantization": target.dtype if is_quantized else None,
+        "target.kv_cache_tokens": max(256, sequences * deployment.context),
+        "router.max_running": sequences,
+        "speculation.max_draft_tokens": drafts,
+        "speculation.max_rows": min(4096, sequences * drafts) or None,
+    }
     if speed.draft_workers:
-        values |= {"draft.workers": speed.draft_workers, "draft.gamma": drafts}
-        values["draft.ahead"] = deployment.outcomes if is_ahead else 0
-    return values
+        ahead = deployment.outcomes if speed.drafting == "one round ahead" else 0
+        values |= {"draft.workers": speed.draft_workers, "draft.gamma": drafts, "draft.ahead": ahead}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _notes(sizing: Sizing) -> Iterator[str]:
@@ -106,34 +126,6 @@ def _unserved(target: PlacedModel) -> str:
     return ""
 
 
-def _memory(sizing: Sizing) -> Iterator[str | Table]:
-    deployment, memory, target = sizing.deployment, sizing.memory, sizing.deployment.target
-    where, each, reserved = f"{target.count} x {target.device}", "Memory of each GPU", "CUDA"
-    if target.device == CPU:
-        rates = f"{1000 * target.gpu.bandwidth_tb_s:.1f} GB/s read, {target.gpu.tflops:.3g} TFLOP/s in products"
-        where, each, reserved = f"the CPU ({rates})", "Memory of the machine", "system"
-    yield (
-        f"{target.shape.name}, {target.shape.num_parameters / 1e9:.1f} G parameters in {target.dtype}, on "
-        f"{where}: {_requests(deployment.concurrency)} at once of {deployment.context:,} tokens"
-    )
-    parts = {"weights": memory.weights, "KV cache": memory.kv_cache, "activations and logits": memory.activations}
-    parts |= {f"{reserved} and fragmentation": memory.reserve, "needed": memory.needed, "available": memory.available}
-    yield each, ("", "GiB"), [(name, _gib(size)) for name, size in parts.items()]
-    if memory.fits:
-        room = f"{_requests(memory.room_tokens // deployment.context)} of {deployment.context:,}"
-        yield f"It fits. The KV cache has room for {memory.room_tokens:,} tokens: {room}."
-
-
-def _round(sizing: Sizing) -> Table:
-    forward, deployment, round_s = sizing.forward, sizing.deployment, sizing.speeds[0].round_s
-    parts = {"reading the weights": forward.weights_s, "reading the KV cache": forward.kv_s}
-    parts |= {"products, meanwhile": forward.compute_s, "all-reduces": forward.all_reduce_s}
-    if deployment.seconds_of_rows is not None:
-        parts = {"forward, as measured": round_s - deployment.link_s}
-    parts |= {"link to the router and back": deployment.link_s, "round": round_s}
-    return "A round without drafts", ("", "ms"), [(name, _ms(seconds)) for name, seconds in parts.items()]
-
-
 def _speeds(sizing: Sizing) -> Table:
     columns = len(_SPEED_HEADER) - (sizing.deployment.gpu_hour is None)
     last = max(sizing.cheapest.draft_workers, sizing.fastest.draft_workers) + 1
@@ -159,8 +151,7 @@ def _named(speed: Speed) -> str:
         return "no drafts"
     if not speed.draft_workers:
         return f"{speed.draft_tokens} draft tokens from the CPU"
-    workers = "1 draft worker" if speed.draft_workers == 1 else f"{speed.draft_workers} draft workers"
-    return f"{workers}, {speed.drafting}, {speed.draft_tokens} draft tokens"
+    return f"{_count(speed.draft_workers, 'draft worker')}, {speed.drafting}, {speed.draft_tokens} draft tokens"
 
 
 def _groups_that_fit(deployment: Deployment) -> list[int]:
@@ -174,7 +165,7 @@ def _remedy(sizing: Sizing) -> str:
     deployment, memory, target = sizing.deployment, sizing.memory, sizing.deployment.target
     ways = [f"{count} GPUs of the kind" for count in _groups_that_fit(deployment)[:1]]
     if sequences := memory.room_tokens // deployment.context:
-        ways.append(f"at most {_requests(sequences)} at once of this context")
+        ways.append(f"at most {_count(sequences, 'request')} at once of this context")
     if context := memory.room_tokens // deployment.concurrency:
         ways.append(f"a context of at most {context:,}")
     smaller = [dtype for dtype in QUANTIZED if NUM_BYTES[dtype] < target.weight_bytes]
@@ -182,11 +173,11 @@ def _remedy(sizing: Sizing) -> str:
         ways.append(f"fewer bits: --dtype {' or '.join(names)}")
     larger, where = ("more memory", "") if target.device == CPU else ("larger GPUs", " on each GPU")
     lacking = f"{_gib(memory.needed - memory.available)} GiB too much{where}"
-    return f"It does not fit: {lacking}. It needs {', or '.join(ways or [f'{larger}, or a smaller model'])}."
+    return f"It does not fit: {lacking}. It needs {', or '.join(ways or [larger, 'a smaller model'])}."
 
 
-def _requests(number: int) -> str:
-    return "1 request" if number == 1 else f"{number:,} requests"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _gib(num_bytes: float) -> str:
