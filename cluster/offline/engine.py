@@ -181,7 +181,7 @@ class LocalEngine:
         info = self._target_info()
         self.max_model_len = info.max_model_len
         sharing = None if cache is None else cache.share_counts(drafters)
-        shared = SharedLearning(token_sink=cache, soft_sharing=sharing, index=None if cache is None else cache.index)
+        shared = SharedLearning(cache, sharing)
         router = config.router.model_copy(update={"max_waiting": self._batch_size})
         shape = DraftShape(config.draft.gamma, config.draft.branch)
         self.core = RouterCore(info, router, speculation, drafters, draft_shape=shape, shared=shared)

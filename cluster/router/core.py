@@ -87,7 +87,7 @@ class RouterCore:
         self._sources = DraftSources(drafters, speculation.drafters, target.has_head)
         self.source_names = names = self._sources.names  # who proposes drafts, by source index
         proposals = Proposals(names, target.vocab_size, self.counters)
-        workers = DraftWorkers()
+        workers, cache = DraftWorkers(), shared.token_sink
         remote = WorkerDrafting(
             draft_shape,
             sequences,
@@ -95,7 +95,7 @@ class RouterCore:
             names=names,
             proposals=proposals,
             counters=self.counters,
-            phrases=SharedPhrases(shared.index) if shared.index is not None and OUROBOROS in names else None,
+            phrases=SharedPhrases(cache.index) if cache is not None and OUROBOROS in names else None,
             scaling=self.draft_scaling,
         )
         cpu = CpuDrafting(drafters, proposals, self.counters)

@@ -247,11 +247,7 @@ class Router:
             self._settings.speculation,
             self._drafters,
             draft_shape=DraftShape(draft.gamma, draft.branch),
-            shared=SharedLearning(
-                token_sink=self._cache,
-                soft_sharing=self._soft_sharing,
-                index=None if self._cache is None else self._cache.index,
-            ),
+            shared=SharedLearning(self._cache, self._soft_sharing),
         )
         driver = RouterDriver(core, self._settings.config.verify_timeout_s, draft.deadline_ms / 1e3)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)

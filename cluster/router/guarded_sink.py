@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol
 
 from actors.drafters.registry import CACHE
 from actors.messages import GenerationRequest
-from cache_service.automata.automata_index import AutomataIndex
 from cache_service.formats.earnings import Earnings
 from cluster.cache.soft_sharing import SoftSharing
 from cluster.router.counters import RouterCounters
@@ -30,9 +29,9 @@ _Arguments = ParamSpec("_Arguments")
 class SharedLearning:
     """The router's parts of the shared cache. Without them it keeps what it learns to itself."""
 
-    token_sink: SharedCache | None = None  # receives committed tokens that may be learnt from
+    # Receives committed tokens that may be learnt from; its index has phrases for the lookahead of draft workers.
+    token_sink: SharedCache | None = None
     soft_sharing: SoftSharing | None = None  # exchanges the counts of the drafter "soft_ngram" with other routers
-    index: AutomataIndex | None = None  # phrases for the lookahead of draft workers
 
 
 class Learner(Protocol):
