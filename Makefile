@@ -55,7 +55,7 @@ serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 check: $(STAMP) lint  ## while you work: lint, then the unit tests that need neither the demo model nor a wheel
 	$(BIN)/python -m pytest tests/unit -m "not slow and not whole" -n $(TEST_PROCESSES) --dist loadfile --durations=5
 
-test: setup lint  ## what CI runs: lint, then every test
+test: setup lint  ## what CI runs: lint, then all tests but the slow ones
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: setup  ## tests that take minutes: several nodes of Ray, an upgrade and the loss of nodes under load

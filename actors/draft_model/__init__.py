@@ -1,4 +1,4 @@
 """The draft engine: draft trees from a small model, drafting ahead, lookahead, other vocabularies.
 
-May import: engine, lookahead, sampling, the contract of drafters.
+May import: engine, drafters, lookahead, sampling, models and the records below them.
 """

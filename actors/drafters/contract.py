@@ -1,4 +1,4 @@
-"""The contract of drafters. Each CPU drafter is one file beside this one; adding one touches no other file."""
+"""The contract of drafters. Each CPU drafter is one file beside this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """EAGLE heads: drafters that read hidden states of the target.
 
-May import: engine, models, the contract of drafters.
+May import: engine, drafters, models and the records below them.
 """

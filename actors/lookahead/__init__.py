@@ -1,4 +1,4 @@
 """Window, phrase pool and token trie of lookahead decoding, for the drafters of target and draft model.
 
-May import: draft_tree, messages, cache_service.
+May import: cache_service.
 """

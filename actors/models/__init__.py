@@ -1,4 +1,4 @@
 """Finds, loads and quantises models and tokenizers.
 
-May import: errors, options.
+May import: errors and options.
 """

@@ -1,4 +1,4 @@
 """The Ray shells: target groups, draft pools, the directory they register in, and autoscaling.
 
-May import: everything of actors; it is the one room there that imports ray.
+May import: everything of actors, and Ray, which no other package here may import.
 """

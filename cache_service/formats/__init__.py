@@ -1,4 +1,4 @@
 """Formats of bytes in Redis and in files: documents, frames, segments, manifests, keys. Decoders accept any bytes.
 
-May import: nothing but errors.
+May import: errors alone.
 """

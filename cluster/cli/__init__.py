@@ -1,4 +1,4 @@
 """The command `paceline`: one module a command, imported when it runs.
 
-May import: everything below.
+May import: everything below it.
 """

@@ -1,4 +1,4 @@
 """Writes Kubernetes manifests from typed values.
 
-May import: the configuration, actors (engine options), and names of gateway functions.
+May import: every layer below it in cluster, and actors.
 """

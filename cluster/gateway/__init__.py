@@ -1,6 +1,6 @@
 """The public face: validates HTTP and gRPC requests, turns text into tokens, calls a router, streams text back.
 
-May import: router (status), tenants, text, generation options, configuration, names of namespaces in cache_service.
+May import: router, tenants, text and the single modules of cluster below them; actors; cache_service.
 """
 
 # The gRPC services by import path, as Serve's options name them. Here, where they can be read without importing Ray.

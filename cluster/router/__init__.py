@@ -1,4 +1,4 @@
-"""Owns the sequences of one target group: schedules rounds, plans drafts, commits tokens, journals every stream.
+"""Owns the sequences of one target group: schedules rounds, plans drafts, commits tokens.
 
-May import: cache, workers, drafters; never the gateway.
+May import: cache and configuration, never the gateway; actors; cache_service.
 """

@@ -1,4 +1,4 @@
 """Who may call: registry, keys, limits, and which namespaces a tenant shares.
 
-May import: the configuration, validation, names of namespaces in cache_service.
+May import: configuration and validation; actors; cache_service.
 """

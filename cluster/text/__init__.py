@@ -1,4 +1,4 @@
 """Text to tokens and back: chat templates, incremental detokenizer, stop strings.
 
-May import: cluster.errors.
+May import: validation and errors; actors.
 """

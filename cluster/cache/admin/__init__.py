@@ -1,4 +1,4 @@
 """Administration of the shared cache: what the commands `paceline cache` and its HTTP server do.
 
-May import: cluster.cache, tenants, text.
+May import: the package around it and what that may import.
 """

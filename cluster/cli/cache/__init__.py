@@ -1,4 +1,4 @@
 """`paceline cache`: looks after what is stored in the shared cache.
 
-May import: cluster.cache.
+May import: what its parent may.
 """

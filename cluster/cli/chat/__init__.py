@@ -1,4 +1,4 @@
 """`paceline chat`: a conversation in the terminal, with tokens coloured by their source.
 
-May import: offline.
+May import: what its parent may.
 """

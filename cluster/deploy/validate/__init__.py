@@ -1,4 +1,4 @@
 """Checks cluster files and manifests for mistakes before they are applied.
 
-May import: the configuration alone.
+May import: configuration; actors.
 """
