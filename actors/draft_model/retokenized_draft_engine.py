@@ -20,7 +20,6 @@ import numpy as np
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_sequence import RetokenizedSequence
 from actors.draft_tree import DraftTree, TopProbs
-from actors.engine.block_pool import BlockPool
 from actors.engine.sequence_table import distinct
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.token_text import TokenText
@@ -37,13 +36,10 @@ class RetokenizedDraftEngine:
     """
 
     def __init__(self, inner: DraftEngine, target: TokenText, draft: TokenText) -> None:
+        self.pool = inner.pool
         self._inner = inner
         self._target, self._draft = target, draft
         self._sequences: dict[int, RetokenizedSequence] = {}
-
-    @property
-    def pool(self) -> BlockPool:
-        return self._inner.pool
 
     def draft(self, batch: DraftBatch) -> DraftResult:
         """One chain for each item, in order; empty if the draft model cannot follow or its guess does not realign."""

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from actors.drafters._options import between
 
 _MOST = 1_000_000  # limit of each option: greater values mean the same
+LenThreshold = Annotated[int, between(1, _MOST)]
+LenBias = Annotated[int, between(0, _MOST)]
+NPredicts = Annotated[int | None, between(1, _MOST)]
+Alpha = Annotated[float | None, between(0, _MOST)]
 
 
 @dataclass(frozen=True, slots=True)
 class MatchOptions:
-    """Options of SAM-Decoding (Hu et al. 2024), under its names. Raises ValueError for values out of range."""
+    """Options of SAM-Decoding (Hu et al. 2024), under its names."""
 
     len_threshold: int = 1  # a match shorter than this drafts nothing
     len_bias: int = 0  # subtracted from the length of every match
     n_predicts: int | None = None  # limit of a draft's nodes; None: as many as are asked for
     alpha: float | None = None  # limit of 1 + floor(alpha * match length) nodes; None: no such limit
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("len_threshold", self.len_threshold, 1),
-            ("len_bias", self.len_bias, 0),
-            ("n_predicts", self.n_predicts, 1),
-            ("alpha", self.alpha, 0),
-        ):
-            if value is not None and not least <= value <= _MOST:
-                raise ValueError(f"{name} is {value}; it must be from {least} to {_MOST}")
 
     def room(self, max_nodes: int) -> int:
         """Limit of a draft's nodes."""

@@ -1,4 +1,7 @@
-"""Checks the options of drafters against the keyword-only parameters of their constructors."""
+"""Checks the options of drafters against the keyword-only parameters of their constructors, types and ranges.
+
+Constructors do not check ranges again.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,19 @@ FIELD = "drafter_options"
 _GIVEN_BY_ENGINE = frozenset({"automata", "index"})
 
 
-def _is_share(value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise PydanticCustomError("share", "it must be from 0 to 1")
-    return value
+def between(least: float, most: float) -> AfterValidator:
+    """The range of an option, for its annotation. Refuses NaN; None is in every range."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not least <= value <= most:
+            raise PydanticCustomError("range", f"it must be from {least} to {most}")
+        return value
+
+    return AfterValidator(check)
 
 
 # Lowest confidence of a node. NaN would silently disable the limit, a value above 1 the drafter.
-Floor = Annotated[float, AfterValidator(_is_share)]
+Floor = Annotated[float, between(0, 1)]
 
 
 def option_names(create: Callable[..., object]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
+from actors.drafters._options import between
 from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton
 from cache_service.automata.tree_options import TOP_CONTINUATIONS, TreeOptions
@@ -25,6 +27,7 @@ FLOOR = 0.03
 LEN_THRESHOLD = 2
 # In a replay of the held-out files with 16 nodes, tokens a round are 1.85 for 0, 1.89 for 8 and 1.90 for no limit.
 MIN_CONTINUATION = 64
+TopK = Annotated[int, between(1, TOP_CONTINUATIONS)]
 
 Match = tuple[Cursor, StaticAutomaton | SuffixAutomaton]
 
@@ -34,9 +37,7 @@ class TreeGrowth:
 
     def __init__(self, match: MatchOptions, *, top_k: int, min_continuation: int, floor: float) -> None:
         """top_k: nodes at one depth, 1 to TOP_CONTINUATIONS; min_continuation: trees with fewer nodes are filled from
-        shorter suffixes and other automata; floor: lowest confidence of a node. Raises ValueError."""
-        if not 1 <= top_k <= TOP_CONTINUATIONS:
-            raise ValueError(f"top_k is {top_k}; it must be in 1 to {TOP_CONTINUATIONS}")
+        shorter suffixes and other automata; floor: lowest confidence of a node."""
         self.match = match
         self._tree = TreeOptions(
             acceptance=_ACCEPTANCE,

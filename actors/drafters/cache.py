@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.draft_tree import DraftTree
-from actors.drafters._match_options import MatchOptions
+from actors.drafters._match_options import Alpha, LenBias, LenThreshold, MatchOptions, NPredicts
 from actors.drafters._options import Floor
-from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, Match, TreeGrowth
+from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, Match, TopK, TreeGrowth
 from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.automata import static_automaton, suffix_automaton
 from cache_service.automata.automata_index import Automata, AutomataIndex
@@ -59,11 +59,11 @@ class CacheDrafter(CpuDrafter):
         self,
         index: AutomataIndex | None = None,
         *,
-        len_threshold: int = LEN_THRESHOLD,
-        len_bias: int = 0,
-        n_predicts: int | None = None,
-        alpha: float | None = None,
-        top_k: int = TOP_CONTINUATIONS,
+        len_threshold: LenThreshold = LEN_THRESHOLD,
+        len_bias: LenBias = 0,
+        n_predicts: NPredicts = None,
+        alpha: Alpha = None,
+        top_k: TopK = TOP_CONTINUATIONS,
         min_continuation: int = MIN_CONTINUATION,
         floor: Floor = FLOOR,
     ) -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.drafters._options import between
 from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.lookahead.phrase_pool import Phrase, PhrasePool
 from actors.lookahead.shares import SharesByNamespace, initial_shares, share_after
@@ -60,11 +62,11 @@ class LookaheadDrafter(CpuDrafter):
     def __init__(
         self,
         *,
-        window_size: int = 5,
-        lookahead_level: int = 5,
+        window_size: Annotated[int, between(1, 64)] = 5,
+        lookahead_level: Annotated[int, between(2, MAX_LOOKAHEAD_LEVEL)] = 5,
         guess_set_size: int = 5,
         keep_phrases: bool = True,
-        pool_phrases: int = 1 << 16,
+        pool_phrases: Annotated[int, between(1, 1 << 20)] = 1 << 16,
         index: AutomataIndex | None = None,
     ) -> None:
         """window_size: columns of the window, W. lookahead_level: N; phrases have N - 1 tokens. guess_set_size: G,
@@ -72,15 +74,8 @@ class LookaheadDrafter(CpuDrafter):
         pool between the requests of a namespace. pool_phrases: limit of a pool, half a kilobyte each. index: the shared
         cache, if there is one.
 
-        Raises ValueError for values out of range.
+        Raises ValueError for a guess_set_size out of range.
         """
-        for name, value, least, most in (
-            ("window_size", window_size, 1, 64),
-            ("lookahead_level", lookahead_level, 2, MAX_LOOKAHEAD_LEVEL),
-            ("pool_phrases", pool_phrases, 1, 1 << 20),
-        ):
-            if not least <= value <= most:
-                raise ValueError(f"{name} is {value}; it must be from {least} to {most}")
         if guess_set_size != -1 and not 1 <= guess_set_size <= 64:
             raise ValueError(f"guess_set_size is {guess_set_size}; it must be from 1 to 64, or -1")
         self.most_required = LookaheadWindow.most_nodes(window_size, lookahead_level)

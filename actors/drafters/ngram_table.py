@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from numba import njit
 
 from actors.draft_tree import DraftTree
-from actors.drafters._options import Floor
+from actors.drafters._options import Floor, between
 from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.splitmix64 import STEP
@@ -93,41 +93,25 @@ class NgramTableDrafter(CpuDrafter):
     def __init__(
         self,
         *,
-        n: int = 4,
+        n: Annotated[int, between(2, MAX_CONTEXT + 1)] = 4,
         levels: Literal["one", "many"] = "many",
-        filler_top_k: int = 3,
+        filler_top_k: Annotated[int, between(1, 64)] = 3,
         keep: Literal["request", "namespace"] = "namespace",
         unknown: Literal["stop", "random"] = "stop",
-        max_ngrams: int = _MAX_NGRAMS,
+        max_ngrams: Annotated[int, between(64, 1 << 28)] = _MAX_NGRAMS,
         budget_bytes: int = _BUDGET_BYTES,
         floor: Floor = _FLOOR,
     ) -> None:
-        """n: tokens of an n-gram, 2 to MAX_CONTEXT + 1. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
+        """n: tokens of an n-gram. levels: contexts of n - 1 tokens only, or of 1 to n - 1.
         filler_top_k: likeliest tokens of every row that are counted, too; 1: only emitted tokens. keep: scope of a
         table. unknown: after an unknown context, stop or draft a random token. max_ngrams: limit of a table.
         budget_bytes: limit of all tables; beyond it, the least recently used tables of the largest owner are dropped.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest for a budget_bytes without room for one table.
         """
-        limits = {
-            "n": (n, 2, MAX_CONTEXT + 1),
-            "filler_top_k": (filler_top_k, 1, 64),
-            "max_ngrams": (max_ngrams, 64, 1 << 28),
-        }
-        for field, (value, least, most) in limits.items():
-            if not least <= value <= most:
-                raise InvalidRequest(field, value, f"it must be {least} to {most}")
         largest = _SLOT_BYTES * max(_FIRST_SLOTS, _slots_for(max_ngrams))
         if budget_bytes < largest:
             raise InvalidRequest("budget_bytes", budget_bytes, f"one table of {max_ngrams} n-grams takes {largest}")
-        choices = {
-            "levels": (levels, ("one", "many")),
-            "keep": (keep, ("request", "namespace")),
-            "unknown": (unknown, ("stop", "random")),
-        }
-        for field, (choice, known) in choices.items():
-            if choice not in known:
-                raise InvalidRequest(field, choice, f"it must be {' or '.join(known)}")
         self.num_successors = filler_top_k
         self._longest = n - 1
         self._shortest = n - 1 if levels == "one" else 1

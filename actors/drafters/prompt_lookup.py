@@ -7,13 +7,14 @@ n-grams is kept up to date, so that a round costs the same at any length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from actors.draft_tree import DraftTree
-from actors.drafters._options import Floor
+from actors.drafters._options import Floor, between
 from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.splitmix64 import STEP
 
@@ -66,10 +67,8 @@ class PromptLookupDrafter(CpuDrafter):
 
     name = "prompt_lookup"
 
-    def __init__(self, *, max_ngram: int = _MAX_NGRAM, floor: Floor = _FLOOR) -> None:
-        """max_ngram: longest n-gram looked up, 1 to MAX_NGRAM; floor: lowest confidence of a node."""
-        if not 1 <= max_ngram <= MAX_NGRAM:
-            raise ValueError(f"max_ngram is {max_ngram}; it must be in 1 to {MAX_NGRAM}")
+    def __init__(self, *, max_ngram: Annotated[int, between(1, MAX_NGRAM)] = _MAX_NGRAM, floor: Floor = _FLOOR) -> None:
+        """max_ngram: longest n-gram looked up; floor: lowest confidence of a node."""
         self._max_ngram = max_ngram
         self._floor = floor
         self._indexes: dict[int, _NgramIndex] = {}

@@ -118,7 +118,7 @@ def create_drafters(
 def check_options(
     names: Sequence[str], options: Mapping[str, Mapping[str, object]], field: str = FIELD
 ) -> dict[str, dict[str, object]]:
-    """Options of drafters among expanded names, converted to their types. Drafters check the ranges themselves.
+    """Options of drafters among expanded names, converted to their types.
 
     Raises InvalidRequest with the option's name below `field`.
     """

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.draft_tree import DraftTree
-from actors.drafters._match_options import MatchOptions
+from actors.drafters._match_options import Alpha, LenBias, LenThreshold, MatchOptions, NPredicts
 from actors.drafters._options import Floor
-from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, TreeGrowth
+from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, TopK, TreeGrowth
 from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.errors import ModelError
 from cache_service.automata.corpus_index import open_index
@@ -41,11 +41,11 @@ class RetrievalDrafter(CpuDrafter):
         self,
         automata: Sequence[StaticAutomaton] = (),
         *,
-        len_threshold: int = LEN_THRESHOLD,
-        len_bias: int = 0,
-        n_predicts: int | None = None,
-        alpha: float | None = None,
-        top_k: int = TOP_CONTINUATIONS,
+        len_threshold: LenThreshold = LEN_THRESHOLD,
+        len_bias: LenBias = 0,
+        n_predicts: NPredicts = None,
+        alpha: Alpha = None,
+        top_k: TopK = TOP_CONTINUATIONS,
         min_continuation: int = MIN_CONTINUATION,
         floor: Floor = FLOOR,
     ) -> None:

@@ -7,12 +7,12 @@ It learns from every row that the target computes, accepted or not, so it improv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters._options import Floor
+from actors.drafters._options import Floor, between
 from actors.drafters.contract import MAX_CONTEXT, CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
 from cache_service.counts.soft_ngram import (
@@ -55,13 +55,13 @@ class SoftNgramDrafter(CpuDrafter):
     def __init__(
         self,
         *,
-        order: int = 3,
-        successors: int = MAX_SUCCESSORS,
+        order: Annotated[int, between(1, MAX_CONTEXT)] = 3,
+        successors: Annotated[int, between(1, MAX_SUCCESSORS)] = MAX_SUCCESSORS,
         budget_bytes: int = 256 << 20,
         table_bytes: int = 32 << 20,
         delta_bytes: int = 0,
         floor: Floor = _FLOOR,
-        prompt_weight: float = _PROMPT_WEIGHT,
+        prompt_weight: Annotated[float, between(0, 1)] = _PROMPT_WEIGHT,
         merged_rows: float = _MERGED_ROWS,
     ) -> None:
         """order: tokens of the longest context. successors: next tokens learnt from each row. budget_bytes: limit of
@@ -70,31 +70,23 @@ class SoftNgramDrafter(CpuDrafter):
         floor: lowest confidence of a node. prompt_weight: weight of a prompt's token, relative to a row of the target.
         merged_rows: limit of the rows that a context from another replica weighs.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest for bytes without room for a table, and for merged_rows.
         """
         least = max(delta_bytes, 0) + MIN_BYTES
+        is_delta = delta_bytes == 0 or delta_bytes >= MIN_BYTES
         for name, value, is_right, limit in (
-            ("order", order, 1 <= order <= MAX_CONTEXT, f"it must be in [1, {MAX_CONTEXT}]"),
-            ("successors", successors, 1 <= successors <= MAX_SUCCESSORS, f"it must be in [1, {MAX_SUCCESSORS}]"),
-            (
-                "delta_bytes",
-                delta_bytes,
-                delta_bytes == 0 or delta_bytes >= MIN_BYTES,
-                f"it must be 0 or at least {MIN_BYTES}",
-            ),
+            ("delta_bytes", delta_bytes, is_delta, f"it must be 0 or at least {MIN_BYTES}"),
             ("budget_bytes", budget_bytes, budget_bytes >= least, f"one table takes at least {least}"),
             ("table_bytes", table_bytes, table_bytes >= least, f"one table takes at least {least}"),
-            ("floor", floor, 0.0 <= floor <= 1.0, "it must be in [0, 1]"),
-            ("prompt_weight", prompt_weight, 0.0 <= prompt_weight <= 1.0, "it must be in [0, 1]"),
             ("merged_rows", merged_rows, 0.0 < merged_rows <= 32.0, "it must be above 0 and at most 32"),
         ):
             if not is_right:
                 raise InvalidRequest(name, value, limit)
         self.num_successors = successors
-        self._order = order
+        self.order = order
         self._budget_bytes = budget_bytes
         self._most_bytes = min(table_bytes, budget_bytes) - delta_bytes  # limit of a table without its delta
-        self._delta_bytes = delta_bytes
+        self.delta_bytes = delta_bytes
         self._floor = floor
         self._prompt_weight = prompt_weight
         self._merged_rows = merged_rows
@@ -135,16 +127,6 @@ class SoftNgramDrafter(CpuDrafter):
         """Namespaces with a table, the least recently used first."""
         return list(self._tables)
 
-    @property
-    def order(self) -> int:
-        """Tokens of the longest context."""
-        return self._order
-
-    @property
-    def delta_bytes(self) -> int:
-        """Bytes of each table for counts to share; 0: none are shared."""
-        return self._delta_bytes
-
     def table_of(self, namespace: str) -> SoftNgramTable | None:
         """The namespace's table, if there is one. Does not update LRU order."""
         return self._tables.get(namespace)
@@ -162,9 +144,9 @@ class SoftNgramDrafter(CpuDrafter):
         self._tables.pop(namespace, None)
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
-        if context.namespace not in self._tables or (self._delta_bytes and not context.reads_cache):
+        if context.namespace not in self._tables or (self.delta_bytes and not context.reads_cache):
             return DraftTree.empty()  # shared tables are part of the shared cache
-        last = np.array(context.tokens[-self._order :], np.int32)
+        last = np.array(context.tokens[-self.order :], np.int32)
         token_ids, parents, confidence = self._table(context.namespace).draft(last, context.max_nodes, self._floor)
         if not len(token_ids):
             return DraftTree.empty()
@@ -178,7 +160,7 @@ class SoftNgramDrafter(CpuDrafter):
             first_bytes = self._most_bytes
             while first_bytes >= 2 * _FIRST_BYTES:
                 first_bytes //= 2
-            table = SoftNgramTable(first_bytes + self._delta_bytes, self._order, delta_bytes=self._delta_bytes)
+            table = SoftNgramTable(first_bytes + self.delta_bytes, self.order, delta_bytes=self.delta_bytes)
             self._tables[namespace] = table
             self._make_room()
         self._tables[namespace] = table

@@ -7,12 +7,13 @@ Confidence and length of a draft grow with the length of the match.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters._match_options import MatchOptions
-from actors.drafters._options import Floor
+from actors.drafters._match_options import Alpha, LenBias, LenThreshold, MatchOptions, NPredicts
+from actors.drafters._options import Floor, between
 from actors.drafters.contract import CpuDrafter, DraftContext
 from cache_service.automata.suffix_automaton import MAX_BRANCHES, SuffixAutomaton, warm_up
 from cache_service.automata.tree_options import BranchOptions
@@ -38,18 +39,16 @@ class SuffixDrafter(CpuDrafter):
     def __init__(
         self,
         *,
-        len_threshold: int = 1,
-        len_bias: int = 0,
-        n_predicts: int | None = None,
-        alpha: float | None = None,
-        top_k: int = _TOP_K,
+        len_threshold: LenThreshold = 1,
+        len_bias: LenBias = 0,
+        n_predicts: NPredicts = None,
+        alpha: Alpha = None,
+        top_k: Annotated[int, between(1, MAX_BRANCHES)] = _TOP_K,
         by_frequency: bool = False,
         floor: Floor = _FLOOR,
     ) -> None:
-        """top_k: branches at the root, 1 to MAX_BRANCHES; by_frequency: prefer the most frequent continuation to the
-        last one; floor: lowest confidence of a node; others: MatchOptions. Raises ValueError."""
-        if not 1 <= top_k <= MAX_BRANCHES:
-            raise ValueError(f"top_k is {top_k}; it must be in 1 to {MAX_BRANCHES}")
+        """top_k: branches at the root; by_frequency: prefer the most frequent continuation to the
+        last one; floor: lowest confidence of a node; others: MatchOptions."""
         self._match = MatchOptions(len_threshold, len_bias, n_predicts, alpha)
         self._options = BranchOptions(
             acceptance=_ACCEPTANCE,

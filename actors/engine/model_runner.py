@@ -65,21 +65,16 @@ class ModelRunner:
     sequence_type = Sequence
 
     def __init__(self, model: PreTrainedModel, num_slots: int, exact: Exactness = "default") -> None:
+        """exact "bitwise": only on CPU. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device
-        if exact == "bitwise" and self.device.type != "cpu":
-            raise ValueError(f"exact is 'bitwise' on {self.device.type}; it is available on cpu")
         config = model.config.get_text_config()
         _check_layers(config, exact)
         self._num_layers = int(config.num_hidden_layers)
         model.set_attn_implementation(ATTENTION_NAME)
         pack_linears(model)
-        self._model = model.eval()
+        self.model = model.eval()
         self._exact = exact
         self.kv = KvCache(num_slots, self.device)
-
-    @property
-    def model(self) -> PreTrainedModel:
-        return self._model
 
     @property
     def row_steps(self) -> list[int]:
@@ -114,7 +109,7 @@ class ModelRunner:
     def _run(
         self, token_ids: np.ndarray, positions: np.ndarray, plan: PaddedPlan | ExactPlan, rows: torch.Tensor
     ) -> torch.Tensor:
-        output = self._model(
+        output = self.model(
             input_ids=torch.from_numpy(token_ids).to(self.device).unsqueeze(0),
             position_ids=torch.from_numpy(positions).to(self.device).unsqueeze(0),
             use_cache=False,
@@ -123,7 +118,7 @@ class ModelRunner:
         )
         if self.kv.num_layers != self._num_layers:  # known after the first forward
             raise ModelError(
-                f"{self.kv.num_layers} of {self._num_layers} layers of {type(self._model).__name__} attend through "
+                f"{self.kv.num_layers} of {self._num_layers} layers of {type(self.model).__name__} attend through "
                 "transformers' attention interface; all must"
             )
         logits: torch.Tensor = output.logits[0]

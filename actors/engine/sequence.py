@@ -26,19 +26,15 @@ class Sequence:
         self._hashes: list[bytes] = []  # hashes of the leading blocks that are full, computed and published
         self._pool = pool
         self._buffer = np.empty(256, dtype=np.int32)
-        self._length = 0
+        self.length = 0
         self._tree_tokens = no_tokens()
         self._tree_parents = no_tokens()
         self._slots = np.empty(0, dtype=np.int64)
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
     def num_pending(self) -> int:
         """Known tokens without KV."""
-        return self._length - self.num_computed
+        return self.length - self.num_computed
 
     @property
     def num_draft_nodes(self) -> int:
@@ -53,7 +49,7 @@ class Sequence:
     @property
     def tokens(self) -> np.ndarray:
         """All known tokens, int32 [length]; a view."""
-        return self._buffer[: self._length]
+        return self._buffer[: self.length]
 
     def slots(self, count: int) -> np.ndarray:
         """Physical slots of the first `count` logical ones, int64 [count]; a view."""
@@ -64,17 +60,17 @@ class Sequence:
         self.sampling.extend(token_ids)
 
     def _append(self, token_ids: np.ndarray) -> None:
-        needed = self._length + len(token_ids)
+        needed = self.length + len(token_ids)
         if needed > len(self._buffer):
             grown = np.empty(max(needed, 2 * len(self._buffer)), dtype=np.int32)
-            grown[: self._length] = self.tokens
+            grown[: self.length] = self.tokens
             self._buffer = grown
-        self._buffer[self._length : needed] = token_ids
-        self._length = needed
+        self._buffer[self.length : needed] = token_ids
+        self.length = needed
 
     def reuse_prefix(self) -> None:
         """Use cached blocks with the beginning of a new sequence. The last token is always computed, for its logits."""
-        blocks, hashes = self._pool.find_prefix(self.begin.namespace, self.tokens[: self._length - 1])
+        blocks, hashes = self._pool.find_prefix(self.begin.namespace, self.tokens[: self.length - 1])
         self.blocks, self._hashes = blocks, hashes
         self.num_computed = self.num_cached = len(blocks) * self._pool.block_size
         self._map_slots()
@@ -100,12 +96,12 @@ class Sequence:
         return path
 
     def _keep(self, path: list[int], kv: KvCache) -> None:
-        if not path or self.num_computed != self._length:
+        if not path or self.num_computed != self.length:
             return
         moved = [(node, index) for index, node in enumerate(path) if node != index]
         if moved:
-            source = self._slots[[self._length + node for node, _ in moved]]
-            target = self._slots[[self._length + index for _, index in moved]]
+            source = self._slots[[self.length + node for node, _ in moved]]
+            target = self._slots[[self.length + index for _, index in moved]]
             kv.move(source, target)
         self.num_computed += len(path)
 
@@ -116,7 +112,7 @@ class Sequence:
         nodes = np.asarray([*path, *behind])
         moved = np.flatnonzero(nodes != np.arange(len(nodes)))
         if len(moved):
-            own = self._slots[self._length :]
+            own = self._slots[self.length :]
             kv.move(own[nodes[moved]], own[moved])
         index = {node: place for place, node in enumerate(behind)} | {path[-1]: -1}
         self._tree_tokens = self._tree_tokens[behind]
@@ -127,7 +123,7 @@ class Sequence:
     def cut_tree(self, count: int) -> None:
         """Drop draft nodes beyond the first `count`, and blocks that only they used."""
         self._tree_tokens, self._tree_parents = self._tree_tokens[:count], self._tree_parents[:count]
-        kept = -(-(self._length + count) // self._pool.block_size)
+        kept = -(-(self.length + count) // self._pool.block_size)
         if kept < len(self.blocks):
             self._pool.release(self.blocks[kept:])
             del self.blocks[kept:]

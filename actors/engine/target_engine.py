@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs, depths_of
 from actors.engine.batch import SequenceRows, is_chain
-from actors.engine.beam_search import Beam, search_beams
 from actors.engine.block_pool import BlockPool
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.options import EngineOptions
@@ -57,6 +56,7 @@ class TargetEngine:
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
         self.options = options
+        self.model = model
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, options.exact)
@@ -225,25 +225,6 @@ class TargetEngine:
         return next_token, np.arange(accepted, dtype=np.int32)
 
     answer = verify  # the name that every worker's engine has
-
-    def search_beams(
-        self,
-        prompt_token_ids: Sequences[int],
-        *,
-        num_beams: int,
-        length_penalty: float,
-        max_new_tokens: int,
-        stop_token_ids: Sequences[int],
-    ) -> Beam:
-        """`beam_search.search_beams` with this engine's model."""
-        return search_beams(
-            self._runner.model,
-            prompt_token_ids,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=stop_token_ids,
-        )
 
     def clear(self) -> None:
         """Forget every sequence; their next deltas are answered stale."""

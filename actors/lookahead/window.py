@@ -31,17 +31,13 @@ class LookaheadWindow:
         # Every forward removes a column until the window is full.
         drawn = np.random.default_rng(seed).choice(text, width + level - 3)
         self._base: list[int] = drawn.tolist()
-        self._rows: list[list[int]] = []  # those below row 0, each of `num_columns` tokens
+        self._rows: list[list[int]] = []  # those below row 0, each of len(_base) + 1 tokens
 
     @staticmethod
     def most_nodes(width: int, level: int) -> int:
         """Limit of a window's nodes."""
         columns = [(width + level - 2 - rows, rows) for rows in range(level - 1)]
         return max(count - 1 + count * rows for count, rows in columns)
-
-    @property
-    def num_columns(self) -> int:
-        return len(self._base) + 1
 
     @property
     def depth(self) -> int:

@@ -132,11 +132,8 @@ def _installed_gguf(entry: CatalogEntry) -> Path | None:
         return None
     if distribution.version != entry.version:
         return None
-    for file in distribution.files or []:
-        if file.suffix == ".gguf":
-            path = Path(str(distribution.locate_file(file)))
-            return path if path.is_file() else None
-    return None
+    found = (Path(str(distribution.locate_file(file))) for file in distribution.files or [] if file.suffix == ".gguf")
+    return next(filter(Path.is_file, found), None)
 
 
 def _fetched_gguf(entry: CatalogEntry, scratch: Path) -> Path:

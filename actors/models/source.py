@@ -69,6 +69,11 @@ class ModelSource:
             _hash_samples(path, digest)
         return digest.hexdigest()[:16]
 
+    @property
+    def directory_name(self) -> str:
+        """Name of a directory for what is made from exactly these weights."""
+        return f"{self.name.replace('/', '--')}-{self.weights_fingerprint()[:8]}"
+
     def tokenizer_fingerprint(self) -> str:
         """16 hex digits over the tokenizer and chat template files."""
         digest = hashlib.sha256()

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 CARD_FILE = "drafter.json"
-_FINGERPRINT_DIGITS = 8  # in the name of a drafter's directory
 _READOUT_TOKENS = 12_000  # answer tokens for the least squares: many times the hidden size
 _RIDGE = 0.01  # relative to the mean of the diagonal
 CHAIN_LENGTH = 4  # draft tokens of a round, for `tokens_per_round` in the card
@@ -64,12 +63,8 @@ class DrafterExists(Exception):
 
 
 def default_drafter_dir(home: Path, source: ModelSource) -> Path:
-    """Directory of the drafter for exactly these weights. If it exists, it is complete.
-
-    The name has the weights' fingerprint, so other weights under the same model name have another directory.
-    """
-    fingerprint = source.weights_fingerprint()[:_FINGERPRINT_DIGITS]
-    return home / "drafters" / f"{source.name.replace('/', '--')}-{fingerprint}"
+    """Directory of the drafter for exactly these weights. If it exists, it is complete."""
+    return home / "drafters" / source.directory_name
 
 
 def resolve_draft_model(spec: str, target: ModelSource, home: Path, progress: Progress = silent) -> ModelSource | None:

@@ -55,7 +55,7 @@ class HeadCard:
 
 
 def default_head_dir(home: Path, source: ModelSource) -> Path:
-    return home / "eagle" / f"{source.name.replace('/', '--')}-{source.weights_fingerprint()[:8]}"
+    return home / "eagle" / source.directory_name
 
 
 def train_head(

@@ -164,12 +164,9 @@ class Directory:
 
     def _expire(self) -> None:
         oldest = self._clock() - self._ttl_s
-        for worker_id in [worker_id for worker_id, record in self._records.items() if record.heard_at < oldest]:
-            del self._records[worker_id]
-        for router_id in [router_id for router_id, claim in self._claims.items() if claim.renewed_at < oldest]:
-            del self._claims[router_id]
-        for router_id in [router_id for router_id, (_, _, told_at) in self._demands.items() if told_at < oldest]:
-            del self._demands[router_id]
+        self._records = {key: record for key, record in self._records.items() if record.heard_at >= oldest}
+        self._claims = {key: claim for key, claim in self._claims.items() if claim.renewed_at >= oldest}
+        self._demands = {key: told for key, told in self._demands.items() if told[2] >= oldest}
 
 
 class DirectoryActor(Directory):

@@ -56,7 +56,7 @@ class DraftReplica:
         self._starting.start()
 
     def health(self) -> dict[str, object]:
-        batches = self._worker.num_batches if self._worker is not None else 0
+        batches = self._worker.loop.num_batches if self._worker is not None else 0
         return {"process_id": os.getpid(), "serving": self._worker is not None, "num_batches": batches}
 
     def check_health(self) -> None:
@@ -64,8 +64,8 @@ class DraftReplica:
             raise Unavailable(f"draft worker: {self._error}")
         if self._worker is not None and self._worker.failure is not None:
             raise Unavailable(f"draft worker: {self._worker.failure}")
-        if self._worker is not None and self._worker.turn_s > _TURN_LIMIT_S:
-            raise Unavailable(f"draft worker: its loop has stood still for {self._worker.turn_s:.1f} s")
+        if self._worker is not None and self._worker.loop.turn_s > _TURN_LIMIT_S:
+            raise Unavailable(f"draft worker: its loop has stood still for {self._worker.loop.turn_s:.1f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Signals of `DraftPolicy`: this worker's busy share since the last call, and the routers' demand, which is 0
@@ -88,13 +88,15 @@ class DraftReplica:
             self._worker.stop()
 
     def _busy_share(self) -> float:
-        now, busy_s = time.monotonic(), self._worker.busy_total_s if self._worker is not None else 0.0
+        now, busy_s = time.monotonic(), self._worker.loop.busy_total_s if self._worker is not None else 0.0
         (before, busy_before_s), self._recorded = self._recorded, (now, busy_s)
         return min(1.0, max(0.0, busy_s - busy_before_s) / max(now - before, 1e-3))
 
     def _wait_until_quiet(self) -> None:
         worker, watch = self._worker, QuietWatch()
-        while worker is not None and worker.failure is None and not watch.is_over(worker.num_batches, worker.is_busy):
+        while worker is not None and worker.failure is None:
+            if watch.is_over(worker.loop.num_batches, worker.loop.busy_s > 0.0):
+                return
             time.sleep(_LEAVE_POLL_S)
 
     def _start(self) -> None:

@@ -38,7 +38,7 @@ class DraftWorker:
             total_blocks=pool.num_blocks,
         )
         work_ahead = engine.work_ahead if settings.options.ahead and isinstance(engine, DraftEngine) else None
-        self._loop = WorkerLoop(engine, self.server, info, work_ahead=work_ahead)  # type: ignore[arg-type]
+        self.loop = WorkerLoop(engine, self.server, info, work_ahead=work_ahead)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, name="draft worker", daemon=True)
         self._thread.start()
 
@@ -47,32 +47,14 @@ class DraftWorker:
         """Why the worker no longer serves, or None while it does."""
         return None if self._thread.is_alive() else "the serving thread has ended"
 
-    @property
-    def num_batches(self) -> int:
-        return self._loop.num_batches
-
-    @property
-    def turn_s(self) -> float:
-        """Duration of the loop's current turn, as in `WorkerLoop`."""
-        return self._loop.turn_s
-
-    @property
-    def is_busy(self) -> bool:
-        return self._loop.busy_s > 0.0
-
-    @property
-    def busy_total_s(self) -> float:
-        """Time spent drafting since the start."""
-        return self._loop.busy_total_s
-
     def stop(self) -> None:
-        self._loop.stop()
+        self.loop.stop()
         self._thread.join(timeout=10.0)
         self.server.close()
 
     def _run(self) -> None:
         try:
-            self._loop.run()
+            self.loop.run()
         except Exception:
             logger.exception("the draft worker ended")
 

@@ -14,8 +14,7 @@ from actors.engine.warm_up import warm_up
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import WorkerInfo
-from actors.models.loader import choose_device, length_limits
-from actors.models.loader import load_config as load_model_config
+from actors.models.loader import choose_device, length_limits, load_config
 from actors.workers.settings import TargetSettings
 from actors.workers.worker_loop import Engine, WorkerLoop
 
@@ -103,7 +102,7 @@ class TargetWorker:
     def _info(self) -> WorkerInfo:
         assert self._engine is not None
         settings, options = self._settings, self._engine.options
-        longest = settings.options.max_model_len or length_limits(load_model_config(settings.source))[0]
+        longest = settings.options.max_model_len or length_limits(load_config(settings.source))[0]
         return WorkerInfo(
             role="target",
             incarnation=self._incarnation,

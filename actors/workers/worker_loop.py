@@ -68,7 +68,6 @@ class WorkerLoop:
         """on_idle is called between polls while nothing arrives. work_ahead is called after answers while nothing
         arrives, until it returns False; arriving messages wait for it. Errors of either end the loop."""
         self.num_batches = 0  # the worker's progress, for health checks
-        self.num_failures = 0
         self._engine = engine
         self._server = server
         self._info = info
@@ -136,7 +135,6 @@ class WorkerLoop:
         except Exception as error:
             # The engine may have stopped half-way: drop everything, so that no wrong KV survives.
             logger.exception("round %d failed", message.round_id)
-            self.num_failures += 1
             self._engine.clear()
             return Failure(message.round_id, type(error).__name__)
         finally:

@@ -28,6 +28,7 @@ from actors.drafters.registry import (
     expand_drafters,
     needs_draft_model,
 )
+from actors.engine.beam_search import search_beams
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
@@ -301,7 +302,8 @@ class LocalEngine:
     def _search(self, request: GenerationRequest, num_beams: int, length_penalty: float) -> BeamSearchResult:
         started = time.perf_counter()
         prompt, stops = request.prompt_token_ids.tolist(), request.stop_token_ids
-        beam = self._target.search_beams(
+        beam = search_beams(
+            self._target.model,
             prompt,
             num_beams=num_beams,
             length_penalty=length_penalty,

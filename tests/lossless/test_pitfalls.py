@@ -335,7 +335,7 @@ def test_bitwise_an_answer_is_the_same_from_chunks_from_the_prefix_cache_and_fro
 @pytest.mark.parametrize("exact", ["default", "bitwise"])
 def test_a_long_prompt_asks_for_the_logits_of_its_last_row_only(exact):
     engine = target_engine(exact)
-    head = engine._runner._model.get_output_embeddings()
+    head = engine._runner.model.get_output_embeddings()
     rows = []
     head.register_forward_hook(lambda module, inputs, output: rows.append(output.shape[-2]))
     prompt = np.arange(200, dtype=np.int32) % VOCAB

@@ -13,6 +13,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters import ngram_table
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, VerifiedRows
 from actors.drafters.ngram_table import NgramTableDrafter, create_drafter
+from actors.drafters.registry import create_drafters
 from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
 
@@ -237,4 +238,4 @@ def test_tables_keep_free_slots_when_all_ngrams_have_one_hash(monkeypatch):
 )
 def test_options_out_of_range_are_named(options):
     with pytest.raises(InvalidRequest, match=next(iter(options))):
-        create_drafter(**options)
+        create_drafters(["ngram_table"], options={"ngram_table": options})

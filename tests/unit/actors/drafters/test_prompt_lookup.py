@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,8 +48,3 @@ def test_a_higher_floor_makes_shorter_drafts() -> None:
         lengths.append(len(tree))
     assert lengths[0] == 30
     assert lengths == sorted(set(lengths), reverse=True)
-
-
-def test_an_ngram_must_have_a_token() -> None:
-    with pytest.raises(ValueError, match="max_ngram is 0"):
-        PromptLookupDrafter(max_ngram=0)

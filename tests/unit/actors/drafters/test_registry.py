@@ -75,8 +75,9 @@ def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:
     [
         ({"suffix": {"colour": 1}}, r"drafter_options.suffix.colour is 1; there is no such option; there are len_thr"),
         ({"suffix": {"top_k": "many"}}, r"drafter_options.suffix.top_k is 'many'; input should be a valid integer"),
-        ({"prompt_lookup": {"max_ngram": 65}}, r"max_ngram is 65; it must be in 1 to 64"),
-        ({"suffix": {"top_k": 0}}, r"drafter_options.suffix is {'top_k': 0}; top_k is 0; it must be in 1 to"),
+        ({"prompt_lookup": {"max_ngram": 65}}, r"max_ngram is 65; it must be from 1 to 64"),
+        ({"suffix": {"top_k": 0}}, r"drafter_options.suffix.top_k is 0; it must be from 1 to"),
+        ({"cache": {"top_k": 9}}, r"drafter_options.cache.top_k is 9; it must be from 1 to 8"),
         ({"suffix": {"floor": "nan"}}, r"drafter_options.suffix.floor is 'nan'; it must be from 0 to 1"),
         ({"suffix": {"floor": 5}}, r"drafter_options.suffix.floor is 5; it must be from 0 to 1"),
         ({"suffix": {"alpha": 1e308}}, r"alpha is 1e\+308; it must be from 0 to 1000000"),

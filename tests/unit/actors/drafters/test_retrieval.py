@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from actors.draft_tree import DraftTree
 from actors.drafters._match_options import MatchOptions
 from actors.drafters.contract import DraftContext
-from actors.drafters.registry import create_drafter
+from actors.drafters.registry import check_options, create_drafter
 from actors.drafters.retrieval import RetrievalDrafter, open_corpora
-from actors.errors import ModelError
+from actors.errors import InvalidRequest, ModelError
 from actors.messages import SamplingParams
 from cache_service.automata.corpus_index import CorpusHeader, write_index
 from cache_service.automata.static_automaton import StaticAutomaton
@@ -168,12 +168,12 @@ def test_knobs_bound_what_a_match_drafts(tmp_path: Path) -> None:
         ({"alpha": -0.5}, "alpha is -0.5; it must be from 0 to 1000000"),
         ({"alpha": float("nan")}, "alpha is nan"),
         ({"alpha": float("inf")}, "alpha is inf; it must be from 0 to 1000000"),
-        ({"top_k": 9}, "top_k is 9; it must be in 1 to 8"),
+        ({"top_k": 9}, "top_k is 9; it must be from 1 to 8"),
     ],
 )
 def test_knobs_out_of_range_are_refused(options: dict[str, float], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        create_drafter("retrieval", **options)
+    with pytest.raises(InvalidRequest, match=expected):
+        check_options(["retrieval"], {"retrieval": options})
 
 
 def test_room_grows_with_the_match() -> None:

@@ -17,7 +17,6 @@ from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
 from actors.drafters.suffix import SuffixDrafter
 from actors.messages import SamplingParams
-from cache_service.automata.suffix_automaton import MAX_BRANCHES
 
 
 def draft(tokens: list[int], max_nodes: int = 16, floor: float = 0.0, **options: Any) -> DraftTree:
@@ -169,9 +168,3 @@ def test_a_bias_makes_a_match_as_sure_as_a_shorter_one() -> None:
     tokens = [1, 2, 3, 4, 50, 1, 2, 3]
     assert draft(tokens, len_bias=1).confidence[0] == draft([0, *tokens[1:5], 2, 3]).confidence[0]
     assert draft(tokens, len_bias=1).confidence[0] < draft(tokens).confidence[0]
-
-
-@pytest.mark.parametrize("top_k", [0, MAX_BRANCHES + 1])
-def test_a_number_of_branches_out_of_range_is_refused(top_k: int) -> None:
-    with pytest.raises(ValueError, match=f"top_k is {top_k}; it must be in 1 to {MAX_BRANCHES}"):
-        create_drafter("suffix", top_k=top_k)
