@@ -16,6 +16,7 @@ from actors.errors import InvalidRequest
 from cluster.cli.bench.options import CacheOptions, DraftingOptions, LocalOptions, PromptOptions, ServeOptions
 from cluster.cli.bench.prompts import read_bench_prompts
 from cluster.cli.progress import progress_bars
+from cluster.cli.row_times import parse_row_times
 from cluster.cli.shared_options import with_options
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Save everything that was measured.")]
@@ -99,7 +100,7 @@ def cache(*, source: PromptOptions, options: CacheOptions, json_file: JsonFile =
     has_prompts = source.prompts is not None or source.spec_bench is not None
     prompts = read_bench_prompts(source.prompts, source.spec_bench) if has_prompts else []
     options.drafter_sets()
-    options.row_seconds()
+    parse_row_times(options.row_times)
     _check_writable("--json", json_file)
     from cluster.cli.bench.cache import run_cache
     from cluster.cli.bench.report import print_cache_report, print_heading

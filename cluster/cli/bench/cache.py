@@ -29,6 +29,7 @@ from cluster.cli.bench.methods import EngineMethod, make_engine
 from cluster.cli.bench.options import CacheOptions
 from cluster.cli.bench.prompts import BenchPrompt, pick_rows
 from cluster.cli.engine import split_names
+from cluster.cli.row_times import parse_row_times
 from cluster.config import paceline_home
 from cluster.router.step_time import StepTimeCurve
 
@@ -117,7 +118,7 @@ def _open_cache(info: ModelInfo, server: EmbeddedServer, index_directory: Path) 
 def _row_times(options: CacheOptions, longest: int) -> tuple[list[tuple[int, float]], Callable[[int], float]]:
     """(rows, seconds) of forwards as given or measured, and the curve through them."""
     target = make_engine(options, (NONE,), longest, batch_size=_FILLING_BATCH).target
-    profile = list(options.row_seconds())
+    profile = list(parse_row_times(options.row_times))
     if not profile:
         profiles = [warm_up(target) for _ in range(_PROFILES)]
         profile = [(points[0][0], min(seconds for _, seconds in points)) for points in zip(*profiles, strict=True)]

@@ -14,7 +14,6 @@ from actors.drafters.registry import RETRIEVAL, expand_drafters
 from actors.errors import InvalidRequest
 from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.engine import MAX_GAMMA, ModelOptions, split_names
-from cluster.cli.row_times import parse_row_times
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
@@ -117,10 +116,6 @@ class CacheOptions(DraftingOptions):
             metavar="ROWS:MS,...", help="Forward times, such as 1:36,8:42,16:61; by default as measured here."
         ),
     ] = ""
-
-    def row_seconds(self) -> tuple[tuple[int, float], ...]:
-        """(rows, seconds) of forwards; () if they are to be measured. Raises InvalidRequest."""
-        return parse_row_times(self.row_times)
 
 
 @dataclass(frozen=True, kw_only=True)

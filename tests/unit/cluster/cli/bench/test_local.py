@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 
@@ -12,24 +11,16 @@ from typer.testing import CliRunner
 
 from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_model, load_tokenizer
-from actors.models.quantization import Int8Linear
 from actors.models.source import ModelSource
 from cluster.cli.bench.app import app
-from cluster.cli.bench.local import create_engines, run_local
+from cluster.cli.bench.local import run_local
 from cluster.cli.bench.measure import compare_methods, encode_prompt
 from cluster.cli.bench.methods import GenerateMethod
 from cluster.cli.bench.options import LocalOptions
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from cluster.cli.bench.speed import Answer
-from cluster.cli.engine import Quantization
 from paceline_testing.other_vocabularies import merging_tokenizer
-from paceline_testing.tiny_models import (
-    END_OF_TURN,
-    make_tiny_model,
-    save_eagle_head,
-    save_tiny_model,
-    tiny_eagle_tensors,
-)
+from paceline_testing.tiny_models import END_OF_TURN, make_tiny_model, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +73,6 @@ def report(directory, request):
     return run_local(PROMPTS, options)
 
 
-def test_engines_have_the_head_the_branch_and_the_weights_of_their_settings(directory, model, tokenizer, tmp_path):
-    save_eagle_head(tmp_path, model.config, tiny_eagle_tensors(model.config, "eagle"))
-    shape = {"max_draft_tokens": 8, "branch": 3, "quantization": Quantization.int8}
-    options = LocalOptions(model=str(directory), draft_model="none", eagle_head=str(tmp_path), **shape)
-    plain, drafting = create_engines(options, 64)
-    assert [engine.engine.target.has_head for engine in (plain, drafting)] == [False, True]
-    assert "eagle" in drafting.engine.drafter_names
-    for engine in (plain, drafting):
-        assert engine.engine.core._drafting.remote._shape.branch == 3
-        assert any(isinstance(module, Int8Linear) for module in engine.engine.target._runner.model.modules())
-    prompt = encode_prompt(PROMPTS[0], tokenizer)
-    assert plain.answer([prompt], 40)[0].token_ids == drafting.answer([prompt], 40)[0].token_ids
-
-
 def test_a_draft_model_assists_generate_too_unless_its_vocabulary_is_another(directory, model, tmp_path):
     drafts = {"same": save_tiny_model(tmp_path / "same", seed=1), "other": tmp_path / "other"}
     save_tiny_model(drafts["other"], tokenizer=merging_tokenizer())
@@ -145,43 +122,10 @@ def test_all_methods_are_measured_on_all_prompts(report):
         assert set(method.tasks) == {"echo", "ask"}
 
 
-def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "abc abc"}\n{"prompt": "xyz", "task": "other"}\n')
-    saved = tmp_path / "out.json"
-    options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--max-new-tokens", 4]
-    options += ["--drafters", "suffix", "--no-baselines", "--json", saved]
-    result = CliRunner().invoke(app, ["local", *map(str, options)], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "\x1b" not in result.stdout
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("machine   processor ")
-    assert "torch_threads" in lines[0]
-    names = ["none", "suffix"] * 2 + ["suffix"] * 2  # speeds, tasks, positions, sources
-    assert [line.split()[0] for line in lines if line.startswith(("none ", "suffix "))] == names
-    assert "generate" not in result.stdout
-    report = json.loads(saved.read_text())
-    assert report["methods"][1]["differences"] == []
-    assert [block["method"] for block in report["blocks"]] == ["none", "suffix", "suffix", "none"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--json", "/absent/out.json"], "--json is '/absent/out.json'"),
-        (["--spec-bench", "."], "give either --prompts or --spec-bench"),
-        (["--drafters", "magic"], "'magic'; known drafters are"),
-        (["--max-new-tokens", "256"], "--max-new-tokens for prompt 1 is 256; with 26 prompt tokens"),
-    ],
-)
-def test_wrong_options_are_named_before_anything_is_measured(directory, tmp_path, options, said):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "abc abc"}\n')
-    result = CliRunner().invoke(
-        app, ["local", "--prompts", str(rows), "--model", str(directory), "--no-baselines", *options]
-    )
-    assert isinstance(result.exception, InvalidRequest)
-    assert said in str(result.exception)
+def test_a_prompt_that_the_model_has_no_room_for_is_named(directory):
+    options = LocalOptions(model=str(directory), draft_model="none", compare=True, max_new_tokens=256)
+    with pytest.raises(InvalidRequest, match=r"--max-new-tokens for prompt 1 is 256; with 3. prompt tokens"):
+        run_local(PROMPTS, options)
 
 
 class Recorder:
@@ -211,13 +155,9 @@ def test_methods_take_turns_at_going_first_and_no_block_begins_before_the_last_i
 def test_generate_is_plain_greedy_whatever_the_checkpoint_wishes_and_ends_before_the_stop_token(
     model, tokenizer, help_by
 ):
-    help_of = {
-        "nobody": {},
-        "prompt lookup": {"prompt_lookup_num_tokens": 10},
-        "an assistant": {
-            "assistant_model": make_tiny_model("llama", 0, vocab_size=model.config.vocab_size)
-        },  # the same
-    }[help_by]
+    same = make_tiny_model("llama", 0, vocab_size=model.config.vocab_size)
+    helps = {"prompt lookup": {"prompt_lookup_num_tokens": 10}, "an assistant": {"assistant_model": same}}
+    help_of = helps.get(help_by, {})
     prompt = encode_prompt(PROMPTS[0], tokenizer)
     wanted = greedy(model, prompt, 30)
     model.generation_config.repetition_penalty = 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections import Counter
 from pathlib import Path
@@ -33,6 +34,7 @@ def test_every_form_of_row_is_read(tmp_path):
         {"prompt_token_ids": [3, 0, 5], "expected": "ignored"},
         {"prompt": "say it again", "prediction": "it again"},
     )
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     assert read_bench_prompts(file, None) == [
         BenchPrompt("1", "prompts", user_says("one\u2028line")),
         BenchPrompt("7", "mt_bench", user_says("first")),
@@ -72,12 +74,6 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
     assert said in str(caught.value)
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    file = write(tmp_path, {"prompt": "one"})
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert read_bench_prompts(file, None) == [BenchPrompt("1", "prompts", user_says("one"))]
-
-
 def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
     empty, binary = write(tmp_path, ""), tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
@@ -86,19 +82,14 @@ def test_a_file_that_is_absent_empty_or_no_text_is_named(tmp_path):
             read_bench_prompts(file, None)
 
 
-def test_of_spec_bench_first_turns_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
-    rows = [
-        {"question_id": 81, "category": "writing", "turns": ["Compose a travel blog post.", "Rewrite your response."]},
-        {"question_id": 91, "category": "roleplay", "turns": ["Pretend yourself to be a scientist.", "And now?"]},
-        {"question_id": 161, "category": "translation", "turns": ["Translate German to English: Guten Tag."]},
-        {"question_id": 481, "category": "rag", "turns": ["Read the passages. Who was it?"]},
-    ]
+def test_the_first_turns_of_spec_bench_are_read_and_the_categories_of_mt_bench_are_one_task(tmp_path):
+    names = {81: "writing", 91: "roleplay", 161: "translation", 481: "rag"}
+    rows = [{"question_id": row, "category": name, "turns": [f"say {name}", "again"]} for row, name in names.items()]
     write(tmp_path, *rows).rename(tmp_path / "question.jsonl")
-    assert read_bench_prompts(None, tmp_path) == [
-        BenchPrompt("81", "mt_bench", user_says("Compose a travel blog post.")),
-        BenchPrompt("91", "mt_bench", user_says("Pretend yourself to be a scientist.")),
-        BenchPrompt("161", "translation", user_says("Translate German to English: Guten Tag.")),
-        BenchPrompt("481", "rag", user_says("Read the passages. Who was it?")),
+    found = read_bench_prompts(None, tmp_path)
+    assert [prompt.task for prompt in found] == ["mt_bench", "mt_bench", "translation", "rag"]
+    assert [(prompt.name, prompt.messages) for prompt in found] == [
+        (str(row), user_says(f"say {name}")) for row, name in names.items()
     ]
 
 

@@ -41,17 +41,12 @@ def test_the_overall_ratio_is_of_all_tokens_by_all_seconds():
     assert speed.accepted_share == 0.5
 
 
-def test_a_task_is_summed_up_alone():
+def test_a_task_is_summed_up_alone_and_the_reference_against_itself():
     speed = measure_speed(BLOCKS, "fast", "slow", "b")
     assert (speed.num_tokens, speed.seconds) == (70, 4.0)
     assert speed.ratio == pytest.approx((70 / 4) / (70 / 7))
-
-
-def test_the_reference_against_itself_is_one():
-    speed = measure_speed(BLOCKS, "slow", "slow")
-    assert speed.ratio == 1.0
-    assert speed.accepted_share is None
-    assert speed.accepted_tokens == {}
+    reference = measure_speed(BLOCKS, "slow", "slow")
+    assert (reference.ratio, reference.accepted_share, reference.accepted_tokens) == (1.0, None, {})
 
 
 def test_nothing_said_gives_no_ratio_and_no_error():
