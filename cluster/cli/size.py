@@ -5,25 +5,19 @@ from __future__ import annotations
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from actors.errors import InvalidRequest
-from cluster.cli.output import print_json
 from cluster.cli.row_times import parse_row_times
-from cluster.cli.table import print_table
-from cluster.deploy.size.estimate import CPU, EFFICIENCY, Deployment, Dtype, KvDtype, PlacedModel, Sizing, sizing_of
-from cluster.deploy.size.hardware import GPUS, Gpu, measure_cpu, parse_gpus, read_hardware
-from cluster.deploy.size.model_shape import find_model
-from cluster.deploy.size.report import as_json, sections, settings
-from cluster.router.step_time import StepTimeCurve
 
-_MODEL_ACCEPTANCE = 0.7  # default with a draft model
-_CPU_ACCEPTANCE = 0.5  # default with drafters on the CPU: two tokens a round
+if TYPE_CHECKING:
+    from cluster.deploy.size.estimate import Sizing
+
+Dtype = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
+KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 _WIDTH = 120
 
 
@@ -42,7 +36,7 @@ def size(
     draft_dtype: Dtype = typer.Option("bfloat16", case_sensitive=False, help="Of the draft model's weights."),
     max_draft_workers: int = typer.Option(8, min=1, max=64, help="Most draft workers that are tried."),
     acceptance: float = typer.Option(
-        None, min=0.0, max=0.99, help=f"Probability that a guess is right; {_MODEL_ACCEPTANCE}, on the CPU 0.5."
+        None, min=0.0, max=0.99, help="Probability that a guess is right; 0.7, on the CPU 0.5."
     ),
     draft_tokens: int = typer.Option(None, min=1, max=64, help="A request and round; by default the best number."),
     draft_ahead: int = typer.Option(8, min=1, max=64, help="Outcomes that a worker drafts for ahead: draft.ahead."),
@@ -65,7 +59,13 @@ def size(
     """
     asked = Namespace(**locals())
     _check(asked)
-    sizing = sizing_of(_deployment(asked, parse_row_times(row_times)))
+    measured = parse_row_times(row_times)
+    from cluster.cli.output import print_json
+    from cluster.deploy.size.estimate import sizing_of
+    from cluster.deploy.size.options import deployment_of
+    from cluster.deploy.size.report import as_json
+
+    sizing = sizing_of(deployment_of(asked, measured))
     if output == "json":
         print_json(as_json(sizing))
     else:
@@ -75,7 +75,7 @@ def size(
 
 
 def _check(asked: Namespace) -> None:
-    """Refuse options that mean nothing beside the others. Raises InvalidRequest."""
+    """Refuse options that mean nothing beside the others, before anything slow is imported. Raises InvalidRequest."""
     unpriced = asked.price_per_gpu_hour is None
     for applies, limit, names in (
         (asked.cpu, "it has no meaning with --cpu; leave it out", ("draft", "price_per_gpu_hour", "hardware")),
@@ -90,64 +90,10 @@ def _check(asked: Namespace) -> None:
         raise InvalidRequest("--gpus", asked.gpus, "give either --gpus or --cpu")
 
 
-def _deployment(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> Deployment:
-    """The deployment that the options describe. Raises InvalidRequest, or ModelError for an unusable model."""
-    known = {**GPUS, **(read_hardware(asked.hardware) if asked.hardware else {})}
-    target = _target(asked, known)
-    drafter = None if asked.draft is None else _drafter(asked, known, target)
-    assumed = _CPU_ACCEPTANCE if drafter is None else _MODEL_ACCEPTANCE
-    return Deployment(
-        target=target,
-        drafter=drafter,
-        concurrency=asked.concurrency,
-        context=asked.context,
-        link_s=asked.link_ms / 1000,
-        acceptance=assumed if asked.acceptance is None else asked.acceptance,
-        is_assumed=asked.acceptance is None,
-        draft_tokens=asked.draft_tokens,
-        hit_rate=asked.hit_rate,
-        outcomes=asked.draft_ahead,
-        max_workers=asked.max_draft_workers,
-        gpu_hour=asked.price_per_gpu_hour,
-        draft_gpu_hour=asked.draft_price_per_gpu_hour,
-        seconds_of_rows=StepTimeCurve(measured).seconds if measured else None,
-    )
-
-
-def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
-    shape = find_model(asked.target, "--target")
-    if asked.context > shape.max_context:
-        raise InvalidRequest("--context", asked.context, f"{shape.name} takes {shape.max_context} tokens at most")
-    if asked.cpu:
-        device, gpu, count = CPU, measure_cpu(asked.dtype, asked.memory_gib, asked.bandwidth_gb_s), 1
-    else:
-        device, gpu, count = parse_gpus(asked.gpus, "--gpus", known)
-    if shape.num_heads % count:
-        even = ", ".join(str(n) for n in range(1, gpu.per_node + 1) if shape.num_heads % n == 0)
-        limit = f"{shape.name} has {shape.num_heads} attention heads to share out evenly: {even} GPUs"
-        raise InvalidRequest("--gpus", asked.gpus, limit)
-    return PlacedModel(
-        shape=shape,
-        device=device,
-        gpu=gpu,
-        count=count,
-        dtype=asked.dtype,
-        kv_dtype=asked.kv_dtype,
-        efficiency=asked.efficiency or (1.0 if asked.cpu else EFFICIENCY),
-    )
-
-
-def _drafter(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> PlacedModel:
-    """The draft model, by default on one GPU of the target's kind."""
-    shape = find_model(asked.draft, "--draft")
-    placed = replace(target, shape=shape, count=1, dtype=asked.draft_dtype, kv_dtype="auto")
-    if asked.draft_gpu is None:
-        return placed
-    device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
-    return replace(placed, device=device, gpu=gpu, count=count)
-
-
 def _print(sizing: Sizing) -> None:
+    from cluster.cli.table import print_table
+    from cluster.deploy.size.report import sections, settings
+
     for number, section in enumerate(sections(sizing)):
         if number:
             print()

@@ -6,16 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.deploy.size.hardware import Gpu
 from cluster.deploy.size.model_shape import ModelShape
 
 Drafting = Literal["none", "on the CPU", "on request", "one round ahead"]
-Dtype = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
-KvDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
-
 CPU = "cpu"  # the name of this machine's CPU among devices
 EFFICIENCY = 0.8  # share of a data sheet's rates that good kernels reach
 MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # tried where the number is left open
@@ -168,11 +165,11 @@ class Deployment:
     draft_gpu_hour: float | None = None  # None: as gpu_hour
     seconds_of_rows: Callable[[int], float] | None = None  # measured forwards; None: the roofline
 
-    def memory(self, **changes: str | int) -> MemoryFit:
+    def memory(self, **changes: Any) -> MemoryFit:
         """The target's memory, with fields of it changed."""
         drafts = MAX_DRAFT_TOKENS if self.draft_tokens is None else self.draft_tokens
         rows = self.concurrency * (1 + drafts)
-        return replace(self.target, **changes).memory(rows, self.concurrency, self.context)  # type: ignore[arg-type]
+        return replace(self.target, **changes).memory(rows, self.concurrency, self.context)
 
     def verify_s(self, drafts: float) -> float:
         """Forward of the target and link, with `drafts` draft tokens a sequence on average."""
