@@ -310,6 +310,13 @@ async def test_a_request_that_the_target_cannot_carry_out_fails_alone(hangs: boo
         assert one.core.counters.abandoned_rounds == 4
 
 
+async def test_a_draft_worker_that_is_late_is_left_out_of_the_round() -> None:
+    async with cluster(drafts=2) as one:
+        one.workers["draft-0"].engine.before = stalls(0.3, every=2)
+        await asyncio.gather(*map(one.stream, requests()))
+        assert one.core.counters.late_drafts >= 1
+
+
 async def test_a_draft_worker_that_leaves_is_asked_for_nothing_more_and_no_draft_is_lost() -> None:
     async with cluster(drafts=2) as one:
         streams = one.streams(6)

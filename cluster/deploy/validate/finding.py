@@ -41,7 +41,7 @@ def finding(file: str, line: int, name: str, problem: Problem) -> Finding:
     where = place(problem.where)
     if problem.inner:
         where = f"{where}: {problem.inner}"
-    return Finding(file, line, rule.id, name, where, problem.what, rule.why, problem.fix or rule.fix, rule.level)
+    return Finding(file, line, problem.rule, name, where, problem.what, rule.why, problem.fix or rule.fix, rule.level)
 
 
 def place(where: Location) -> str:

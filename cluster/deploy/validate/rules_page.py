@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.deploy.validate.rules import RULES
 
-MARK = "<!-- What follows is made from cluster/deploy/validate/rules.py. -->\n\n"
+MARK = "<!-- What follows is made from cluster/deploy/validate/rules.toml. -->\n\n"
 
 
 def as_markdown() -> str:
@@ -15,8 +15,8 @@ def as_markdown() -> str:
     parts = []
     for layer in dict.fromkeys(rule.layer for rule in RULES.values()):
         rows = [
-            f"| `{rule.id}`{' (warning)' if rule.level == 'warning' else ''} | {rule.says} | {rule.why} | {rule.fix} |"
-            for rule in RULES.values()
+            f"| `{name}`{' (warning)' if rule.level == 'warning' else ''} | {rule.says} | {rule.why} | {rule.fix} |"
+            for name, rule in RULES.items()
             if rule.layer == layer
         ]
         head = ["| Rule | What must hold | Why | How to mend |", "| --- | --- | --- | --- |"]

@@ -3,8 +3,7 @@
 Those without a test file of their name: `cluster.router.scheduler`, `cluster.router.sequence`, `cluster.router.round`,
 `cluster.router.open_requests`, `cluster.router.verdicts`, `cluster.router.target_blocks`, `cluster.router.drafting`,
 `cluster.router.cpu_drafting`, `cluster.router.worker_drafting`, `cluster.router.draft_workers`,
-`cluster.router.proposals`, `cluster.router.rejection_chain`, `cluster.router.counters`,
-`cluster.router.failed_rounds`.
+`cluster.router.proposals`, `cluster.router.rejection_chain`, `cluster.router.counters`.
 """
 
 import logging
@@ -926,3 +925,15 @@ def test_under_rejection_an_accepted_stop_token_ends_the_request():
     events, _ = one_round(core, target, draft=answer_with(chain_with_probs([5, EOS, 7], [0.9, 0.8, 0.7])))
     assert events[0].token_ids == (5,)
     assert events[0].finish_reason == "stop"
+
+
+def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_round_asks():
+    target = ToyTarget(VOCAB_SIZE)
+    core = make_core(workers=["a", "b"])
+    for name in "pqrs":
+        core.add(request(name, stop_token_ids=()), 0.0)
+    asked = []
+    for _ in range(6):
+        one_round(core, target, draft=lambda name, batch: asked.append(name))
+    assert set(asked) == {"a", "b"}
+    assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)
