@@ -166,6 +166,18 @@ def observe(value, is_accepted, curve):  # type: ignore[no-untyped-def]
             curve[knot].hits += weight
 
 
+@numba.njit(cache=True)
+def curve_of_sources(sources, is_only, num_sources):  # type: ignore[no-untyped-def]
+    """The `by_sources` curve of nodes with these sources (one bit each). is_only: no other source may propose."""
+    curve = num_sources
+    if sources & (sources - 1) == 0:
+        curve = num_sources + 1 if is_only else 0
+        while sources >> 1:
+            sources >>= 1
+            curve += 1
+    return curve
+
+
 def _sums(groups: np.ndarray) -> np.ndarray:
     """Sum of each group, float64 [groups]; its bits do not depend on the other groups."""
     sums: np.ndarray = groups.reshape(len(groups), -1).sum(axis=1)
@@ -209,16 +221,18 @@ class SourceCalibration:
 
     The curves of a namespace are one group of each calibration; group 0 is there before any namespace is.
 
-    by_source: one curve per source, for the merged nodes that it alone proposes.
+    by_sources: for merged nodes. Curve s is for nodes that source s proposes and others do not, curve num_sources for
+    nodes of several sources. Curve num_sources + 1 + s is for sequences for which only source s may draft: a source's
+    nodes that others do not propose are worse than its average.
     chain: one curve, for chains of the draft model under the rejection rule.
     """
 
     def __init__(self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES) -> None:
         """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those."""
         self.num_sources = num_sources
-        self.by_source = Calibration(num_sources)
+        self.by_sources = Calibration(2 * num_sources + 1)
         self.chain = Calibration(1)
-        self._all = (self.by_source, self.chain)
+        self._all = (self.by_sources, self.chain)
         self._slots = NamespaceSlots(max_sequences, max_namespaces)
         self._num_groups = 1
 

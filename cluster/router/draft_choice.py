@@ -278,7 +278,8 @@ class DraftChoice:
                 if entry.sequence.drafts.record is None:
                     entry.sequence.drafts.record = DraftRecord(len(self._names))
                 group = self._calibration.group(entry.sequence.namespace)
-                proposals.extend(Proposal(index, source, tree, group) for source, tree in entry.proposals)
+                is_only = len(entry.sequence.drafts.sources) == 1
+                proposals.extend(Proposal(index, source, tree, group, is_only) for source, tree in entry.proposals)
                 stop_tokens.extend(entry.sequence.stop_tokens)
             stop_start.append(len(stop_tokens))
         if not proposals:

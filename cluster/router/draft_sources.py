@@ -19,8 +19,8 @@ class AllowedSources:
     worker: int | None = None  # the source that its draft worker serves
     method: DraftMethod = "tree"  # what the draft worker is asked for
 
-    def __bool__(self) -> bool:
-        return bool(self.cpu) or self.head is not None or self.worker is not None
+    def __len__(self) -> int:
+        return len(self.cpu) + (self.head is not None) + (self.worker is not None)
 
 
 class DraftSources:

@@ -26,7 +26,7 @@ import numba
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from cluster.router.calibration import SourceCalibration, interpolate
+from cluster.router.calibration import SourceCalibration, curve_of_sources, interpolate
 
 MAX_SOURCES = 62  # one bit each in a node's source mask
 
@@ -35,6 +35,8 @@ SEQUENCE = np.dtype(
         ("max_depth", "i4"),  # tokens that it may still emit, less the target's own
         ("stop_start", "i4"),  # its stop tokens are stop_tokens[stop_start:stop_end]
         ("stop_end", "i4"),
+        ("group", "i4"),  # calibration group of its namespace
+        ("is_only", "?"),  # one source alone may draft for it
     ],
     align=True,
 )
@@ -73,6 +75,7 @@ MERGED_NODE = np.dtype(
         ("sources", "i8"),  # bit s is set where source s proposed the node as a guess
         ("uncalibrated_probability", "f8"),  # combined from all its sources
         ("probability", "f8"),  # that it is on the accepted path
+        ("curve", "i4"),  # that it is calibrated by, and teaches
         ("is_required", "?"),  # computed whether it pays or not; so are its parents
     ],
     align=True,
@@ -87,6 +90,7 @@ class Proposal:
     source: int  # index of the source in the calibration
     tree: DraftTree
     group: int = 0  # calibration group of the sequence's namespace
+    is_only: bool = False  # no other source may draft for the sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +110,13 @@ class MergedTrees:
 
     start: np.ndarray  # int32 [sequences + 1]: where each sequence's nodes begin
     nodes: np.ndarray  # MERGED_NODE [n]
-    groups: np.ndarray  # int32 [sequences]: of their namespaces in the calibration
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     @staticmethod
     def empty(num_sequences: int) -> MergedTrees:
-        return MergedTrees(
-            np.zeros(num_sequences + 1, np.int32), np.empty(0, MERGED_NODE), np.zeros(num_sequences, np.int32)
-        )
+        return MergedTrees(np.zeros(num_sequences + 1, np.int32), np.empty(0, MERGED_NODE))
 
 
 def has_tree_shape(tree: DraftTree, max_nodes: int, max_required: int = 0) -> bool:
@@ -153,8 +154,8 @@ def merge_trees(
     2. Where sources agree, the probability lies halfway between the greatest of their confidences (they know the same)
        and the noisy-or of them (they know nothing of each other).
     3. Children that together exceed their parent are scaled down to it: `uncalibrated_probability`.
-    4. Calibration: `probability`, by the curve of the node's only source; a node of several sources keeps its
-       uncalibrated one. At most the parent's.
+    4. Calibration: `probability`, by the curve of the node's only source, or by one curve for all nodes that have
+       several (`SourceCalibration.by_sources`); at most the parent's.
 
     Left out are a tree that breaks its invariants; stop tokens and what follows them, because the target emits a stop
     token by itself and nothing after it is ever shown; and nodes deeper than max_depth, for which there may be no
@@ -167,12 +168,13 @@ def merge_trees(
     sequences = np.zeros(num_sequences, SEQUENCE)
     sequences["max_depth"] = limits.max_depth
     sequences["stop_start"], sequences["stop_end"] = limits.stop_start[:-1], limits.stop_start[1:]
-    groups = np.zeros(num_sequences, np.int32)
-    groups[[proposal.sequence for proposal in proposals]] = [proposal.group for proposal in proposals]
+    owners = [proposal.sequence for proposal in proposals]
+    sequences["group"][owners] = [proposal.group for proposal in proposals]
+    sequences["is_only"][owners] = [proposal.is_only for proposal in proposals]
     trees, proposed = _flat(proposals)
     start, nodes = _merge(trees, proposed, sequences, limits.stop_tokens, vocab_size)
-    _calibrate(start, nodes, groups, calibration.by_source.curves, calibration.num_sources)
-    return MergedTrees(start, nodes, groups), trees["is_valid"]
+    _calibrate(start, nodes, sequences, calibration.by_sources.curves, calibration.num_sources)
+    return MergedTrees(start, nodes), trees["is_valid"]
 
 
 def _flat(proposals: Sequence[Proposal]) -> tuple[np.ndarray, np.ndarray]:
@@ -284,15 +286,9 @@ def _add_guess(node, source, confidence):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def has_one_source(node):  # type: ignore[no-untyped-def]
-    """Whether just one source guesses the node: `best_source`."""
-    return node.sources != 0 and node.sources & (node.sources - 1) == 0
-
-
-@numba.njit(cache=True)
-def _calibrate(start, nodes, groups, curves, num_sources):  # type: ignore[no-untyped-def]
+def _calibrate(start, nodes, sequences, curves, num_sources):  # type: ignore[no-untyped-def]
     """Steps 3 and 4 of `merge_trees`, in place."""
-    for s in range(len(groups)):
+    for s in range(len(sequences)):
         tree = nodes[start[s] : start[s + 1]]
         together = np.zeros(len(tree) + 1)  # sum over each node's children; the root's first
         for m in range(len(tree)):
@@ -305,8 +301,7 @@ def _calibrate(start, nodes, groups, curves, num_sources):  # type: ignore[no-un
             children = together[node.parent + 1]
             if children > limit:
                 node.uncalibrated_probability = min(node.uncalibrated_probability * limit / children, limit)
-            node.probability = node.uncalibrated_probability
-            if has_one_source(node):
-                curve = curves[groups[s] * num_sources + node.best_source]
-                node.probability = max(0.0, interpolate(node.uncalibrated_probability, curve))
-            node.probability = min(bound, node.probability)
+            if node.sources:
+                curve = curve_of_sources(node.sources, sequences[s].is_only, num_sources)
+                node.curve = sequences[s].group * (2 * num_sources + 1) + curve
+                node.probability = min(bound, max(0.0, interpolate(node.uncalibrated_probability, curves[node.curve])))

@@ -10,7 +10,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from cluster.router.calibration import SourceCalibration, observe
-from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_one_source, merge_trees
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, merge_trees
 
 
 def choose_nodes(
@@ -40,7 +40,7 @@ def choose_nodes(
     is_kept = nodes["is_required"].copy()
     is_kept[ranked[: max(num_paying, min_rows)]] = True
     start, kept = _keep(merged.start, nodes, is_kept)
-    return MergedTrees(start, kept, merged.groups)
+    return MergedTrees(start, kept)
 
 
 def most_nodes_that_can_pay(expected_tokens: float, fixed_s: float, verify_s: np.ndarray) -> int:
@@ -70,10 +70,10 @@ def tally_nodes(
     int32 [sequences, sources], and how many the calibration expected to be accepted, float64 [sequences, sources]. A
     node of several sources counts for each. A required node that is no guess counts for nobody.
     """
-    shape = len(chosen.groups), calibration.num_sources
+    shape = len(chosen.start) - 1, calibration.num_sources
     counts = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
     outcome = np.where(was_verified, was_accepted.view(np.int8), np.int8(-1))
-    _learn(chosen.start, chosen.nodes, chosen.groups, outcome, calibration.by_source.curves, counts)
+    _learn(chosen.start, chosen.nodes, outcome, calibration.by_sources.curves, counts)
     return counts
 
 
@@ -140,18 +140,17 @@ def _keep(start, nodes, is_kept):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _learn(start, nodes, groups, outcome, curves, counts):  # type: ignore[no-untyped-def]
-    """Add every verified guess of a single source to its calibration curve, and every verified guess to the counts by
-    sequence and source. outcome: int8 [n], -1 not verified, else whether it was accepted."""
+def _learn(start, nodes, outcome, curves, counts):  # type: ignore[no-untyped-def]
+    """Add every verified guess to its calibration curve, and to the counts by sequence and source. outcome: int8 [n],
+    -1 not verified, else whether it was accepted."""
     verified, accepted, expected = counts
     num_sources = verified.shape[1]
-    for s in range(len(groups)):
+    for s in range(len(start) - 1):
         for m in range(start[s], start[s + 1]):
             node = nodes[m]
             if outcome[m] < 0 or not node.sources:
                 continue
-            if has_one_source(node):
-                observe(node.uncalibrated_probability, outcome[m], curves[groups[s] * num_sources + node.best_source])
+            observe(node.uncalibrated_probability, outcome[m], curves[node.curve])
             for source in range(num_sources):
                 if node.sources >> source & 1:
                     verified[s, source] += 1

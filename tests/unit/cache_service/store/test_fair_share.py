@@ -85,15 +85,15 @@ def test_a_drafter_keeps_what_it_learnt_of_another_tenant(name):
 def test_the_planner_keeps_what_it_learnt_of_another_tenant():
     calibration, traffic, shares = SourceCalibration(1, 4), TrafficRecords(), SharesByNamespace(list)
     group, record, share = calibration.group(HOME), traffic.of([HOME]), shares.of(HOME)
-    calibration.by_source.observe(group, np.full(100, 0.9), np.zeros(100, bool))
+    calibration.by_sources.observe(3 * group, np.full(100, 0.9), np.zeros(100, bool))
     calibration.end_round([HOME])
-    known = calibration.by_source.curves["level"][group].tolist()
+    known = calibration.by_sources.curves["level"][3 * group].tolist()
     for namespace in SALTED:
         calibration.group(namespace)
         traffic.of([namespace])
         shares.of(namespace)
     assert calibration.group(HOME) == group
-    assert calibration.by_source.curves["level"][group].tolist() == known
+    assert calibration.by_sources.curves["level"][3 * group].tolist() == known
     assert traffic.of([HOME]) is record
     assert shares.of(HOME) is share
 

@@ -123,11 +123,11 @@ def test_records_and_curves_of_a_namespace_begin_anew():
     calibration = SourceCalibration(1)
 
     def levels(namespace):
-        return calibration.by_source.curves["level"][calibration.group(namespace)].tolist()
+        return calibration.by_sources.curves["level"][3 * calibration.group(namespace)].tolist()
 
     new = levels("a")
     for namespace in ("a", "b"):
-        calibration.by_source.observe(calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
+        calibration.by_sources.observe(3 * calibration.group(namespace), np.full(50, 0.9), np.zeros(50, np.bool_))
     calibration.end_round()
     learnt = levels("b")
     calibration.drop("a")

@@ -178,12 +178,42 @@ def test_every_source_learns_from_the_nodes_that_were_verified_and_from_no_other
     assert verified.tolist() == [[2, 1]]
     assert right.tolist() == [[1, 1]]
     assert expected == pytest.approx(np.array([[chosen.nodes["probability"].sum(), chosen.nodes["probability"][0]]]))
-    assert calibration.by_source.curves["trials"].sum(axis=1).tolist() == pytest.approx(
-        [1.0, 0.0]
-    )  # none for the node of both
-    assert calibration.by_source.curves["hits"].sum(axis=1).tolist() == pytest.approx([0.0, 0.0])
+    assert calibration.by_sources.curves["trials"].sum(axis=1).tolist() == pytest.approx([1.0, 0.0, 1.0, 0.0, 0.0])
+    assert calibration.by_sources.curves["hits"].sum(axis=1).tolist() == pytest.approx([0.0, 0.0, 1.0, 0.0, 0.0])
     tally_nodes(chosen, np.zeros(2, np.bool_), accepted, calibration)
-    assert calibration.by_source.curves["trials"].sum() == pytest.approx(1.0)
+    assert calibration.by_sources.curves["trials"].sum() == pytest.approx(2.0)
+
+
+def test_a_node_that_one_source_alone_proposes_comes_to_be_worth_less_than_one_of_two():
+    calibration = SourceCalibration(2)
+    both, alone = tree([(1, -1)], [0.5]), tree([(1, -1), (2, -1)], [0.5, 0.5])
+    unbounded = np.full(1, 10, np.int32)
+    for _ in range(200):
+        proposals = [Proposal(0, 0, both), Proposal(0, 1, alone)]
+        merged, _ = merge_trees(proposals, limits(1), calibration, VOCAB_SIZE)
+        chosen = choose_nodes(merged, unbounded, 1.0, 0.0, np.array([1.0, 1.001, 1.002]), 2)
+        is_accepted = chosen.nodes["token_id"] == 1  # what both propose is always right, the other token never
+        tally_nodes(chosen, np.ones(len(chosen), np.bool_), is_accepted, calibration)
+        calibration.end_round()
+    probability = dict(zip(merged.nodes["token_id"].tolist(), merged.nodes["probability"].tolist(), strict=True))
+    assert probability[1] > 0.8
+    assert probability[2] < 0.1
+
+
+def test_what_a_source_alone_proposes_beside_others_says_nothing_of_a_sequence_that_has_no_other():
+    calibration, one = SourceCalibration(2), tree([(1, -1)], [0.8])
+    for _ in range(100):
+        teach(calibration, [Proposal(0, 0, one)], limits(1), [False], None)
+    beside, only = (
+        merge_trees([Proposal(0, 0, one, 0, is_only)], limits(1), calibration, VOCAB_SIZE)[0]
+        for is_only in (False, True)
+    )
+    assert beside.nodes["probability"][0] < 0.1
+    assert only.nodes["probability"][0] == pytest.approx(0.8)
+    for _ in range(100):
+        teach(calibration, [Proposal(0, 0, one, 0, True)], limits(1), [False], None)
+    only, _ = merge_trees([Proposal(0, 0, one, 0, True)], limits(1), calibration, VOCAB_SIZE)
+    assert only.nodes["probability"][0] < 0.1
 
 
 def teach(calibration, proposals, bounds, is_accepted, namespaces):
@@ -234,7 +264,7 @@ def test_a_namespace_whose_curves_have_gone_to_another_begins_anew():
     for name in "bcd":
         assert probabilities(calibration, [(1, calibration.group(name))], one) == [pytest.approx(0.9)]
     assert probabilities(calibration, [(1, calibration.group("a"))], one) == [pytest.approx(0.9)]
-    assert len(calibration.by_source.curves) == 3 * 2
+    assert len(calibration.by_sources.curves) == 3 * 5
     calibration.end_round(["nobody"])
 
 
@@ -340,11 +370,11 @@ def test_a_required_node_that_is_no_guess_makes_nobody_surer_and_teaches_nothing
         assert (only["probability"], only["sources"], only["best_source"]) == (0.0, 0, 0)
         chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, np.ones(2))
         was = np.ones(2, np.bool_)
-        before = calibration.by_source.curves["trials"].sum(axis=1)
+        before = calibration.by_sources.curves["trials"].sum(axis=1)
         verified, accepted, _ = tally_nodes(chosen, was, was, calibration)
         assert verified.tolist() == accepted.tolist() == [[0, 1]]
-        learnt = calibration.by_source.curves["trials"].sum(axis=1) - before
-        assert learnt.tolist() == pytest.approx([0.0, 1.0])  # the guess counts, for its source alone
+        learnt = calibration.by_sources.curves["trials"].sum(axis=1) - before
+        assert learnt.tolist() == pytest.approx([0.0, 1.0, 0.0, 0.0, 0.0])  # the guess counts, for its source alone
 
 
 def test_a_required_stop_token_and_what_follows_it_are_no_guesses_and_teach_nothing():
@@ -357,7 +387,7 @@ def test_a_required_stop_token_and_what_follows_it_are_no_guesses_and_teach_noth
     was = np.ones(2, np.bool_)
     verified, accepted, expected = tally_nodes(chosen, was, ~was, calibration)
     assert (verified.sum(), accepted.sum(), expected.sum()) == (0, 0, 0.0)
-    assert calibration.by_source.curves["trials"].sum() == 0.0
+    assert calibration.by_sources.curves["trials"].sum() == 0.0
 
 
 def test_a_phrase_in_the_window_is_a_guess_like_any_other():
@@ -366,7 +396,7 @@ def test_a_phrase_in_the_window_is_a_guess_like_any_other():
     assert merged.nodes["probability"][0] == pytest.approx(0.5)
     chosen = choose_nodes(merged, bounds.max_nodes, 1.0, 0.0, np.ones(1))
     tally_nodes(chosen, np.ones(1, np.bool_), np.ones(1, np.bool_), calibration)
-    assert calibration.by_source.curves["trials"].sum() == pytest.approx(1.0)
+    assert calibration.by_sources.curves["trials"].sum() == pytest.approx(1.0)
 
 
 def test_requirements_of_another_kind_or_number_never_reach_the_kernels():
