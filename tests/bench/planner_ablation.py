@@ -208,14 +208,19 @@ class KnownTarget(ToyTarget):
         self.lose_all()
 
 
-def _without_calibration(merge: Any) -> Any:
-    """Nodes keep their uncalibrated probability."""
+def _identity_curves(only_several: bool) -> Callable[[Any], Any]:
+    """Nodes of all sources, or of several sources only, keep their uncalibrated probability."""
 
-    def merged(proposals: Any, limits: Any, calibration: Any, vocab_size: int) -> Any:
-        calibration.by_source.curves["level"][:] = KNOTS
-        return merge(proposals, limits, calibration, vocab_size)
+    def wrap(merge: Any) -> Any:
+        def merged(proposals: Any, limits: Any, calibration: Any, vocab_size: int) -> Any:
+            count = calibration.num_sources
+            kept = slice(count, None, 2 * count + 1) if only_several else slice(None)
+            calibration.by_sources.curves["level"][kept] = KNOTS
+            return merge(proposals, limits, calibration, vocab_size)
 
-    return merged
+        return merged
+
+    return wrap
 
 
 def _without_exploration(set_budgets: Any) -> Any:
@@ -246,11 +251,13 @@ class Variant:
 
 def _variants() -> dict[str, Variant]:
     exploration = ((draft_choice.DraftChoice, "set_budgets", _without_exploration),)
-    calibration = ((draft_choice, "merge_trees", _without_calibration),)
+    calibration = ((draft_choice, "merge_trees", _identity_curves(only_several=False)),)
+    several = ((draft_choice, "merge_trees", _identity_curves(only_several=True)),)
     waits = ((DraftWait, "pays", lambda _: lambda self, num_emitting: True),)
     found = {
         "all": Variant(),
         "no calibration": Variant(calibration),
+        "no curve for agreeing sources": Variant(several),
         "no exploration": Variant(exploration),
         "no row caution": Variant(((draft_choice, "_ROW_CAUTION", lambda _: 1.0),)),
     }
@@ -264,7 +271,8 @@ def _variants() -> dict[str, Variant]:
         found[f"no waits, worker {delay:g} s"] = Variant(waits, worker_s=delay, base=base)
     base = "all, worker promises too much"
     found[base] = Variant(worker_s=0.0, promises=True, base=base)
-    found[f"no calibration, {base[5:]}"] = Variant(calibration, worker_s=0.0, promises=True, base=base)
+    for name, replaced in (("no calibration", calibration), ("no curve for agreeing sources", several)):
+        found[f"{name}, {base[5:]}"] = Variant(replaced, worker_s=0.0, promises=True, base=base)
     return found
 
 
