@@ -18,7 +18,6 @@ from actors.drafters.registry import create_drafter
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
-    GenerationRequest,
     SamplingParams,
     SequenceDelta,
     SequenceStart,
@@ -35,7 +34,7 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
 from paceline_testing.integrity import check_integrity
-from paceline_testing.rounds import serve, texts_of, toy_info
+from paceline_testing.rounds import serve, texts_of, toy_info, toy_request
 from paceline_testing.tiny_models import make_byte_tokenizer, make_tiny_model, save_tiny_model
 from paceline_testing.toy_target import ToyTarget
 
@@ -135,16 +134,8 @@ def test_two_hundred_pairs_of_random_tables_give_the_text_of_the_target_alone():
         core = RouterCore(
             toy_info(vocab, 256, 4), RouterConfig(), SpeculationConfig(drafters=("liar",)), {"liar": liar}
         )
-        requests = [
-            GenerationRequest(
-                request_id=str(index),
-                prompt_token_ids=rng.integers(0, vocab, 1 + index).astype(np.int32),
-                sampling=GREEDY,
-                max_new_tokens=30,
-                stop_token_ids=(0,),
-            )
-            for index in range(2)
-        ]
+        prompts = [rng.integers(0, vocab, length) for length in (1, 2)]
+        requests = [toy_request(str(index), prompt, 30, stop_token_ids=(0,)) for index, prompt in enumerate(prompts)]
         for request in requests:
             core.add(request, 0.0)
         text = texts_of(serve(core, target.verify))
@@ -202,9 +193,6 @@ def test_token_zero_everywhere_is_a_word_like_any_other():
         assert len(verdict.path) == min(zeros, verdict.seq_id % 4)
         assert verdict.next_token == truth[len(verdict.path)]
     check_integrity(engine)
-
-
-# 7: requests leave no trace in each other
 
 
 # 9: draft models unlike their target

@@ -17,7 +17,7 @@ import pytest
 from actors.drafters.registry import create_drafters
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
-from actors.messages import GenerationRequest, SamplingParams, TokenChunk
+from actors.messages import SamplingParams, TokenChunk
 from actors.models.loader import load_model
 from actors.models.source import ModelSource
 from cache_service.formats.namespaces import PUBLIC
@@ -28,15 +28,13 @@ from cache_service.promotion.promotion_policy import batch_time
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.promotion import PromotionSource, terms_of
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
-from cluster.config import PromotionConfig, RouterConfig, SpeculationConfig
-from cluster.router.core import RouterCore
-from cluster.router.guarded_sink import SharedLearning
+from cluster.config import PromotionConfig
 from cluster.router.step_time import StepTimeCurve
 from cluster.tenants.registry import Registry, StoredTenant
 from cluster.tenants.registry_file import write_registry
 from cluster.tenants.scope import Sharing, scope_of
 from paceline_testing.cache_stores import until
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import learning_core, toy_info, toy_request
 from paceline_testing.tiny_models import save_tiny_model
 
 VOCAB = 259
@@ -105,24 +103,11 @@ class Cluster:
         """What each round of an answer verified, and what it emitted."""
         target = TargetEngine(copy.deepcopy(self.loaded), EngineOptions(512, 4))
         drafters = create_drafters(("cache",), index=self.cache.index)
-        core = RouterCore(
-            toy_info(VOCAB, 512, 4, step_times=list(PROFILE)),
-            RouterConfig(),
-            SpeculationConfig(),
-            drafters,
-            shared=SharedLearning(token_sink=self.cache),
-        )
-        request = GenerationRequest(
-            request_id="r",
-            prompt_token_ids=np.array(prompt, np.int32),
-            sampling=SamplingParams(seed=seed, temperature=1.0),
-            max_new_tokens=num_tokens,
-            namespace=scope.namespace,
-            cache=scope.cache,
-            readable=scope.readable,
-            promotes=scope.promotes,
-        )
-        core.add(request, 0.0)
+        info = toy_info(VOCAB, 512, 4, step_times=list(PROFILE))
+        core = learning_core(info, drafters, token_sink=self.cache)
+        sampling = SamplingParams(seed=seed, temperature=1.0)
+        reach = {"namespace": scope.namespace, "cache": scope.cache, "readable": scope.readable}
+        core.add(toy_request("r", prompt, num_tokens, sampling=sampling, promotes=scope.promotes, **reach), 0.0)
         trace, known = [], list(prompt)
         for step in range(1_000):
             round, _ = core.plan_round(step * 0.02)
@@ -229,8 +214,7 @@ def test_what_enough_tenants_are_answered_speeds_the_next_one_up_after_age_and_b
     cluster.pass_time(3_600)
     cluster.tell([0, 0, 1], text_of(cold))  # whoever says it again is not somebody else
     cluster.pass_time(3_600)
-    assert cluster.public() == frozenset()
-    assert cluster.probe() == cold
+    assert (cluster.public(), cluster.probe()) == (frozenset(), cold)
     cluster.tell([K - 1], text_of(cold))
     assert cluster.public() == frozenset(), "it is not old enough"
     cluster.pass_time(60)

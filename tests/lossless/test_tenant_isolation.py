@@ -16,15 +16,13 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.drafters.registry import CPU_DRAFTER_NAMES, create_drafters
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
-from actors.messages import GenerationRequest, SamplingParams, TokenChunk
-from cluster.config import RouterConfig, SpeculationConfig
+from actors.messages import SamplingParams, TokenChunk
 from cluster.router.calibration import NamespaceSlots
-from cluster.router.core import RouterCore
 from cluster.router.draft_wait import Traffic, TrafficRecords
 from cluster.router.run_round import RoundHooks, run_local_round
 from cluster.router.step_time import StepTimeCurve
 from cluster.tenants.scope import Scope, Sharing, scope_of
-from paceline_testing.rounds import toy_info
+from paceline_testing.rounds import learning_core, toy_info, toy_request
 from paceline_testing.tiny_models import make_tiny_model
 
 VOCAB = 40
@@ -52,12 +50,8 @@ class Cluster:
         target, draft = (copy.deepcopy(model) for model in models)
         self.target = TargetEngine(target, EngineOptions(512, 4))
         self.draft = DraftEngine(draft, EngineOptions(512, 4))
-        self.core = RouterCore(
-            toy_info(VOCAB, 512, 4, step_times=list(PROFILE)),
-            RouterConfig(),
-            SpeculationConfig(),
-            create_drafters(CPU_DRAFTER_NAMES),
-        )
+        info = toy_info(VOCAB, 512, 4, step_times=list(PROFILE))
+        self.core = learning_core(info, create_drafters(CPU_DRAFTER_NAMES))
         self.core.set_draft_workers(["worker"])
         self.now = 0.0
 
@@ -99,16 +93,9 @@ def isolated(tenant):
 
 def requests_of(tenant, prompts, scope, num_tokens=90):
     for number, prompt in enumerate(prompts):
-        yield GenerationRequest(
-            request_id=f"{tenant}{number}",
-            prompt_token_ids=np.array(prompt, np.int32),
-            sampling=SamplingParams(seed=7, temperature=1.0 if number % 2 else 0.0),
-            max_new_tokens=num_tokens,
-            tenant=tenant,
-            namespace=scope.namespace,
-            cache=scope.cache,
-            readable=scope.readable,
-        )
+        sampling = SamplingParams(seed=7, temperature=1.0 if number % 2 else 0.0)
+        reach = {"namespace": scope.namespace, "cache": scope.cache, "readable": scope.readable}
+        yield toy_request(f"{tenant}{number}", prompt, num_tokens, sampling=sampling, tenant=tenant, **reach)
 
 
 def prompts(seed, count=4):

@@ -226,8 +226,7 @@ def test_a_purge_leaves_nothing(shared_server, pieces, folds_at, encrypted):
         namespace.redis.set(namespace.keys.key("soft2:log"), "what another part has learnt")
         AdminStore(namespace.connection, namespace.keys).add_earnings(Earnings(1, 1, 2, 1))
         administration(namespace).purge(namespace.keys)
-        assert keys_of(namespace) == ["purges"]
-        assert namespace.read()[0].contents == {}
+        assert (keys_of(namespace), namespace.read()[0].contents) == (["purges"], {})
         assert other.read()[0].contents == contents([piece("a", 0, [7])])
         assert 0 < namespace.redis.ttl(namespace.keys.purges) <= 3600
         with pytest.raises(NamespaceUnknown):
@@ -300,8 +299,7 @@ def test_a_publisher_drops_what_it_still_held_of_the_purged_time(namespace):
     )
     publisher.publish(name, part.document_id, 100, [7, 8, 9])
     assert publisher.close(20)
-    assert publisher.counters.purged_tokens == 100
-    assert publisher.counters.written_tokens == 3
+    assert (publisher.counters.purged_tokens, publisher.counters.written_tokens) == (100, 3)
     assert namespace.read()[0].contents == contents([piece("a", 100, [7, 8, 9])])
 
 

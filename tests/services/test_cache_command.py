@@ -357,8 +357,7 @@ def test_names_that_are_listed_are_themselves_and_others_are_parts():
     own = "0123456789abcdef" * 2
     for whole in ("open", "public", own, f"{own}-{own}", f"{own}.docs", f"{own}-{own}.docs", "open.docs"):
         assert names.one(whole, None) == whole
-    assert names.one("docs", None) == "open.docs"
-    assert names.one("open-source", None) == "open.open-source"
+    assert (names.one("docs", None), names.one("open-source", None)) == ("open.docs", "open.open-source")
 
 
 # --- from one model to another

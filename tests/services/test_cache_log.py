@@ -38,6 +38,14 @@ def fold_all(compactor):
         pass
 
 
+def append_each(namespace, pieces, folding=None):
+    """Each as an entry of its own, and folded before the next one if there is a compactor."""
+    for part in pieces:
+        namespace.append(part)
+        if folding is not None:
+            fold_all(folding)
+
+
 def random_pieces(seed, count, documents=5):
     rng = np.random.default_rng(seed)
     ends = dict.fromkeys(range(documents), 0)
@@ -77,14 +85,11 @@ def test_what_is_published_is_followed_and_survives_folding(shared_server, ring)
 
 def test_a_warm_start_is_a_full_replay(namespace):
     given = random_pieces(2, 120)
-    for part in given[:40]:
-        namespace.append(part)
+    append_each(namespace, given[:40])
     replayed, _ = namespace.read()
     assert replayed.contents == contents(given[:40])
     folding = compactor(namespace, segment_tokens=300)
-    for part in given[40:]:
-        namespace.append(part)
-        fold_all(folding)
+    append_each(namespace, given[40:], folding)
     warm, counters = namespace.read()
     assert warm.contents == contents(given)
     assert counters.segments > 3
@@ -98,11 +103,9 @@ def test_data_survive_a_restart_of_the_server(engine, tmp_path):
     given = random_pieces(3, 30)
     with EmbeddedServer(tmp_path, engine) as server:
         namespace = Namespace(server.settings, "tenant")
-        for part in given[:20]:
-            namespace.append(part)
+        append_each(namespace, given[:20])
         fold_all(compactor(namespace))
-        for part in given[20:]:
-            namespace.append(part)
+        append_each(namespace, given[20:])
     with EmbeddedServer(tmp_path, engine) as server:
         documents, counters = Namespace(server.settings, "tenant").read()
     assert documents.contents == contents(given)
@@ -125,8 +128,7 @@ def test_restored_old_data_are_noticed(namespace, goes_on):
         time.sleep(0.002)  # ids are milliseconds: within one, the lost entry's id would come again
         namespace.append(given[-1])
     catch_up(reader)
-    assert documents.num_resets == 1
-    assert documents.contents == contents(given)
+    assert (documents.num_resets, documents.contents) == (1, contents(given))
 
 
 def test_a_restored_old_manifest_is_noticed_by_readers_and_compactors(namespace):
@@ -177,11 +179,9 @@ def test_a_log_that_overflows_loses_its_oldest_entries_only(shared_server):
     documents = Documents()
     reader = namespace.reader(documents)
     given = random_pieces(7, 400)
-    for part in given[:3]:
-        namespace.append(part)
+    append_each(namespace, given[:3])
     catch_up(reader)
-    for part in given[3:]:
-        namespace.append(part)
+    append_each(namespace, given[3:])
     catch_up(reader)
     assert documents.num_resets == 1
     assert 0 < documents.num_tokens < sum(len(part.token_ids) for part in given)
@@ -200,15 +200,12 @@ def test_old_generations_are_dropped_whole_in_redis_and_in_readers(namespace):
         catch_up(reader)
     kept = contents([piece(f"d{number}", 0, range(10)) for number in (4, 5)])
     assert namespace.read()[0].contents == kept
-    assert documents.contents == kept
-    assert documents.num_resets == 0
+    assert (documents.contents, documents.num_resets) == (kept, 0)
     assert folding.counters.dropped_generations == 4
     sleeper = Documents()
     asleep = namespace.reader(sleeper)
     catch_up(asleep)
-    for number in range(6, 12):
-        namespace.append(piece(f"d{number}", 0, range(10)))
-        fold_all(folding)
+    append_each(namespace, [piece(f"d{number}", 0, range(10)) for number in range(6, 12)], folding)
     catch_up(asleep)
     assert sleeper.num_resets == 1
     assert sleeper.contents == contents([piece(f"d{number}", 0, range(10)) for number in (10, 11)])
@@ -242,9 +239,7 @@ def test_what_was_said_twice_outlives_its_generation_once(namespace):
 def test_damaged_entries_and_segments_are_left_out(namespace):
     given = [piece(f"d{number}", 0, range(number, number + 100)) for number in range(4)]
     folding = compactor(namespace, segment_tokens=100)
-    for part in given[:3]:
-        namespace.append(part)
-        fold_all(folding)
+    append_each(namespace, given[:3], folding)
     namespace.append(given[3])
     for bad in (b"", b"garbage", b"PCLC\1\1\0\0" + bytes(100)):
         namespace.redis.xadd(namespace.keys.log, {b"e": bad})
@@ -306,8 +301,7 @@ def test_without_its_key_a_namespace_is_empty(shared_server):
     for ring in (None, KeyRing({2: b"2" * 32})):
         documents, counters = Namespace(shared_server.settings, written.keys.namespace, ring).read()
         assert documents.contents == {}
-        assert counters.corrupt_entries == 2
-        assert counters.corrupt_manifests == 1
+        assert (counters.corrupt_entries, counters.corrupt_manifests) == (2, 1)
 
 
 def with_keys(namespace, *key_ids):
@@ -405,8 +399,7 @@ def test_a_lease_that_was_granted_to_another_ends_the_right_to_write_at_once(nam
 def test_the_log_is_trimmed_on_behalf_of_the_present_manifest_only(namespace):
     ids = [namespace.append(piece("a", row, [row])) for row in range(3)]
     fold_all(compactor(namespace))
-    assert namespace.store.trim_log(0, ids[2]) == 0
-    assert namespace.store.trim_log(2, ids[2]) == 0
+    assert (namespace.store.trim_log(0, ids[2]), namespace.store.trim_log(2, ids[2])) == (0, 0)
     assert namespace.store.trim_log(1, ids[2]) == 2
 
 
@@ -427,8 +420,7 @@ print(compactor.commit(fold), flush=True)
 
 def test_a_compactor_that_was_paused_past_its_lease_changes_nothing(namespace, shared_server):
     given = random_pieces(8, 20)
-    for part in given[:10]:
-        namespace.append(part)
+    append_each(namespace, given[:10])
     settings = shared_server.settings
     command = [sys.executable, "-c", PAUSED_COMPACTOR, settings.url, settings.password, namespace.keys.namespace]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as paused:
@@ -436,8 +428,7 @@ def test_a_compactor_that_was_paused_past_its_lease_changes_nothing(namespace, s
             token = int(paused.stdout.readline())
             other = compactor(namespace)
             assert until(lambda: other.fold() or other.counters.folds), "its lease runs out"
-            for part in given[10:]:
-                namespace.append(part)
+            append_each(namespace, given[10:])
             fold_all(other)
             before = namespace.store.read_manifest()
         finally:

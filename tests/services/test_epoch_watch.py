@@ -67,8 +67,7 @@ def test_a_purge_is_heard_of_once_and_by_nobody_else(namespace, times, is_stored
         namespace.append(piece("b", 1, [5]))
         looks = watch._watched[mine].epoch
         time.sleep(0.1)
-        assert watch.ended() == ()
-        assert watch._watched[mine].epoch == looks
+        assert (watch.ended(), watch._watched[mine].epoch) == ((), looks)
         purge(namespace)
         assert ended(watch) == [mine]
 
@@ -98,8 +97,7 @@ def test_what_is_not_watched_any_more_has_ended(namespace):
     with watching(namespace, max_namespaces=3) as watch:
         for name in (*names[:3], names[0], names[3]):
             watch.watch(name)
-        assert ended(watch) == [names[1]]
-        assert watch.ended() == ()
+        assert (ended(watch), watch.ended()) == ([names[1]], ())
 
 
 def test_ever_new_salts_of_one_owner_end_no_watch_of_another(namespace):
@@ -108,8 +106,7 @@ def test_ever_new_salts_of_one_owner_end_no_watch_of_another(namespace):
     with watching(namespace, max_namespaces=3) as watch:
         for name in (mine, *restless):
             watch.watch(name)
-        assert watch.ended() == tuple(restless[:8])
-        assert list(watch._watched) == [mine, *restless[8:]]
+        assert (watch.ended(), list(watch._watched)) == (tuple(restless[:8]), [mine, *restless[8:]])
 
 
 def test_a_purge_between_the_beginning_of_a_watch_and_its_first_look_is_heard_of(namespace):

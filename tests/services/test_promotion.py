@@ -191,9 +191,7 @@ def test_no_more_phrases_are_kept_than_may_be(namespace):
 def test_what_is_published_past_the_gate_does_not_stay(pool):
     pool.say(PHRASE, range(K))
     pool.namespace.append(piece("intruder", 0, [9, 9, 9]))
-    assert pool.release_after(160) == {PHRASE}
-    assert pool.read() == {PHRASE}
-    assert pool.gate.counters.foreign_writes == 1
+    assert (pool.release_after(160), pool.read(), pool.gate.counters.foreign_writes) == ({PHRASE}, {PHRASE}, 1)
 
 
 def test_of_two_gates_one_releases_and_a_late_one_changes_nothing(pool):
@@ -217,8 +215,7 @@ def test_damage_and_foreign_keys_are_left_out(pool):
     ((phrase_id, frame),) = pool.namespace.redis.hgetall(phrases).items()
     pool.namespace.redis.hset(phrases, b"another id", frame)
     pool.namespace.redis.hset(phrases, b"garbage", b"garbage")
-    assert pool.release_after(160) == {PHRASE}
-    assert pool.gate.counters.unreadable == 2
+    assert (pool.release_after(160), pool.gate.counters.unreadable) == ({PHRASE}, 2)
     pool.namespace.redis.hset(phrases, phrase_id, b"garbage")
     pool.namespace.redis.hset(pool.namespace.keys.manifest, "body", b"garbage")
     assert pool.gate.public() == set()

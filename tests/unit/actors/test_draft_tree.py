@@ -59,8 +59,7 @@ def test_the_first_nodes_are_a_tree_with_their_own_distributions(count: int, has
     first = replace(FORKED, probs=probs).first(count)
     kept = min(count, 5)
     assert first.is_valid(VOCAB)
-    assert len(first) == kept
-    assert first.token_ids.tolist() == FORKED.token_ids[:kept].tolist()
+    assert (len(first), first.token_ids.tolist()) == (kept, FORKED.token_ids[:kept].tolist())
     assert first.probs is None or (len(first.probs.token_ids), first.probs.k) == (2 * kept, 2)
 
 

@@ -22,6 +22,7 @@ from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
 GAMMA = 4
+GREEDY = SamplingParams(seed=1, temperature=0.0)
 PROMPTS = [list(range(3, 3 + count)) for count in (1, 9, 30)]
 REDUCED = torch.tensor([token for token in range(VOCAB) if token % 3])
 SAMPLINGS: list[dict[str, Any]] = [
@@ -63,6 +64,16 @@ class Drawing:
         for _ in range(count):
             longer.append(self.next_token(longer))
         return longer[len(text) :]
+
+
+def engine_of(
+    models: dict[str, torch.nn.Module],
+    options: LookaheadOptions | None = None,
+    *,
+    kind: str = "llama",
+    num_slots: int = 256,
+) -> DraftEngine:
+    return DraftEngine(copy.deepcopy(models[kind]), EngineOptions(num_slots, 4), lookahead=options)
 
 
 def item(seq_id: int, text: list[int], known: int, params: SamplingParams, num_prompt: int, **fields: Any) -> DraftItem:
@@ -142,13 +153,12 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
 
 
 def test_a_text_that_repeats_itself_is_drafted_in_few_forwards(models):
-    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
-    params = SamplingParams(seed=1, temperature=0.0)
-    drawing = Drawing(models["llama"], params, 9, torch.arange(VOCAB))
+    engine = engine_of(models)
+    drawing = Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB))
     line = [*PROMPTS[1], *drawing.continuation(PROMPTS[1], 60)]
-    engine.draft(DraftBatch(1, [item(1, line, 0, params, 9, max_nodes=0)]))  # the pool learns from what is committed
+    engine.draft(DraftBatch(1, [item(1, line, 0, GREEDY, 9, max_nodes=0)]))  # the pool learns from what is committed
     rows = count_forwards(engine)
-    (tree,) = engine.draft(DraftBatch(2, [item(2, line[:20], 0, params, 9)])).trees
+    (tree,) = engine.draft(DraftBatch(2, [item(2, line[:20], 0, GREEDY, 9)])).trees
     assert chain_of(tree)[:GAMMA] == line[20:24]
     assert len(rows) == 1
     assert tree.token_ids.tolist()[: len(chain_of(tree))] == line[20 : 20 + len(chain_of(tree))]
@@ -156,18 +166,17 @@ def test_a_text_that_repeats_itself_is_drafted_in_few_forwards(models):
 
 
 def test_what_turned_out_right_is_not_computed_again(models):
-    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
-    params = SamplingParams(seed=1, temperature=0.0)
-    drawing = Drawing(models["llama"], params, 9, torch.arange(VOCAB))
+    engine = engine_of(models)
+    drawing = Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB))
     text, known = list(PROMPTS[1]), 0
     rows = count_forwards(engine)
     for round_id in range(0, 16, 2):
-        (tree,) = engine.draft(DraftBatch(round_id, [item(1, text, known, params, 9)])).trees
+        (tree,) = engine.draft(DraftBatch(round_id, [item(1, text, known, GREEDY, 9)])).trees
         known = len(text)
         text += drawing.continuation(text, GAMMA + 1)
         assert chain_of(tree)[:GAMMA] == text[known : known + GAMMA]
         rows.clear()
-        engine.draft(DraftBatch(round_id + 1, [item(1, text, known, params, 9, max_nodes=0)]))
+        engine.draft(DraftBatch(round_id + 1, [item(1, text, known, GREEDY, 9, max_nodes=0)]))
         assert sum(rows) <= 1  # of five tokens: the draft's last; the target's own waits for the next draft
         known = len(text)
         text.append(drawing.next_token(text))
@@ -178,7 +187,7 @@ def test_a_batch_of_several_is_each_alone(models):
     params = SamplingParams(seed=7, temperature=0.8)
 
     def trees(*indices: int) -> list[list[DraftTree]]:
-        engine = DraftEngine(copy.deepcopy(models["qwen3"]), EngineOptions(256, 4), lookahead=options)
+        engine = engine_of(models, options, kind="qwen3")
         texts = {index: list(PROMPTS[index]) for index in indices}
         known = dict.fromkeys(indices, 0)
         found = []
@@ -200,17 +209,14 @@ def test_a_batch_of_several_is_each_alone(models):
 
 
 def test_phrases_outlive_a_request_unless_that_is_turned_off_and_stay_in_their_namespace(models):
-    params = SamplingParams(seed=1, temperature=0.0)
-    line = [*PROMPTS[1], *Drawing(models["llama"], params, 9, torch.arange(VOCAB)).continuation(PROMPTS[1], 40)]
+    line = [*PROMPTS[1], *Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB)).continuation(PROMPTS[1], 40)]
 
     def forwards(keep: bool, namespace: str) -> int:
-        engine = DraftEngine(
-            copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=LookaheadOptions(keep_phrases=keep)
-        )
-        engine.draft(DraftBatch(1, [item(1, line, 0, params, 9, max_nodes=0, namespace="a")]))
+        engine = engine_of(models, LookaheadOptions(keep_phrases=keep))
+        engine.draft(DraftBatch(1, [item(1, line, 0, GREEDY, 9, max_nodes=0, namespace="a")]))
         engine.draft(DraftBatch(2, [], [1]))
         rows = count_forwards(engine)
-        engine.draft(DraftBatch(3, [item(2, PROMPTS[1], 0, params, 9, namespace=namespace)]))
+        engine.draft(DraftBatch(3, [item(2, PROMPTS[1], 0, GREEDY, 9, namespace=namespace)]))
         return len(rows)
 
     assert forwards(True, "a") == 1
@@ -218,12 +224,11 @@ def test_phrases_outlive_a_request_unless_that_is_turned_off_and_stay_in_their_n
 
 
 def test_what_the_target_had_in_mind_at_a_refused_draft_is_drafted_next(models):
-    params, phrase = SamplingParams(seed=1, temperature=0.0), [60, 58, 60, 58]
+    phrase = [60, 58, 60, 58]
 
     def tree(texts: np.ndarray, num_suffixes: int) -> DraftTree:
-        options = LookaheadOptions(num_suffixes=num_suffixes)
-        engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
-        one = item(1, PROMPTS[1], 0, params, 9, max_nodes=40, corrections=texts)
+        engine = engine_of(models, LookaheadOptions(num_suffixes=num_suffixes))
+        one = item(1, PROMPTS[1], 0, GREEDY, 9, max_nodes=40, corrections=texts)
         (found,) = engine.draft(DraftBatch(1, [one])).trees
         check_integrity(engine)
         return found
@@ -237,17 +242,14 @@ def test_what_the_target_had_in_mind_at_a_refused_draft_is_drafted_next(models):
 
 
 def test_phrases_of_refused_drafts_are_kept_as_others_are(models):
-    params = SamplingParams(seed=1, temperature=0.0)
     texts = np.array([50, 51, 52, 53, 54, 55, -1, 40, 41, 42, 43, 44], np.int32)
 
     def pool_after(**options: Any) -> tuple[DraftEngine, list[Any]]:
-        engine = DraftEngine(
-            copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=LookaheadOptions(**options)
-        )
-        first = item(1, PROMPTS[1], 0, params, 9, namespace="a")
-        other = item(2, PROMPTS[1], 0, params, 9, namespace="a")
+        engine = engine_of(models, LookaheadOptions(**options))
+        first = item(1, PROMPTS[1], 0, GREEDY, 9, namespace="a")
+        other = item(2, PROMPTS[1], 0, GREEDY, 9, namespace="a")
         engine.draft(DraftBatch(1, [first, other]))
-        engine.draft(DraftBatch(2, [item(1, [*PROMPTS[1], 1], 9, params, 9, corrections=texts)]))
+        engine.draft(DraftBatch(2, [item(1, [*PROMPTS[1], 1], 9, GREEDY, 9, corrections=texts)]))
         states = engine._ouroboros._states
         return engine, [states[engine._table.get(seq_id)].scope for seq_id in (1, 2)]
 
@@ -277,11 +279,10 @@ def test_phrases_of_refused_drafts_are_kept_as_others_are(models):
     ids=["beyond the vocabulary", "far beyond it", "negative", "too short", "no integers"],
 )
 def test_texts_of_refused_drafts_that_cannot_be_learnt_are_left_out(models, texts):
-    params = SamplingParams(seed=1, temperature=0.0)
     trees, sizes = [], []
     for corrections in (np.array([], np.int32), texts):
-        engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
-        one = item(1, PROMPTS[1], 0, params, 9, corrections=corrections)
+        engine = engine_of(models)
+        one = item(1, PROMPTS[1], 0, GREEDY, 9, corrections=corrections)
         trees.append(leaf_paths(engine.draft(DraftBatch(1, [one])).trees[0]))
         sizes.append(len(engine._ouroboros.pool))
         check_integrity(engine)
@@ -291,33 +292,31 @@ def test_texts_of_refused_drafts_that_cannot_be_learnt_are_left_out(models, text
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_draft_ends_with_so_many_phrases_of_the_pool_the_newest(models, count):
-    options = LookaheadOptions(num_suffixes=count)
-    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4), lookahead=options)
-    params, pool = SamplingParams(seed=1, temperature=0.0), engine._ouroboros.pool
+    engine = engine_of(models, LookaheadOptions(num_suffixes=count))
+    pool = engine._ouroboros.pool
     rng = np.random.default_rng(0)
     for token in range(VOCAB):
         for _ in range(5):
             pool.insert("", token, tuple(rng.integers(0, VOCAB, pool.length).tolist()))
-    (tree,) = engine.draft(DraftBatch(1, [item(1, PROMPTS[1], 0, params, 9, max_nodes=40)])).trees
+    (tree,) = engine.draft(DraftBatch(1, [item(1, PROMPTS[1], 0, GREEDY, 9, max_nodes=40)])).trees
     paths = leaf_paths(tree)
     chain = paths[0][: len(paths[0]) - pool.length] if count else paths[0]
     assert len(chain) >= GAMMA
-    assert chain == Drawing(models["llama"], params, 9, torch.arange(VOCAB)).continuation(PROMPTS[1], len(chain))
+    assert chain == Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB)).continuation(PROMPTS[1], len(chain))
     newest = pool.newest("", chain[-1], count)
     assert len(newest) == count
     assert sorted(paths) == sorted([*chain, *phrase] for phrase in newest or [()])
 
 
 def test_suffixes_come_with_the_confidence_that_they_have_earned(models):
-    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
-    params = SamplingParams(seed=1, temperature=0.0)
-    drawing = Drawing(models["llama"], params, 9, torch.arange(VOCAB))
+    engine = engine_of(models)
+    drawing = Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB))
     line = [*PROMPTS[1], *drawing.continuation(PROMPTS[1], 100)]
-    engine.draft(DraftBatch(1, [item(1, line, 0, params, 9, max_nodes=0)]))
+    engine.draft(DraftBatch(1, [item(1, line, 0, GREEDY, 9, max_nodes=0)]))
     before = list(engine._ouroboros._suffix_shares.of(""))
     text, known = list(PROMPTS[1]), 0
     for round_id in range(6):
-        engine.draft(DraftBatch(2 + round_id, [item(2, text, known, params, 9)]))
+        engine.draft(DraftBatch(2 + round_id, [item(2, text, known, GREEDY, 9)]))
         known, text = len(text), line[: len(text) + 14]
     after = engine._ouroboros._suffix_shares.of("")
     assert after[1] > before[1]  # the phrases come from this very text
@@ -326,14 +325,13 @@ def test_suffixes_come_with_the_confidence_that_they_have_earned(models):
 
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_drafts_go_on_to_the_models_last_position(models, kind):
-    params = SamplingParams(seed=1, temperature=0.0)
-    engine = DraftEngine(copy.deepcopy(models[kind]), EngineOptions(256, 4))
-    drawing = Drawing(models[kind], params, 9, torch.arange(VOCAB))
+    engine = engine_of(models, kind=kind)
+    drawing = Drawing(models[kind], GREEDY, 9, torch.arange(VOCAB))
     text = [*PROMPTS[1], *drawing.continuation(PROMPTS[1], 140)]
     known = 0
     while len(text) < 160:
         left = 160 - len(text)
-        (tree,) = engine.draft(DraftBatch(1, [item(1, text, known, params, 9, max_nodes=min(left, 16))])).trees
+        (tree,) = engine.draft(DraftBatch(1, [item(1, text, known, GREEDY, 9, max_nodes=min(left, 16))])).trees
         count = min(GAMMA, left)
         assert chain_of(tree)[:count] == drawing.continuation(text, count)
         known = len(text)
@@ -342,21 +340,20 @@ def test_drafts_go_on_to_the_models_last_position(models, kind):
 
 
 def test_a_draft_without_room_is_empty_and_the_next_one_is_not(models):
-    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(16, 4))
-    params = SamplingParams(seed=1, temperature=0.0)
-    full = engine.draft(DraftBatch(1, [item(1, PROMPTS[2], 0, params, 30)]))
+    engine = engine_of(models, num_slots=16)
+    full = engine.draft(DraftBatch(1, [item(1, PROMPTS[2], 0, GREEDY, 30)]))
     assert (full.seq_ids, len(full.trees[0].token_ids)) == ([1], 0)
     check_integrity(engine)
-    result = engine.draft(DraftBatch(2, [item(2, PROMPTS[0], 0, params, 1)], [1]))
+    result = engine.draft(DraftBatch(2, [item(2, PROMPTS[0], 0, GREEDY, 1)], [1]))
     assert len(result.trees[0].token_ids) >= GAMMA
     check_integrity(engine)
-    gone = engine.draft(DraftBatch(3, [item(1, PROMPTS[2], 12, params, 30)], [2]))
+    gone = engine.draft(DraftBatch(3, [item(1, PROMPTS[2], 12, GREEDY, 30)], [2]))
     assert gone.stale_seq_ids == [1]
     assert engine.pool.num_free == engine.pool.num_blocks
 
 
 def test_masked_tokens_are_no_guesses_and_rejection_has_its_own_chains(models):
-    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(256, 4))
+    engine = engine_of(models)
     only = SamplingParams(seed=1, temperature=1.0, top_k=1)
     rejection = SamplingParams(seed=1, temperature=1.0, acceptance="rejection")
     items = [item(1, PROMPTS[1], 0, only, 9), item(2, PROMPTS[1], 0, rejection, 9)]
@@ -395,7 +392,7 @@ def test_options_have_limits_that_the_error_names(options, problem):
     ids=str,
 )
 def test_any_shape_of_window_drafts_the_models_own_tokens(models, options):
-    engine = DraftEngine(copy.deepcopy(models["qwen3"]), EngineOptions(256, 4), lookahead=options)
+    engine = engine_of(models, options, kind="qwen3")
     params = SamplingParams(seed=5, temperature=0.5)
     drawing = Drawing(models["qwen3"], params, 9, torch.arange(VOCAB))
     text, known = list(PROMPTS[1]), 0

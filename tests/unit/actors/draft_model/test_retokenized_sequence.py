@@ -85,8 +85,7 @@ def test_whatever_the_parts_the_draft_side_has_the_text_of_the_whole_characters(
         check_integrity(retokenized)
         if draft != "changing":
             assert text_of(draft, retokenized.draft_ids).decode() == retokenized.text
-    assert retokenized.num_tokens == len(token_ids)
-    assert retokenized.open_bytes == b""
+    assert (retokenized.num_tokens, retokenized.open_bytes) == (len(token_ids), b"")
 
 
 @few
@@ -215,8 +214,7 @@ def test_inside_a_character_only_a_guess_that_goes_on_with_it_counts():
     target, emoji = VOCABULARIES["bytes"], "\U0001f642"
     retokenized = sequence("bytes", "merges")
     retokenized.extend(target.encode("done " + emoji)[:-2])
-    assert retokenized.text == "done "
-    assert retokenized.open_bytes == emoji.encode()[:2]
+    assert (retokenized.text, retokenized.open_bytes) == ("done ", emoji.encode()[:2])
     guess = VOCABULARIES["merges"].encode(emoji + " and")
     tree = retokenized.realign(chain(guess, [0.9] * len(guess)), 100)
     assert emoji.encode()[:2] + spelled("bytes", tree.token_ids.tolist()) == (emoji + " an").encode()
@@ -246,8 +244,7 @@ def test_a_special_token_of_the_draft_model_alone_ends_the_guess_there():
 def test_each_side_has_its_own_beginning():
     retokenized = sequence("sentence piece", "merges")
     retokenized.extend([1, *VOCABULARIES["sentence piece"].encode("the cat")])
-    assert retokenized.text == "the cat"
-    assert retokenized.draft_ids == VOCABULARIES["merges"].encode("the cat")
+    assert (retokenized.text, retokenized.draft_ids) == ("the cat", VOCABULARIES["merges"].encode("the cat"))
     other = sequence("merges", "sentence piece")
     other.extend(VOCABULARIES["merges"].encode("the cat"))
     assert other.draft_ids == [1, *VOCABULARIES["sentence piece"].encode("the cat")]

@@ -74,8 +74,7 @@ def content(tree):
 
 def test_without_an_index_it_proposes_nothing_and_keeps_nothing():
     drafter = create_drafter("cache")
-    assert len(draft(drafter, [1, 2, 1, 2])) == 0
-    assert drafter.memory_bytes() == 0
+    assert (len(draft(drafter, [1, 2, 1, 2])), drafter.memory_bytes()) == (0, 0)
 
 
 def test_the_index_is_given_by_the_engine():
@@ -153,8 +152,7 @@ def test_a_base_that_is_replaced_is_walked_anew_and_the_old_one_let_go():
     assert paths_of(draft(drafter, [7, 1, 2])) == [(3,)]
     before = drafter.memory_bytes()
     shelf.put("mine", [[7, 1, 2, 4, 5]])
-    assert paths_of(draft(drafter, [7, 1, 2], 3))[0] == (4,)
-    assert drafter.memory_bytes() == before
+    assert (paths_of(draft(drafter, [7, 1, 2], 3))[0], drafter.memory_bytes()) == ((4,), before)
     del shelf.by_namespace["mine"]
     assert paths_of(draft(drafter, [7, 1, 2], 3)) == []
     assert drafter.memory_bytes() < before
@@ -165,15 +163,13 @@ def test_a_base_that_is_replaced_is_walked_anew_and_the_old_one_let_go():
 
 def test_a_sequence_that_was_restarted_is_walked_anew():
     drafter = CacheDrafter(Shelf().put("mine", [[1, 2, 3, 4], [5, 2, 6]]))
-    assert paths_of(draft(drafter, [1, 2]))[0] == (3,)
-    assert paths_of(draft(drafter, [5, 2], start=0))[0] == (6,)
+    assert (paths_of(draft(drafter, [1, 2]))[0], paths_of(draft(drafter, [5, 2], start=0))[0]) == ((3,), (6,))
     assert paths_of(draft(drafter, [1, 2], start=1))[0] == (3,)
 
 
 def test_a_round_without_room_changes_nothing():
     drafter = CacheDrafter(Shelf().put("mine", [[1, 2, 3, 4, 5]]), floor=0.0)
-    assert paths_of(draft(drafter, [1, 2]))[0] == (3,)
-    assert len(draft(drafter, [1, 2, 3], 2, max_nodes=0)) == 0
+    assert (paths_of(draft(drafter, [1, 2]))[0], len(draft(drafter, [1, 2, 3], 2, max_nodes=0))) == ((3,), 0)
     assert paths_of(draft(drafter, [1, 2, 3, 4], 3)) == [(5,)]
 
 

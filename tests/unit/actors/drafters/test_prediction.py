@@ -60,8 +60,7 @@ def rounds_to_write(drafter: PredictionDrafter, answer: list[int], predicted: li
 
 
 def test_without_a_prediction_nothing_is_drafted(drafter):
-    assert len(propose(drafter, [], [])) == 0
-    assert len(propose(drafter, [1], [1, 2], max_nodes=0)) == 0
+    assert (len(propose(drafter, [], [])), len(propose(drafter, [1], [1, 2], max_nodes=0))) == (0, 0)
 
 
 def test_a_right_prediction_is_drafted_from_the_first_token(drafter):

@@ -134,8 +134,7 @@ def test_sequences_are_forgotten() -> None:
     assert drafter.memory_bytes() > 0
     drafter.forget(1)
     drafter.forget(1)
-    assert drafter.memory_bytes() == 0
-    assert len(draft(drafter, [2, 1])) == 0
+    assert (drafter.memory_bytes(), len(draft(drafter, [2, 1]))) == (0, 0)
 
 
 def test_knobs_bound_what_a_match_drafts(tmp_path: Path) -> None:
@@ -179,8 +178,7 @@ def test_knobs_out_of_range_are_refused(options: dict[str, float], expected: str
 def test_room_grows_with_the_match() -> None:
     options = MatchOptions(len_threshold=2, len_bias=1, n_predicts=10, alpha=1.5)
     assert [options.room_for(length, 16) for length in (1, 2, 3, 4, 5, 20)] == [0, 0, 4, 5, 7, 10]
-    assert options.room_for(20, 3) == 3
-    assert options.room_for(20, -1) == 0
+    assert (options.room_for(20, 3), options.room_for(20, -1)) == (3, 0)
 
 
 def test_corpora_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> None:

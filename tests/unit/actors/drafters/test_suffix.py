@@ -67,16 +67,13 @@ def test_the_first_branch_follows_the_longest_match_and_the_others_were_seen_too
 def test_the_most_recent_continuation_comes_first_and_an_older_one_second() -> None:
     tokens = [1, 2, 3, 4, 50, 1, 2, 5, 6, 51, 1, 2]
     paths = branches(draft(tokens))
-    assert paths[0][:3] == [5, 6, 51]
-    assert paths[1][:2] == [3, 4]
+    assert (paths[0][:3], paths[1][:2]) == ([5, 6, 51], [3, 4])
 
 
 def test_a_shorter_suffix_adds_what_it_was_followed_by_last() -> None:
     tokens = [1, 2, 3, 4, 8, 2, 7, 7, 9, 1, 2]
     paths = branches(draft(tokens))
-    assert paths[0][:2] == [3, 4]
-    assert paths[1] == [7, 7][: len(paths[1])]
-    assert len(paths) == 2
+    assert (paths[0][:2], paths[1], len(paths)) == ([3, 4], [7, 7][: len(paths[1])], 2)
 
 
 def test_few_nodes_go_to_the_surest_branch() -> None:

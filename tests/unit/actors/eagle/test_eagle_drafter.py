@@ -42,13 +42,11 @@ def head_tensors(name: str, model: PreTrainedModel, seed: int = 11) -> dict[str,
     return tiny_eagle_tensors(model.config, kind, seed, **options)
 
 
-def make_engine(
-    path, name: str, kind: str = "llama", options: EngineOptions | None = None, head_options: EagleOptions | None = None
-) -> TargetEngine:
+def make_engine(path, name: str, kind: str = "llama", exact: str = "default", **head: int) -> TargetEngine:
     model = target_model(kind)
     save_eagle_head(path, model.config, head_tensors(name, model))
-    head = load_eagle_head(path, model.config)
-    return with_head(model, head, options or EngineOptions(200, 4), head_options or EagleOptions())
+    options = EngineOptions(200, 4, exact=exact)
+    return with_head(model, load_eagle_head(path, model.config), options, EagleOptions(**head))
 
 
 def with_head(model, head, options: EngineOptions, head_options: EagleOptions) -> TargetEngine:
@@ -86,12 +84,12 @@ def causal_attention(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tenso
 class Reference:
     """A head on one text: `rows` are inputs so far, each computed from nothing whenever it is asked for."""
 
-    def __init__(self, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, name: str, kind: str = "llama") -> None:
+        self.model = model = target_model(kind)
+        self.tensors = tensors = head_tensors(name, model)
         self.is_eagle3 = "norm.weight" in tensors
         prefix = "midlayer." if self.is_eagle3 else "layers.0."
         self.w = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        self.model = model
         self.embed = model.get_input_embeddings()
         self.head = tensors["lm_head.weight"] if self.is_eagle3 else model.get_output_embeddings().weight
 
@@ -223,14 +221,13 @@ def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> Draf
 @pytest.mark.parametrize("name", HEAD_KINDS)
 def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind):
     depth, top_k = 3, 4
-    engine = make_engine(tmp_path, name, kind, head_options=EagleOptions(depth=depth, top_k=top_k))
-    model = target_model(kind)
-    reference = Reference(model, head_tensors(name, model))
+    engine = make_engine(tmp_path, name, kind, depth=depth, top_k=top_k)
+    reference = Reference(name, kind)
     text = Text(1, [5, 9, 33, 2, 9, 33, 7])
     run(engine, [text], text.item())
     assert_tree(text, reference, depth, top_k)
     for round in range(4):
-        draft = true_tree(model, text.tokens) if round % 2 else text.tree
+        draft = true_tree(reference.model, text.tokens) if round % 2 else text.tree
         run(engine, [text], text.item(draft=draft))
         assert_tree(text, reference, depth, top_k)
     assert text.accepted >= 4
@@ -239,9 +236,8 @@ def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, n
 @pytest.mark.parametrize("name", HEAD_KINDS)
 def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name):
     depth, top_k = 3, 5
-    engine = make_engine(tmp_path, name, head_options=EagleOptions(depth=depth, top_k=top_k))
-    model = target_model()
-    reference = Reference(model, head_tensors(name, model))
+    engine = make_engine(tmp_path, name, depth=depth, top_k=top_k)
+    reference = Reference(name)
     rng = np.random.default_rng(0)
     texts = [
         Text(seq, rng.integers(0, VOCAB, size).tolist(), nodes)
@@ -257,23 +253,21 @@ def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name)
 
 def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch):
     monkeypatch.setattr("actors.eagle.eagle_drafter._SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
-    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(depth=4, top_k=5))
+    engine = make_engine(tmp_path, "eagle3", depth=4, top_k=5)
     texts = [Text(seq, [seq, 2 * seq, 7], nodes=9) for seq in range(1, 6)]
     run(engine, texts, *(text.item() for text in texts))
-    model = target_model()
     for text in texts:
-        assert_tree(text, Reference(model, head_tensors("eagle3", model)), 4, 5)
+        assert_tree(text, Reference("eagle3"), 4, 5)
 
 
 def test_a_cached_prefix_keeps_what_the_head_knows_of_it(tmp_path):
-    engine = make_engine(tmp_path, "eagle", head_options=EagleOptions(depth=2, top_k=3))
+    engine = make_engine(tmp_path, "eagle", depth=2, top_k=3)
     prompt = [5, 9, 33, 2, 9, 33, 7, 1, 1, 8, 20]
     first, second = Text(1, prompt), Text(2, prompt)
     run(engine, [first], first.item())
     result = run(engine, [second], second.item(), finished=[1])
     assert result.verdicts[0].num_cached == 8
-    model = target_model()
-    assert_tree(second, Reference(model, head_tensors("eagle", model)), 2, 3)
+    assert_tree(second, Reference("eagle"), 2, 3)
 
 
 @pytest.mark.parametrize("name", HEAD_KINDS)
@@ -293,25 +287,21 @@ def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_er
 
 
 def test_rows_that_the_head_only_saw_are_no_gap(tmp_path):
-    engine = make_engine(tmp_path, "eagle3", head_options=EagleOptions(depth=2, top_k=3))
+    engine = make_engine(tmp_path, "eagle3", depth=2, top_k=3)
     text = Text(1, [5, 9, 33, 2, 9, 33, 7])
     for nodes in (0, 0, 12):
         text.nodes = nodes
         run(engine, [text], text.item(max_rows=5))
         assert (text.tree is not None) == (nodes > 0)
-    model = target_model()
-    assert_tree(text, Reference(model, head_tensors("eagle3", model)), 2, 3)
+    assert_tree(text, Reference("eagle3"), 2, 3)
 
 
 def test_a_head_in_bitwise_mode_sees_the_same_features(tmp_path):
-    engine = make_engine(
-        tmp_path, "eagle3", options=EngineOptions(200, 4, exact="bitwise"), head_options=EagleOptions(depth=2, top_k=3)
-    )
-    model = target_model()
+    engine = make_engine(tmp_path, "eagle3", exact="bitwise", depth=2, top_k=3)
     text = Text(1, list(range(40)))  # three tiles of rows
     run(engine, [text], text.item())
     run(engine, [text], text.item(draft=text.tree))
-    assert_tree(text, Reference(model, head_tensors("eagle3", model)), 2, 3)
+    assert_tree(text, Reference("eagle3"), 2, 3)
 
 
 def test_an_embedding_of_the_heads_own_is_used_and_a_copy_of_the_targets_is_shared(tmp_path):

@@ -75,8 +75,7 @@ TestPool = PoolMachine.TestCase
 
 def test_neighbouring_blocks_are_taken_while_they_are_blank():
     pool = BlockPool(8, SIZE)
-    assert pool.allocate(3) == [0, 1, 2]
-    assert pool.allocate(2, after=5) == [6, 7]
+    assert (pool.allocate(3), pool.allocate(2, after=5)) == ([0, 1, 2], [6, 7])
 
 
 def test_a_cached_neighbour_is_spared_while_there_are_blank_blocks():

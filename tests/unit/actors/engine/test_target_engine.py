@@ -188,8 +188,7 @@ def test_a_sequence_is_idle_only_when_long_unmentioned():
     idle.note([1, 2], [], 0.0)
     assert idle.due(0.0) == []
     idle.note([2], [], 55.0)
-    assert idle.due(61.0) == [1]
-    assert idle.due(200.0) == [2]
+    assert (idle.due(61.0), idle.due(200.0)) == ([1], [2])
     idle.note([3], [], 201.0)
     idle.note([], [3], 202.0)
     assert idle.due(400.0) == []

@@ -76,8 +76,7 @@ def test_a_text_that_comes_in_parts_is_learnt_as_a_whole(parts, length):
 def test_of_a_long_text_only_the_end_is_learnt():
     pool = PhrasePool(2, 1, 1 << 20)
     pool.insert_text("", np.arange(5000, dtype=np.int32), 5000)
-    assert len(pool) == 1024
-    assert pool.newest("", 4997, 1) == [(4998, 4999)]
+    assert (len(pool), pool.newest("", 4997, 1)) == (1024, [(4998, 4999)])
 
 
 def test_a_phrase_of_another_length_is_refused():

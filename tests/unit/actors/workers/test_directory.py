@@ -39,14 +39,12 @@ def beat(directory: Directory, *worker_ids: str, leaving: bool = False) -> None:
 
 def test_each_router_gets_a_group_of_its_own_at_once_and_keeps_it(directory, clock):
     beat(directory, "a", "b")
-    assert directory.claim_target("r1", None) == "a"
-    assert directory.claim_target("r2", None) == "b"
+    assert (directory.claim_target("r1", None), directory.claim_target("r2", None)) == ("a", "b")
     assert directory.claim_target("r3", None) is None
     for _ in range(10):
         clock.now += 1.0
         beat(directory, "a", "b", "c")
-        assert directory.claim_target("r2", "b") == "b"
-        assert directory.claim_target("r1", "a") == "a"
+        assert (directory.claim_target("r2", "b"), directory.claim_target("r1", "a")) == ("b", "a")
     assert directory.claim_target("r3", None) == "c"
 
 
@@ -76,12 +74,10 @@ def test_the_group_of_a_router_that_is_silent_goes_to_another(directory, clock):
 
 def test_a_router_that_was_silent_for_too_long_gets_its_group_back_where_nobody_has_taken_it(directory, clock):
     beat(directory, "a", "b")
-    assert directory.claim_target("r1", None) == "a"
-    assert directory.claim_target("r2", None) == "b"
+    assert (directory.claim_target("r1", None), directory.claim_target("r2", None)) == ("a", "b")
     clock.now += TTL_S + 1.0
     beat(directory, "a", "b")
-    assert directory.claim_target("r2", "b") == "b"
-    assert directory.claim_target("r1", "a") == "a"
+    assert (directory.claim_target("r2", "b"), directory.claim_target("r1", "a")) == ("b", "a")
 
 
 def test_a_group_that_leaves_is_exchanged_for_a_free_one(directory):
@@ -106,13 +102,11 @@ def test_after_a_restart_pairs_stay_and_nobody_else_gets_one_until_all_have_come
     directory = Directory(KEYS, TTL_S, clock, is_restarted=True)
     beat(directory, "b", "c")  # a has not come back yet
     assert directory.claim_target("new", None) is None
-    assert directory.claim_target("r1", "a") == "a"
-    assert directory.claim_target("r2", "b") == "b"
+    assert (directory.claim_target("r1", "a"), directory.claim_target("r2", "b")) == ("a", "b")
     assert directory.claim_target("thief", "b") is None
     clock.now += TTL_S
     beat(directory, "b", "c")
-    assert directory.claim_target("r2", "b") == "b"
-    assert directory.claim_target("new", None) == "c"
+    assert (directory.claim_target("r2", "b"), directory.claim_target("new", None)) == ("b", "c")
     assert directory.claim_target("r1", "a") is None  # it has not come back at all
 
 

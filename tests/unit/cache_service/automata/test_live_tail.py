@@ -166,8 +166,7 @@ def test_a_document_that_has_gone_on_is_not_forked():
     old = dict(ends)
     appended(automaton, [(0, [3])], ends)
     appended(automaton, [(0, [4])], old)
-    assert length_of(automaton, [1, 2, 3]) == 3
-    assert length_of(automaton, [2, 4]) == 1
+    assert (length_of(automaton, [1, 2, 3]), length_of(automaton, [2, 4])) == (3, 1)
     assert length_of(automaton, [4]) == 1
 
 
@@ -211,18 +210,15 @@ def test_a_piece_told_again_or_in_part_adds_what_is_new_of_it():
     assert tail.add([piece("a", 9, [7])]) == 1
     assert tail.add([piece("a", 0, [1], kind=1)]) == 1, "prompts are documents of their own"
     side = tail.enter()
-    assert length_of(side.automaton, [1, 2, 3, 4, 5]) == 5
-    assert length_of(side.automaton, [5, 7]) == 1
+    assert (length_of(side.automaton, [1, 2, 3, 4, 5]), length_of(side.automaton, [5, 7])) == (5, 1)
     tail.leave(side)
 
 
 def test_tokens_beyond_the_vocabulary_are_left_out():
     tail = LiveTail(vocab_size=10)
-    assert tail.add([piece("a", 0, [1, 10]), piece("b", 0, [2, 9])]) == 2
-    assert tail.add([piece("a", 2, [3])]) == 1
+    assert (tail.add([piece("a", 0, [1, 10]), piece("b", 0, [2, 9])]), tail.add([piece("a", 2, [3])])) == (2, 1)
     side = tail.enter()
-    assert length_of(side.automaton, [2, 9]) == 2
-    assert length_of(side.automaton, [1]) == 0
+    assert (length_of(side.automaton, [2, 9]), length_of(side.automaton, [1])) == (2, 0)
     tail.leave(side)
 
 

@@ -206,8 +206,7 @@ def test_one_repeated_token_is_linear_in_time_and_size() -> None:
 def test_an_empty_corpus_matches_nothing() -> None:
     for docs in ([], [[]], [[], []]):
         automaton = static_of(docs)
-        assert walk(automaton, [1, 2, 3]) == Cursor(0, 0)
-        assert tree_of(automaton, [1])[0] == []
+        assert (walk(automaton, [1, 2, 3]), tree_of(automaton, [1])[0]) == (Cursor(0, 0), [])
 
 
 def test_an_id_that_no_vocabulary_has_is_refused() -> None:

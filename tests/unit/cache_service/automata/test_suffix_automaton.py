@@ -208,8 +208,7 @@ def test_a_draft_ends_with_the_text_also_where_no_separator_stands(count: int) -
 
 def test_an_empty_automaton_matches_nothing() -> None:
     automaton = SuffixAutomaton()
-    assert match(automaton) == (0, 0)
-    assert len(automaton) == 0
+    assert (match(automaton), len(automaton)) == ((0, 0), 0)
     assert automaton.advance(Cursor(), np.array([1, 2], dtype=np.int32)) == Cursor(0, 0)
     assert drafted(automaton, Cursor(), 5) == []
     assert_sound(automaton)
@@ -228,8 +227,7 @@ def test_read_only_strided_and_wide_arrays_are_taken_as_they_are() -> None:
     tokens.flags.writeable = False
     automaton = SuffixAutomaton()
     automaton.extend(tokens[::2])
-    assert text_of(automaton) == [5, 6, 5]
-    assert match(automaton) == (1, 1)
+    assert (text_of(automaton), match(automaton)) == ([5, 6, 5], (1, 1))
 
 
 def seconds_to_build(tokens: np.ndarray) -> float:

@@ -135,8 +135,7 @@ def test_manifests_come_back_as_they_were():
 
 def test_areas_have_keys_of_their_own_and_one_epoch():
     keys = StoreKeys("fp", "ns").beside(area_of(3))
-    assert keys.log == "sd:{fp:ns}:soft-3:log"
-    assert keys.segment("a") == "sd:{fp:ns}:soft-3:segment:a"
+    assert (keys.log, keys.segment("a")) == ("sd:{fp:ns}:soft-3:log", "sd:{fp:ns}:soft-3:segment:a")
     assert keys.epoch == StoreKeys("fp", "ns").epoch == "sd:{fp:ns}:epoch"
     with pytest.raises(SettingError, match="area"):
         keys.beside("a}b")

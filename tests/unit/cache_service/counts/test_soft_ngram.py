@@ -423,8 +423,7 @@ SOFT: Row = ([1, 2], [(3, 0.7), (4, 0.2)])
 
 def test_the_drafter_learns_and_drafts_nothing_before() -> None:
     drafter = create_drafter("soft_ngram")
-    assert drafter.num_successors == MAX_SUCCESSORS
-    assert len(drafts(drafter, [1, 2])) == 0
+    assert (drafter.num_successors, len(drafts(drafter, [1, 2]))) == (MAX_SUCCESSORS, 0)
     assert drafter.memory_bytes() == 0
     drafter.remember(rows_in("", SOFT, SOFT))
     tree = drafts(drafter, [9, 1, 2])
@@ -438,8 +437,7 @@ def test_no_namespace_drafts_from_another_ones_text() -> None:
     drafter.remember(rows_in("a", SOFT))
     drafter.remember(rows_in("b", ([1, 2], [(8, 0.9)])))
     assert set(drafts(drafter, [1, 2], "a").token_ids.tolist()) == {3, 4}
-    assert set(drafts(drafter, [1, 2], "b").token_ids.tolist()) == {8}
-    assert len(drafts(drafter, [1, 2], "")) == 0
+    assert (set(drafts(drafter, [1, 2], "b").token_ids.tolist()), len(drafts(drafter, [1, 2], ""))) == ({8}, 0)
 
 
 def test_the_namespace_longest_unused_makes_room_and_bytes_are_bounded() -> None:
@@ -448,8 +446,7 @@ def test_the_namespace_longest_unused_makes_room_and_bytes_are_bounded() -> None
     drafter.remember(rows_in("b", SOFT))
     assert len(drafts(drafter, [1, 2], "a"))  # now b is the longest unused
     drafter.remember(rows_in("c", SOFT))
-    assert drafter.namespaces == ["a", "c"]
-    assert len(drafts(drafter, [1, 2], "b")) == 0
+    assert (drafter.namespaces, len(drafts(drafter, [1, 2], "b"))) == (["a", "c"], 0)
     assert 0 < drafter.memory_bytes() <= 2 * ROOMY
 
 
@@ -501,14 +498,12 @@ def test_a_table_that_grows_beside_its_work_holds_what_one_does_that_was_large_f
                 table.learn(*rows)
             table.credit(np.concatenate([rows[0][0], rows[1][0]]), 1)
         steps += grown.is_growing
-        assert contents(grown) == contents(large)
-        assert len(grown) == len(large)
+        assert (contents(grown), len(grown)) == (contents(large), len(large))
         assert_sound(grown)
         drafted = [[array.tolist() for array in table.draft(np.array([1, 2]), 16)] for table in (grown, large)]
         assert drafted[0] == drafted[1]
     assert steps == 15
-    assert grown.num_slots == large.num_slots
-    assert grown.memory_bytes == large.memory_bytes
+    assert (grown.num_slots, grown.memory_bytes) == (large.num_slots, large.memory_bytes)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -530,8 +525,7 @@ def test_a_table_that_grows_with_any_number_of_rows_holds_what_one_does_that_has
         some = rng.integers(0, 70, 7)  # all of known contexts
         for table in (slow, at_once):
             table.learn(*(array[some] for array in rows))
-    assert contents(slow) == contents(at_once)
-    assert len(slow) == len(at_once)
+    assert (contents(slow), len(slow)) == (contents(at_once), len(at_once))
     assert_sound(slow)
 
 

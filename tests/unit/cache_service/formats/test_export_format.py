@@ -44,8 +44,7 @@ def test_a_piece_is_a_line_that_is_read_back(document_id, offset, tokens, kind, 
     assert line.count(b"\n") == 1
     found = decode_piece(line)
     assert (found.document_id, found.offset, found.kind, found.time_s) == (document_id, offset, kind, time_s)
-    assert found.token_ids.tolist() == tokens
-    assert found.token_ids.dtype == np.int32
+    assert (found.token_ids.tolist(), found.token_ids.dtype) == (tokens, np.int32)
     assert json.loads(line).get("text") == text
 
 

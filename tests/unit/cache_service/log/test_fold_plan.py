@@ -133,8 +133,7 @@ MANIFEST = Manifest(
 
 
 def test_a_warm_start_takes_the_newest_segments_oldest_first():
-    assert newest_segments(MANIFEST, 25) == [entry(20), entry(5)]
-    assert newest_segments(MANIFEST, 4) == []
+    assert (newest_segments(MANIFEST, 25), newest_segments(MANIFEST, 4)) == ([entry(20), entry(5)], [])
     assert len(newest_segments(MANIFEST, 100)) == 3
 
 

@@ -165,8 +165,7 @@ def test_verdicts(found, support, noise, is_sensitive, batch_s, wanted):
 
 def test_support_is_of_tenants_that_take_part_and_have_said_it_lately():
     found = candidate(8)
-    assert support_of(found, {}, 1500, 1000) == 8
-    assert support_of(found, {}, 1501, 1000) == 0
+    assert (support_of(found, {}, 1500, 1000), support_of(found, {}, 1501, 1000)) == (8, 0)
     assert support_of(found, {b"\0": NEVER, b"\1": 499.0, b"\2": 500.0}, 1000, 1000) == 6
 
 
