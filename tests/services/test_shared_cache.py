@@ -55,6 +55,8 @@ def stored(settings, namespace, ring=None):
 
 
 class _Opener:
+    _keys = SharedCache._keys
+
     def __init__(self, settings, ring):
         self._connection, self._ring = Namespace(settings).connection, ring
         self.fingerprint = FINGERPRINT
