@@ -111,6 +111,8 @@ def shown(value: object) -> object:
     """Enough of a value to recognise it. Not for text of prompts and messages: see `size_of`."""
     if value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) <= MAX_SHOWN_CHARS):
         return value
+    if isinstance(value, (Mapping, list, tuple)):  # what they hold may be long, or text of a conversation
+        return size_of(value)
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
 

@@ -55,7 +55,7 @@ def _message(error: Any) -> str:
         limit = re.sub(r"^'.*?' is not (one of .*?)\.?$", r"it must be \1", limit_of(problem))
         told = f"{_option(error)} is {problem['input']}; {limit}"
     elif isinstance(error, NoSuchOption):
-        near = f"; there are {', '.join(sorted(error.possibilities))}" if error.possibilities else ""
+        near = f"; similar: {', '.join(sorted(error.possibilities))}" if error.possibilities else ""
         told = f"there is no option {error.option_name}{near}"
     elif isinstance(error, BadOptionUsage) and "requires an argument" in error.message:
         told = f"{error.option_name} needs a value"

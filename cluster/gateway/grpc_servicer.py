@@ -16,7 +16,6 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2
 
 from actors.errors import InvalidRequest, PacelineError
@@ -214,7 +213,10 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
 
 def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:
     """The fields that are set."""
-    fields: dict[str, Any] = MessageToDict(options, preserving_proto_field_name=True)
+    fields: dict[str, Any] = {field.name: value for field, value in options.ListFields()}
+    for name in ("drafters", "sources"):
+        if name in fields:
+            fields[name] = list(fields[name])
     if options.cache:
         if options.cache not in _CACHE_USES:
             limit = f"it must be one of {', '.join(map(str, _CACHE_USES))}"

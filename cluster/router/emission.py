@@ -97,8 +97,9 @@ def sources_of(round: Round, entry: RoundEntry, nodes: list[int], source_names: 
     """The source that was most sure of each of these nodes of the entry's tree."""
     if entry.num_chain:
         return [DRAFT_MODEL] * len(nodes)
-    if not nodes or round.chosen is None:
+    if not nodes:
         return []
+    assert round.chosen is not None
     best = round.chosen.nodes["best_source"][entry.node_start : entry.node_end]
     return [source_names[source] for source in best[nodes].tolist()]
 

@@ -37,7 +37,7 @@ def router_status(
 def _drafting(num_workers: int, build_progress: Path | None) -> str:
     told = f"{num_workers} draft workers"
     if num_workers == 0 and build_progress is not None:
-        with contextlib.suppress(OSError):  # the build is over
+        with contextlib.suppress(OSError, ValueError):  # the build is over, or is writing
             return f"{told}; the draft model is being built: {build_progress.read_text(encoding='utf-8')}"
     return told
 

@@ -317,6 +317,21 @@ async def test_a_draft_worker_that_is_late_is_left_out_of_the_round() -> None:
         assert one.core.counters.late_drafts >= 1
 
 
+async def test_draft_workers_come_and_go_in_the_middle_of_streams() -> None:
+    async with cluster(drafts=1) as one:
+        streams = [asyncio.create_task(one.stream(request(200, stop_token_ids=()))) for _ in range(6)]
+        await until(lambda: one.core.counters.emitted_tokens > 50)
+        one.start("draft-1")
+        await until(lambda: len(one.connections.draft_links()) == 2)
+        await one.stop("draft-0")
+        await until(lambda: len(one.connections.draft_links()) == 1)
+        await one.stop("draft-1")
+        await until(lambda: not one.connections.draft_links())
+        one.start("draft-2")
+        await asyncio.gather(*streams)
+        assert one.core.counters.drafted_tokens["draft_model"] > 0
+
+
 async def test_a_draft_worker_that_leaves_is_asked_for_nothing_more_and_no_draft_is_lost() -> None:
     async with cluster(drafts=2) as one:
         streams = one.streams(6)

@@ -71,7 +71,9 @@ async def served_model(client: httpx.AsyncClient) -> str:
         return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         reason = str(error) or type(error).__name__
-        raise Unavailable(f"{client.base_url}v1/models does not list a model: {reason}") from None
+        raise Unavailable(
+            f"{str(client.base_url).rstrip('/')}/v1/models does not list a model: {reason}; is the server running?"
+        ) from None
 
 
 async def _read_stream(response: httpx.Response, record: RequestRecord, started: float) -> None:

@@ -398,7 +398,7 @@ def test_a_model_that_is_not_prepared_is_no_traceback(run, monkeypatch, tmp_path
         (["sreve"], "there is no command 'sreve'. Did you mean 'serve'?; see `paceline --help`"),
         (
             ["generate", "--promt", "x"],
-            "there is no option --promt; there are --prompt, --prompts-file; see `paceline g",
+            "there is no option --promt; similar: --prompt, --prompts-file; see `paceline g",
         ),
         (["generate", "--gamma", "0"], "--gamma is 0; it must be at least 1; see `paceline generate --help`"),
         (["generate", "--gamma", "x"], "--gamma is x; it must be a whole number; "),

@@ -437,6 +437,9 @@ async def test_grpc_has_the_same_wishes_and_pads_the_same(admin, tmp_path, route
             await stub.Generate(generate_request(speculation=speculation), metadata=metadata)
             request = router.requests[-1]
             assert (request.cache, request.namespace.partition(".")[2]) == (cache, "docs")
+        limited = inference_pb2.Speculation(max_draft_tokens=3, enabled=True, stats=True)
+        await stub.Generate(generate_request(speculation=limited), metadata=metadata)
+        assert router.requests[-1].max_draft_tokens == 3
         own = request.namespace.partition(".")[0]
         await stub.Generate(generate_request(cache_salt="pepper"), metadata=metadata)
         assert router.requests[-1].namespace.startswith(f"{own}-")
