@@ -18,6 +18,7 @@ from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
 
+PATIENCE_S = 200.0  # a busy machine takes its time to start two processes
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
 
 
@@ -76,7 +77,7 @@ def other_processes() -> set[int]:
 def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, models):
     oracle = LocalEngine(str(models[0]), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=8192)
     wanted = [answer.text for answer in oracle.generate(PROMPTS, max_new_tokens=80, ignore_eos=True)]
-    wait_for(lambda: metric(url, "paceline_draft_workers") == 1, 60)
+    wait_for(lambda: metric(url, "paceline_draft_workers") == 1, PATIENCE_S)
     before = other_processes()
     assert len(before) >= 4
     busy, light = threading.Event(), threading.Event()
@@ -96,11 +97,11 @@ def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_n
         try:
             loads = [pool.submit(keep_asking, index, busy, {}) for index in range(len(PROMPTS))]
             loads.append(pool.submit(keep_asking, 0, light, {"speculation": {"enabled": False}}))
-            wait_for(lambda: metric(url, "paceline_draft_workers") == 3, 60)
+            wait_for(lambda: metric(url, "paceline_draft_workers") == 3, PATIENCE_S)
             num_served = len(served)
-            wait_for(lambda: len(served) > num_served + 10, 60)  # all three have drafted
+            wait_for(lambda: len(served) > num_served + 10, PATIENCE_S)  # all three have drafted
             busy.clear()  # what goes on asks for no drafts
-            wait_for(lambda: metric(url, "paceline_draft_workers") == 1, 60)
+            wait_for(lambda: metric(url, "paceline_draft_workers") == 1, PATIENCE_S)
         finally:
             busy.clear()
             light.clear()

@@ -139,7 +139,7 @@ def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
     ("options", "message"),
     [
         ({"suffix": {"length": 3}}, r"speculation\.drafter_options\.suffix\.length is 3; there is no such option"),
-        ({"suffix": {"top_k": 0}}, r"top_k is 0; it must be in 1 to"),
+        ({"suffix": {"top_k": 0}}, r"top_k is 0; it must be from 1 to"),
         ({"prediction": {"floor": 0.1}}, r"drafters must include prediction"),
         ({"lookahead": {"window_size": 65}}, r"window_size is 65; it must be from 1 to 64"),
         ({"lookahead": {"window_size": 20}}, r"speculation\.max_rows is 64; it must be at least 80 "),
