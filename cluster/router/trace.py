@@ -89,6 +89,7 @@ def format_trace(trace: RoundTrace, number: int) -> str:
 
 
 def _is_guess(round: Round, entry: RoundEntry, node: int) -> bool:
-    if round.chosen is None or entry.num_chain:
+    if entry.num_chain:
         return True
+    assert round.chosen is not None
     return bool(round.chosen.nodes["sources"][entry.node_start + node])

@@ -8,6 +8,7 @@ from actors.draft_tree import DraftTree
 from actors.messages import Verdict, VerifyResult
 from cluster.cli.bench.acceptance import PositionAcceptance, SourceAcceptance, count_acceptance
 from cluster.router.draft_wait import Traffic
+from cluster.router.merged_trees import MERGED_NODE, MergedTrees
 from cluster.router.round import Round, RoundEntry, RoundSize
 from cluster.router.trace import RoundTrace, trace_round
 
@@ -38,7 +39,7 @@ def test_acceptance_by_position_and_source_is_what_is_counted_by_hand():
     assert count_acceptance([]).by_position == ()
 
 
-def entry(seq_id, parents, num_verified):
+def entry(seq_id, parents, num_verified, node_start):
     tree = np.array(parents, dtype=np.int32)
     return RoundEntry(
         sequence=None,
@@ -52,16 +53,21 @@ def entry(seq_id, parents, num_verified):
         proposals=[(0, DraftTree(tree, tree, np.ones(len(tree), np.float32)))],
         tree=DraftTree(np.arange(len(tree), dtype=np.int32) + 10, tree, np.ones(len(tree), np.float32)),
         num_verified=num_verified,
+        node_start=node_start,
+        node_end=node_start + len(tree),
     )
 
 
 def test_a_trace_has_the_depth_of_every_sequences_tree_and_of_its_accepted_path():
     entries = [
-        entry(1, [-1, -1, 0, 2, 1], 5),  # two branches, 3 and 2 deep; the shallow one is right
-        entry(2, [-1, 0, 1], 2),  # the third node was not computed; nothing is right
-        entry(3, [], 0),  # no drafts
+        entry(1, [-1, -1, 0, 2, 1], 5, 0),  # two branches, 3 and 2 deep; the shallow one is right
+        entry(2, [-1, 0, 1], 2, 5),  # the third node was not computed; nothing is right
+        entry(3, [], 0, 8),  # no drafts
     ]
-    round = Round(7, 0.0, entries, [], RoundSize(3, 3, 3), Traffic())
+    nodes = np.zeros(8, MERGED_NODE)
+    nodes["sources"] = 1
+    chosen = MergedTrees(np.array([0, 5, 8, 8], np.int32), nodes)
+    round = Round(7, 0.0, entries, [], RoundSize(3, 3, 3), Traffic(), chosen=chosen)
     paths = {1: [1, 4], 2: [], 3: []}
     verdicts = [Verdict(seq, 5, 1, 99, np.array(path, dtype=np.int32)) for seq, path in paths.items()]
     result = VerifyResult(7, verdicts, rows=10)
@@ -69,3 +75,4 @@ def test_a_trace_has_the_depth_of_every_sequences_tree_and_of_its_accepted_path(
     assert found.depths == ((3, 2), (2, 0))
     assert found.rejected == (10, 12, 13, 10, 11)
     assert found.proposed == {"suffix": 8}
+    assert found.verified == {"suffix": 7}
