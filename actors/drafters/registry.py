@@ -11,14 +11,16 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import actors.drafters
 from actors.drafters._options import FIELD, checked_options
 from actors.drafters.contract import CpuDrafter
 from actors.errors import InvalidRequest
 from actors.messages import Acceptance, DraftMethod
-from cache_service.automata.automata_index import AutomataIndex
+
+if TYPE_CHECKING:
+    from cache_service.automata.automata_index import AutomataIndex
 
 AUTO = "auto"
 NONE = "none"
