@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from actors.draft_tree import TopProbs
 from actors.messages import SamplingParams
 from actors.sampling.sampler import RowSampling, SequenceSampling, draft_with_probs, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejections, walk_tree
+from paceline_testing.chi_square import chi_square_tail
 
 VOCAB = 14
 NUM_SEQUENCES = 50_000
@@ -89,7 +89,7 @@ def compare(counts: np.ndarray, expected: np.ndarray) -> tuple[float, float, flo
     distance = 0.5 * float(np.abs(counts / n - expected).sum())
     # E|share - p| <= sqrt(p (1 - p) / n); one draw moves the distance by at most 1 / n.
     limit = 0.5 * float(np.sqrt(expected * (1 - expected) / n).sum()) + math.sqrt(-math.log(FALSE_ALARM) / (2 * n))
-    return float(stats.chi2.sf(statistic, len(wanted) - 1)), distance, limit
+    return chi_square_tail(statistic, len(wanted) - 1), distance, limit
 
 
 class Batch:
