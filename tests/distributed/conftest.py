@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from actors.workers.ray_environment import prepare_own_ray
+from paceline_testing.free_ports import free_ports
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,9 @@ def ray_here() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ports() -> dict[str, int]:
+    """The gateway's settings of ports, the same for all clusters, so that they share Serve's controller and proxy."""
+    return dict(zip(("http_port", "grpc_port"), free_ports(2), strict=True))

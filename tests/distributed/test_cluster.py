@@ -23,7 +23,6 @@ from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed
-from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
@@ -84,7 +83,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
-    shape = {"hidden_size": 96, "heads": 6, "kv_heads": 3, "max_positions": 2048}
+    shape = {"hidden_size": 96, "heads": 6, "kv_heads": 2, "max_positions": 2048}
     target = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, **shape)
     draft = save_tiny_model(tmp_path_factory.mktemp("draft"), "llama", 5, layers=1, **shape)
     for directory in (target, draft):
@@ -94,9 +93,15 @@ def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
 
 @contextmanager
 def running(
-    model_dirs, exact: str, tensor_parallel: int, draft_workers: int = 2, health_timeout_s: float = 5.0, **router: int
+    model_dirs,
+    ports,
+    *,
+    exact: str,
+    tensor_parallel: int,
+    draft_workers: int,
+    health_timeout_s: float = 5.0,
+    **router: int,
 ) -> Iterator[Cluster]:
-    http_port, grpc_port = free_ports(2)
     config = ClusterConfig.model_validate(
         {
             "target": {
@@ -115,7 +120,7 @@ def running(
                 "kv_cache_tokens": 16384,
             },
             "router": {"max_running": 8, "max_prefill_rows": 64, **router},
-            "gateway": {"http_port": http_port, "grpc_port": grpc_port},
+            "gateway": ports,
         }
     )
     with deployed(config):
@@ -128,8 +133,8 @@ class TestExactCluster:
     """One rank, bitwise: every answer must equal the one of a process of its own, without drafts."""
 
     @pytest.fixture(scope="class")
-    def cluster(self, ray_here, model_dirs):
-        with running(model_dirs, "bitwise", 1, max_waiting=4) as cluster:
+    def cluster(self, ray_here, ports, model_dirs):
+        with running(model_dirs, ports, exact="bitwise", tensor_parallel=1, draft_workers=2, max_waiting=4) as cluster:
             yield cluster
 
     @pytest.fixture(scope="class")
@@ -270,11 +275,13 @@ class TestExactCluster:
 
 
 class TestTensorParallelCluster:
-    """Three ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
+    """Two ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
 
     @pytest.fixture(scope="class")
-    def cluster(self, ray_here, model_dirs):
-        with running(model_dirs, "default", 3, draft_workers=0, health_timeout_s=2.0) as cluster:
+    def cluster(self, ray_here, ports, model_dirs):
+        with running(
+            model_dirs, ports, exact="default", tensor_parallel=2, draft_workers=0, health_timeout_s=2.0
+        ) as cluster:
             yield cluster
 
     @pytest.fixture(scope="class")
@@ -285,8 +292,8 @@ class TestTensorParallelCluster:
     @pytest.mark.parametrize(
         ("rank", "fault"),
         [
-            (2, signal.SIGKILL),
-            pytest.param(2, signal.SIGSTOP, marks=pytest.mark.slow),
+            (1, signal.SIGKILL),
+            pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
             (0, signal.SIGSTOP),
         ],
     )

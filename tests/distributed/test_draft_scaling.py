@@ -13,7 +13,6 @@ from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
 from paceline_testing.deployed import deployed
-from paceline_testing.free_ports import free_ports
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
@@ -28,8 +27,7 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(ray_here, models):
-    http_port, grpc_port = free_ports(2)
+def url(ray_here, ports, models):
     config = ClusterConfig.model_validate(
         {
             "target": {
@@ -49,7 +47,7 @@ def url(ray_here, models):
             },
             "autoscaling": EAGER_SCALING,
             "speculation": {"drafters": ["draft_model"]},
-            "gateway": {"http_port": http_port, "grpc_port": grpc_port},
+            "gateway": ports,
             "cache": {"url": "none"},
         }
     )

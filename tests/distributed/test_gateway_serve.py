@@ -26,9 +26,8 @@ from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.router_client import HandleRouterClient
-from paceline_testing.deployed import end_serve
+from paceline_testing.deployed import end_application
 from paceline_testing.echo_router import EchoRouter
-from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
@@ -39,14 +38,11 @@ COUNT = len(TOKENIZER.backend_tokenizer.encode(FOX).ids)
 
 
 @pytest.fixture(scope="module")
-def served(ray_here, tmp_path_factory):
+def served(ray_here, ports, tmp_path_factory):
     """(config, handle of the router)"""
     directory = tmp_path_factory.mktemp("tokenizer")
     TOKENIZER.save_pretrained(directory)
-    http_port, grpc_port = free_ports(2)
-    config = GatewayConfig(
-        http_port=http_port, grpc_port=grpc_port, max_body_bytes=20_000, max_new_tokens=2000, request_timeout_s=30
-    )
+    config = GatewayConfig(**ports, max_body_bytes=20_000, max_new_tokens=2000, request_timeout_s=30)
     model = ServedModel("toy", max_model_len=4096, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
     start_proxies(config)
     router = serve.deployment(EchoRouter).options(
@@ -54,7 +50,7 @@ def served(ray_here, tmp_path_factory):
     )
     serve.run(gateway_application(router.bind(), str(directory), model, config), name="paceline")
     yield config, serve.get_deployment_handle("Router", "paceline")
-    end_serve()
+    end_application()
 
 
 class Knobs:

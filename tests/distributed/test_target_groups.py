@@ -19,7 +19,6 @@ from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed
-from paceline_testing.free_ports import free_ports
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
@@ -89,13 +88,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(ray_here, tmp_path_factory):
+def cluster(ray_here, ports, tmp_path_factory):
     """One target group and load that is too much for it."""
     model = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, hidden_size=96, max_positions=1024)
     speak_ascii(model)
     engine = LocalEngine(str(model), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=8192)
     wanted = [answer.text for answer in engine.generate(PROMPTS, max_new_tokens=STREAMED, ignore_eos=True)]
-    http_port, grpc_port = free_ports(2)
     config = ClusterConfig.model_validate(
         {
             "target": {
@@ -114,7 +112,7 @@ def cluster(ray_here, tmp_path_factory):
             },
             "speculation": {"drafters": ["none"]},
             "router": {"max_running": 2},
-            "gateway": {"http_port": http_port, "grpc_port": grpc_port, "replicas": 2},
+            "gateway": {**ports, "replicas": 2},
             "cache": {"url": "none"},
         }
     )

@@ -1,21 +1,30 @@
-"""Tenants on a real Ray Serve: keys, limits, namespaces and shaped streams over HTTP and gRPC, with a tiny model."""
+"""Tenants on a cluster that is deployed from the text of a `serveConfigV2`: keys, limits, namespaces and shaped streams
+over HTTP and gRPC, with a tiny model."""
 
 from __future__ import annotations
 
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import httpx
 import pytest
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from cluster.config import ClusterConfig
+from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.streams import SIZES
+from cluster.offline.engine import LocalEngine
 from cluster.tenants.administration import TenantAdministration
-from paceline_testing.deployed import deployed
+from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.deployed import end_application
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_tiny_model
@@ -25,35 +34,81 @@ PROMPT = "what one tenant asks, another may not find out: " * 3
 LISTING = inference_pb2.ListModelsRequest()
 
 
+TEXT = """
+proxy_location: HeadOnly
+http_options: {{host: 127.0.0.1, port: {http_port}}}
+grpc_options:
+  port: {grpc_port}
+  grpc_servicer_functions: [{servicers}]
+applications:
+- name: paceline
+  route_prefix: /
+  import_path: cluster.app:build
+  args:
+    target: {{model: {model}, served_name: tiny, device: cpu, exact: bitwise, kv_cache_tokens: 8192}}
+    draft: {{{workers}: 0}}
+    gateway: {{stream_interval_ms: 20}}
+    tenants: {{file: {tenants}}}
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    values: dict[str, object]  # for TEXT
+    admin: TenantAdministration
+    model: Path
+
+
+def deploy(text: str) -> ApplicationStatus:
+    """What the dashboard does with a PUT of the configuration; waits for what becomes of it."""
+    config = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    serve.start(
+        proxy_location=config.proxy_location,
+        http_options=config.http_options.model_dump(),
+        grpc_options=config.grpc_options.model_dump(),
+    )
+    _get_global_client().deploy_apps(config)
+    deadline = time.monotonic() + 120
+    while True:
+        status = serve.status().applications["paceline"].status
+        if status in (ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED):
+            return status
+        assert time.monotonic() < deadline, serve.status()
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def cluster(ray_here, tmp_path_factory):
-    """(config, administration of its tenants)"""
+    """Deployed as `serve deploy` does it; routers may not know their target group yet."""
+    serve.shutdown()  # another test's, whose options it would keep
     home = tmp_path_factory.mktemp("home")
-    model = save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, layers=2, heads=4, kv_heads=2)
+    model = save_tiny_model(home / "tiny", hidden_size=32, layers=2, heads=4, kv_heads=2)
+    speak_ascii(model)
     admin = TenantAdministration(home / "tenants.json")
     admin.add("first", {})  # with a registry keys are asked for from the start
     http_port, grpc_port = free_ports(2)
-    config = ClusterConfig.model_validate(
-        {
-            "target": {"model": str(model), "served_name": "tiny", "device": "cpu", "kv_cache_tokens": 8192},
-            "draft": {"model": "none"},
-            "gateway": {"http_port": http_port, "grpc_port": grpc_port, "stream_interval_ms": 20},
-            "tenants": {"file": home / "tenants.json"},
-        }
-    )
-    with deployed(config, home):
-        yield config, admin
+    values = {
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "model": model,
+        "servicers": ", ".join(SERVICER_FUNCTIONS),
+        "tenants": home / "tenants.json",
+    }
+    assert deploy(TEXT.format(workers="workers", **values)) == ApplicationStatus.RUNNING
+    yield Cluster(values, admin, model)
+    end_application()
+    serve.shutdown()
 
 
 @pytest.fixture
 def http(cluster):
-    with httpx.Client(base_url=f"http://127.0.0.1:{cluster[0].gateway.http_port}", timeout=60) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{cluster.values['http_port']}", timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def stub(cluster):
-    with grpc.insecure_channel(f"127.0.0.1:{cluster[0].gateway.grpc_port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.values['grpc_port']}") as channel:
         yield inference_pb2_grpc.InferenceStub(channel)
 
 
@@ -66,7 +121,7 @@ def wait_for(condition):
 
 def new_key(cluster, http, name, **fields):
     """Of a tenant that is added while the cluster runs; waits until the gateway knows it."""
-    key = cluster[1].add(name, fields).key
+    key = cluster.admin.add(name, fields).key
     wait_for(lambda: http.get("/v1/nothing", headers=bearer(key)).status_code != 401)
     return key
 
@@ -104,6 +159,17 @@ def grpc_errors(stub, key):
         yield caught.value
 
 
+def test_requests_wait_for_the_target_group_and_get_the_text_of_one_process(cluster, http, stub):
+    key = new_key(cluster, http, "early")
+    answer = complete(http, key)
+    assert answer.status_code == 200, answer.text
+    one = LocalEngine(str(cluster.model), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=8192)
+    (wanted,) = one.generate([PROMPT], max_new_tokens=24, ignore_eos=True)
+    assert answer.json()["choices"][0]["text"] == wanted.text
+    assert stub.Generate(ask(), metadata=(("authorization", f"Bearer {key}"),)).text == wanted.text
+    wait_for(lambda: http.get("/readyz").status_code == 200)
+
+
 def test_without_a_key_or_with_a_wrong_one_nothing_is_served_but_what_probes_ask(cluster, http, stub):
     key = new_key(cluster, http, "acme")
     for wrong in (None, key[:-1] + "x", "pl-0-0"):
@@ -115,7 +181,7 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_served_but_what_probes_ask
     assert complete(http, None).headers["www-authenticate"] == "Bearer"
     for path in ("/livez", "/readyz", "/version", "/metrics"):
         assert http.get(path).status_code == 200
-    with grpc.insecure_channel(f"127.0.0.1:{cluster[0].gateway.grpc_port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.values['grpc_port']}") as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     metadata = (("authorization", f"Bearer {key}"),)
@@ -125,12 +191,12 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_served_but_what_probes_ask
 
 def test_a_disabled_tenant_is_refused_until_it_is_enabled_again(cluster, http, stub):
     key = new_key(cluster, http, "off")
-    cluster[1].change("off", {"disabled": True})
+    cluster.admin.change("off", {"disabled": True})
     wait_for(lambda: complete(http, key).status_code == 403)
     refused(complete(http, key), 403, "tenant_disabled")
     for error in grpc_errors(stub, key):
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-    cluster[1].change("off", {"disabled": False})
+    cluster.admin.change("off", {"disabled": False})
     wait_for(lambda: complete(http, key).status_code == 200)
 
 
@@ -202,3 +268,10 @@ def test_a_shaped_stream_has_the_same_text_in_messages_of_few_sizes(cluster, htt
     chunks = list(stub.GenerateStream(request, metadata=metadata))
     assert "".join(chunk.text for chunk in chunks) == text
     assert {chunk.ByteSize() for chunk in chunks} <= set(SIZES)
+
+
+def test_a_typo_in_the_text_is_refused_and_what_runs_goes_on(cluster, http):
+    key = new_key(cluster, http, "late")
+    assert deploy(TEXT.format(workers="wrokers", **cluster.values)) == ApplicationStatus.DEPLOY_FAILED
+    assert "draft.wrokers" in serve.status().applications["paceline"].message
+    assert complete(http, key).status_code == 200

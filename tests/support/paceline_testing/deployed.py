@@ -21,7 +21,8 @@ _START_WITHIN_S = 120.0
 
 @contextmanager
 def deployed(config: ClusterConfig, home: Path = Path("/nonexistent")) -> Iterator[str]:
-    """The URL of a cluster with this configuration, ready; nothing is left of it after the block."""
+    """The URL of a cluster with this configuration, ready; nothing is left of it after the block but Serve, which the
+    next cluster with the same ports uses again."""
     try:
         start_proxies(config.gateway)
         serve.run(cluster_application(plan_cluster(config, home)), name=APPLICATION)
@@ -32,12 +33,12 @@ def deployed(config: ClusterConfig, home: Path = Path("/nonexistent")) -> Iterat
             time.sleep(0.1)
         yield url
     finally:
-        end_serve()
+        end_application()
 
 
-def end_serve() -> None:
-    """Ends every application, and the directory, which outlives them in a cluster."""
-    serve.shutdown()
+def end_application() -> None:
+    """Ends the cluster, and its directory, which would outlive it."""
+    serve.delete(APPLICATION)
     with suppress(ValueError):  # no cluster was deployed
         ray.kill(ray.get_actor(DIRECTORY))
     deadline = time.monotonic() + 30
