@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from actors.errors import Unavailable
-from actors.messages import VerifyResult
+from actors.messages import Verdict, VerifyResult
 from cluster.router.counters import RouterCounters
 from cluster.router.emission import TARGET, accepted_path, emit_tokens, note_rows
 from cluster.router.open_requests import OpenRequests
 from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 _MAX_SETBACKS = 16  # consecutive rounds without progress after which a request fails
 
@@ -30,6 +33,7 @@ class Verdicts:
         self._counters = counters
         self._source_names = source_names
         self._vocab_size = vocab_size
+        self._has_warned = False
 
     def take(self, round: Round, result: VerifyResult, now: float) -> TakenVerdicts:
         """Commit and emit tokens. Sequences that the target lost, or with an invalid verdict, start over."""
@@ -50,6 +54,7 @@ class Verdicts:
             verdict = verdicts.get(entry.seq_id)
             path = accepted_path(entry, verdict, self._vocab_size)
             if verdict is None or path is None:
+                self._warn(entry, verdict)
                 self._restart(sequence, now)
                 continue
             entry.num_verified = verdict.num_nodes
@@ -77,6 +82,15 @@ class Verdicts:
         counters.emitted_tokens += len(chunk.token_ids)
         self._requests.emit(chunk)
         return chunk.finish_reason is not None
+
+    def _warn(self, entry: RoundEntry, verdict: Verdict | None) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the target's verdict on sequence %d cannot be true, and it starts over; further ones are not logged: %r",
+                entry.seq_id,
+                verdict,
+            )
 
     def _restart(self, sequence: Sequence, now: float) -> None:
         sequence.target.lost()

@@ -163,6 +163,19 @@ def test_a_reader_that_is_overtaken_while_it_starts_begins_again(namespace):
     assert documents.contents == contents(given)
 
 
+def test_a_slow_reader_of_a_trimmed_log_begins_again_and_misses_nothing(namespace):
+    documents = Documents()
+    reader, folding = namespace.reader(documents), compactor(namespace)
+    given = random_pieces(5, 30)
+    append_each(namespace, given[:4])
+    catch_up(reader)
+    append_each(namespace, given[4:], folding)
+    assert folding.counters.trimmed_entries > 10
+    catch_up(reader)
+    assert documents.num_resets == 1
+    assert documents.contents == contents(given)
+
+
 def test_a_reader_that_keeps_up_is_never_reset_by_folds(namespace):
     documents = Documents()
     reader, folding = namespace.reader(documents), compactor(namespace)
@@ -438,6 +451,15 @@ def test_a_compactor_that_was_paused_past_its_lease_changes_nothing(namespace, s
     assert after == before
     assert Manifest.decode(namespace.codec, after.frame).fencing_token > token
     assert namespace.read()[0].contents == contents(given)
+
+
+def test_a_fold_of_a_data_set_that_is_gone_is_refused(namespace):
+    folding = compactor(namespace)
+    namespace.append(piece("a", 0, [1]))
+    fold = folding.prepare()
+    namespace.redis.set(namespace.keys.epoch, "another")
+    assert not folding.commit(fold)
+    assert namespace.store.read_manifest().version == 0
 
 
 def test_a_fold_that_was_prepared_twice_is_written_once(namespace):

@@ -286,6 +286,19 @@ def test_an_owner_with_ever_new_namespaces_pushes_out_its_own(namespace):
     assert one.contents == contents != {}
 
 
+def test_a_reader_that_was_away_too_long_begins_again(namespace):
+    one, other = Replica(namespace), Replica(namespace)
+    for step in range(1, 12):
+        one.learn([step])
+        one.catch_up()
+        if step == 2:
+            other.catch_up()
+        fold(namespace, fold_entries=1)
+    other.catch_up()
+    assert other.contents == one.contents
+    assert other.exchange.stats.resets == 1
+
+
 def test_damage_is_counted_and_left_out(namespace):
     one = Replica(namespace)
     one.learn([1])

@@ -151,6 +151,13 @@ def test_a_draft_that_cannot_be_judged_is_an_empty_one(tree, temperature):
     assert (drafted.rows, drafted.path.tolist(), drafted.next_token) == (20, [], plain.next_token)
 
 
+@pytest.mark.parametrize(("tokens", "parents"), [([61], [-1]), ([-1], [-1]), ([1], [5]), ([2, 2], [-1, -1])])
+def test_a_malformed_tree_is_left_out(tokens, parents, next_token):
+    tree = DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32))
+    verdict = verify(target(), item(1, 0, PROMPT, tree=tree)).verdicts[0]
+    assert (verdict.rows, verdict.path.tolist(), verdict.next_token) == (20, [], next_token)
+
+
 @pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
 @pytest.mark.parametrize("sure", [True, False])
 def test_of_a_chain_without_room_its_first_nodes_are_verified_whatever_they_are(acceptance, sure):

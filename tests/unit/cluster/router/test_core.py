@@ -436,6 +436,19 @@ def test_sequences_that_were_only_beside_a_failure_are_together_again_soon():
         assert text_of(events, str(index)) == (list(range(2, 14)), "length")
 
 
+def test_new_requests_do_not_wait_until_all_that_are_isolated_have_been_tried():
+    target = Scripted(list(range(2, 40)))
+    core = make_core(request("slow", [1], max_new_tokens=2), max_prefill_rows=1)
+    for _ in range(2):
+        core.abandon_round(core.plan_round(0.0)[0])
+    core.add(request("new", max_new_tokens=3), 0.0)
+    slow, new = (core._requests.by_id[name].seq_id for name in ("slow", "new"))
+    events, batches = serve_with_failures(core, target, lambda batch: slow in [one.delta.seq_id for one in batch.items])
+    assert batches[:4] == [[slow], [new], [slow], [new]]
+    ends = {event.request_id: getattr(event, "finish_reason", "failed") for event in events}
+    assert ends == {"slow": "failed", "new": "length"}
+
+
 def test_a_result_of_another_round_is_an_error_and_changes_nothing():
     target = Scripted(list(range(2, 40)))
     core = make_core(request())
@@ -453,7 +466,7 @@ def test_a_result_of_another_round_is_an_error_and_changes_nothing():
     [(VOCAB_SIZE, [], 3), (-2, [], 3), (-1, [0], 3), (2, [], 4), (2, [], -1), (2, [0, 1], 1)]
     + [(2, path, 3) for path in ([1], [0, 0], [0, 2], [3], [-1])],
 )
-def test_a_verdict_that_cannot_be_true_is_not_believed(token, path, nodes):
+def test_a_verdict_that_cannot_be_true_is_not_believed_and_the_first_one_is_logged(token, path, nodes, caplog):
     target = Scripted(list(range(2, 40)))
     core = make_core(request(), chain=lambda tokens, _: [2, 3, 4])
     round, batch = assembled(core)
@@ -462,6 +475,11 @@ def test_a_verdict_that_cannot_be_true_is_not_believed(token, path, nodes):
     target.verify(batch)
     verdict = Verdict(seq_id, 1, 4, token, np.array(path, np.int32), 0, nodes)
     assert not core.commit(round, VerifyResult(round.round_id, [verdict]), 0.0)
+    round, _ = assembled(core)
+    assert not core.commit(round, VerifyResult(round.round_id, [verdict]), 0.0)
+    (logged,) = caplog.messages
+    assert f"sequence {seq_id} cannot be true" in logged
+    target.lose_all()
     assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
 
 
@@ -843,6 +861,11 @@ def test_what_a_draft_worker_says_wrongly_is_left_out(fault):
 
 def rejection(**fields):
     return request(sampling=SamplingParams(seed=1, acceptance="rejection"), **fields)
+
+
+def test_under_rejection_nothing_is_drafted_by_lookahead():
+    core = make_core(rejection(), workers=["w"], speculation=SpeculationConfig(drafters=("ouroboros",)))
+    assert not core.plan_round(0.0)[0].asked.batches
 
 
 def chain_with_probs(tokens, confidence, probs=None, k=2):
