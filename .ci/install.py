@@ -41,8 +41,8 @@ def uv_environment() -> dict[str, str]:
         for name, (variable, separator) in SETTINGS.items()
         if settings.get(name)
     }
-    # Like pip, the best version of all indexes; and a first import compiles what it needs.
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match", **found, **os.environ}
+    # Like pip, the best version of all indexes, and bytecode: not every environment may write it on first import.
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_COMPILE_BYTECODE": "1", **found, **os.environ}
 
 
 def main() -> int:

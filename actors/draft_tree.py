@@ -66,8 +66,8 @@ class DraftTree(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def is_valid(self, vocab_size: int) -> bool:
-        """Whether the tree keeps the invariants of the class: lengths, ranges, parents before children, distinct siblings,
-        integers for token ids and parents, bool [n] for `required`. `probs` is not looked at."""
+        """Whether the tree keeps the invariants of the class: lengths, ranges, parents before children, distinct
+        siblings, integers for token ids and parents, bool [n] for `required`. `probs` is not looked at."""
         token_ids, parents, confidence, required = self.token_ids, self.parents, self.confidence, self.required
         count = len(token_ids)
         if len(parents) != count or len(confidence) != count:

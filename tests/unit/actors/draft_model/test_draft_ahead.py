@@ -72,16 +72,23 @@ def work_ahead(engine: DraftEngine, most: int = 1000) -> int:
 
 
 def assert_same(found: DraftTree, wanted: DraftTree) -> None:
-    mine, its = (dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True)) for tree in (found, wanted))
-    assert len(mine) == len(its)
-    for path in mine.keys() | its.keys():
-        if path in mine and path in its:
-            assert mine[path] == pytest.approx(its[path], abs=1e-4)
-        else:  # one of several that are as likely was the last to find room
-            assert (mine | its)[path] == pytest.approx(min(its.values()), abs=1e-4)
+    assert_same_chances(*(dict(zip(paths_of(tree), tree.confidence, strict=True)) for tree in (found, wanted)))
     if wanted.probs is not None:
         assert found.probs is not None
-        assert found.probs.token_ids.tolist() == wanted.probs.token_ids.tolist()
+        mine, its = (
+            list(zip(tree.probs.token_ids.tolist(), tree.probs.probs, strict=True)) for tree in (found, wanted)
+        )
+        for start in range(0, len(its), wanted.probs.k):
+            assert_same_chances(*(dict(one[start : start + wanted.probs.k]) for one in (mine, its)))
+
+
+def assert_same_chances(mine: dict, its: dict) -> None:
+    assert len(mine) == len(its)
+    for key in mine.keys() | its.keys():
+        if key in mine and key in its:
+            assert mine[key] == pytest.approx(its[key], abs=1e-4)
+        else:  # one of several that are as likely was the last to find room
+            assert (mine | its)[key] == pytest.approx(min(its.values()), abs=1e-4)
 
 
 def likely_outcomes(oracle: DraftEngine, text: list[int], params: SamplingParams) -> list[Path]:
