@@ -66,8 +66,9 @@ class DraftTree(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def is_valid(self, vocab_size: int) -> bool:
-        """Whether the tree keeps the invariants of the class: lengths, ranges, parents before children, distinct
-        siblings, integers for token ids and parents, bool [n] for `required`. `probs` is not looked at."""
+        """Whether arrays are equally long, parents come before children, siblings are distinct, tokens are in the
+        vocabulary, confidence is in [0, 1], token ids and parents are signed integers, and `required`, if there is one,
+        is bool [n] with parents of required nodes required. Neither `probs` nor whether confidence rises is checked."""
         token_ids, parents, confidence, required = self.token_ids, self.parents, self.confidence, self.required
         count = len(token_ids)
         if len(parents) != count or len(confidence) != count:
