@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -22,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # or the tests beside would starve a cluster of its time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of processes that are started beside it
+
+hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no finding
+hypothesis.settings.load_profile("paceline")
 
 # The package of helpers, for tests and for the Ray workers that they start.
 _support = str(Path(__file__).resolve().parent / "support")
@@ -66,9 +71,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Clusters beside come first: what waits for a busy one is itself load, and makes all of it slower."""
-    if item.nodeid.startswith(_GIVE_WAY) and os.getpriority(os.PRIO_PROCESS, 0) == 0:
-        os.nice(10)
+    """Tests of clusters come first, which wait for processes to start; what computes takes the time they leave."""
+    if item.nodeid.startswith(_GIVE_WAY) and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -165,7 +165,7 @@ def expand_drafters(
             raise InvalidRequest(field, name, f"known drafters are {', '.join(DRAFTER_NAMES)}")
     if NONE in names:
         if set(names) != {NONE}:
-            raise InvalidRequest(field, tuple(names), f"{NONE} excludes every other drafter")
+            raise InvalidRequest(field, ", ".join(names), f"{NONE} excludes every other drafter")
         return ()
     can_draft = any(name == AUTO or SOURCES[name].drafts_under_rejection for name in names)
     if acceptance == "rejection" and names and not can_draft:

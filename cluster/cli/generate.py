@@ -114,8 +114,10 @@ def _prompts(prompt: str | None, file: Path | None, prediction: str) -> tuple[li
         raise InvalidRequest("--prediction", prediction[:60], "with --prompts-file each row has its own")
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines() also breaks inside texts
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("--prompts-file", str(file), f"it cannot be read: {error}") from None
+    except OSError as error:
+        raise InvalidRequest("--prompts-file", str(file), f"it cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("--prompts-file", str(file), f"it must be UTF-8: {error.reason}") from None
     rows = [_read_row(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise InvalidRequest("--prompts-file", str(file), "it must have at least one row")

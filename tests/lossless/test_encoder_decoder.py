@@ -326,7 +326,7 @@ def plant(model, prompt: list[int], output: list[int], tree: DraftTree, wishes: 
         paths[node] = [*paths[parent], int(tokens[node])]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data())
 def test_of_any_trees_what_the_target_says_is_accepted(tiny, data):
     """Two sequences over several rounds, each with a tree; accepted path and next token are those of a walk by hand."""

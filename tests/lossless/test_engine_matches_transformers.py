@@ -183,7 +183,7 @@ def greedy_outputs(models) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("kind", TINY_KINDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_tree_in_any_round_leaves_the_output_as_it_is_without_drafts(models, greedy_outputs, kind, data):
     engine = TargetEngine(copy.deepcopy(models[kind]), EngineOptions(num_blocks=40, block_size=4))

@@ -49,7 +49,7 @@ from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.cache_stores import FINGERPRINT, Documents, Namespace, contents, piece, until
 
 RING = KeyRing({1: b"1" * 32})
-ON_ONE_SERVER = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ON_ONE_SERVER = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def administration(namespace, **arguments):

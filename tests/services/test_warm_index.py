@@ -251,9 +251,7 @@ def test_a_purge_in_the_middle_of_a_build_leaves_nothing_behind(namespace, direc
 @given(
     st.lists(st.sampled_from(["append", "append", "go on", "fold", "new generation", "purge"]), min_size=4, max_size=12)
 )
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_an_index_holds_the_live_documents_and_nothing_else(machine_server, tmp_path_factory, steps):
     """Whatever happens to a namespace, in the end drafts are what followed in documents that are alive."""
     namespace = Namespace(machine_server.settings)

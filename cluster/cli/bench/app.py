@@ -102,7 +102,7 @@ def cache(*, source: PromptOptions, options: CacheOptions, json_file: JsonFile =
     options.drafter_sets()
     parse_row_times(options.row_times)
     _check_writable("--json", json_file)
-    from cluster.cli.bench.cache import run_cache
+    from cluster.cli.bench.cache import CacheReport, run_cache
     from cluster.cli.bench.report import print_cache_report, print_heading
 
     facts = _facts(options, len(prompts))
@@ -111,10 +111,14 @@ def cache(*, source: PromptOptions, options: CacheOptions, json_file: JsonFile =
         "answered before; tokens/s by what forwards take that nothing disturbs"
     )
     print_heading(facts, note, sys.stdout)
-    with progress_bars() as progress:
-        report = run_cache(prompts, options, progress)
-    print_cache_report(report, sys.stdout)
-    _save_json(json_file, {**facts, **asdict(report)})
+    report = CacheReport()
+    try:
+        with progress_bars() as progress:
+            run_cache(prompts, options, report, progress)
+    finally:  # what was measured before an interruption counts, too
+        if report.scenarios:
+            print_cache_report(report, sys.stdout)
+            _save_json(json_file, {**facts, **asdict(report)})
 
 
 def _facts(options: DraftingOptions, num_prompts: int) -> dict[str, dict[str, Any]]:

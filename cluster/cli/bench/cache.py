@@ -50,12 +50,15 @@ class ScenarioResult:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    row_seconds: list[tuple[int, float]]  # (rows, seconds) of forwards by which rounds were chosen and timed
+    # (rows, seconds) of forwards by which rounds were chosen and timed
+    row_seconds: list[tuple[int, float]] = field(default_factory=list)
     scenarios: list[ScenarioResult] = field(default_factory=list)
 
 
-def run_cache(prompts: Sequence[BenchPrompt], options: CacheOptions, progress: Progress = silent) -> CacheReport:
-    """prompts: for unrelated requests, which are left out if there are none.
+def run_cache(
+    prompts: Sequence[BenchPrompt], options: CacheOptions, report: CacheReport, progress: Progress = silent
+) -> None:
+    """Fills the report as scenarios are done. prompts: for unrelated requests, which are left out if there are none.
 
     Raises InvalidRequest for prompts that the model has no room for, ModelError for models that cannot be used,
     ServerError where no server can be run.
@@ -69,37 +72,41 @@ def run_cache(prompts: Sequence[BenchPrompt], options: CacheOptions, progress: P
     token_ids = encode_prompts(rows, info, load_tokenizer(source), options.max_new_tokens)
     longest = max(map(len, token_ids.values())) + options.max_new_tokens
     profile, seconds_of_rows = _row_times(options, longest)
-    report = CacheReport(profile)
+    report.row_seconds.extend(profile)
     make = partial(make_engine, options, longest=longest, seconds_of_rows=seconds_of_rows)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(EmbeddedServer(folder / "server"))
         open_cache = partial(_open_cache, info, server, folder / "index")
         cache = stack.enter_context(open_cache())
-        replica = make(("auto",), batch_size=_FILLING_BATCH, cache=cache)
+        replicas = [make(("auto",), batch_size=_FILLING_BATCH, cache=cache)]  # one, or none where it is not measured
         fill_cache(
-            replica, cache, scenarios, token_ids=token_ids, max_new_tokens=options.max_new_tokens, progress=progress
+            replicas[0], cache, scenarios, token_ids=token_ids, max_new_tokens=options.max_new_tokens, progress=progress
         )
-        for index, drafters in enumerate(options.drafter_sets()):
+        if not options.replica:
+            replicas.clear()
+        for drafters in options.drafter_sets():
             with open_cache() as own:
                 cold, warm = make(drafters), make(drafters, cache=own)
                 names = warm.drafter_names
                 num_tokens = cache.publisher.counters.written_tokens if CACHE in names else 0
                 is_settled = take_in(warm, own, [one.name for one in scenarios], num_tokens)
-                # The replica learns from what it is asked, so it is compared with the first set only.
-                has_replica = options.replica and index == 0 and set(names) <= set(replica.drafter_names)
                 for scenario in scenarios:
                     reads = {"namespace": scenario.name, "cache": "read"}
                     methods = [EngineMethod("cold", cold, reads), EngineMethod("warm", warm, reads)]
-                    if has_replica and scenario.before:
-                        methods.append(EngineMethod("replica", replica, {**reads, "drafters": names}))
+                    if scenario.before:
+                        own_names = {**reads, "drafters": names}
+                        fitting = (one for one in replicas if set(names) <= set(one.drafter_names))
+                        methods += (EngineMethod("replica", one, own_names) for one in fitting)
                     show = partial(progress, scenario.name)
                     found = compare_methods(
                         methods, scenario.asked, token_ids, max_new_tokens=options.max_new_tokens, progress=show
                     )
                     result = ScenarioResult(scenario.name, drafters, len(scenario.before), is_settled, comparison=found)
                     report.scenarios.append(result)
-    return report
+            methods = []
+            del cold, warm  # two engines at a time
+            replicas.clear()  # it learns from what it is asked, so it is compared with the first set only
 
 
 @contextmanager

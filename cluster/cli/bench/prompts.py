@@ -108,7 +108,7 @@ def _read_rows(file: Path, option: str) -> list[BenchPrompt]:
         # Rows end at line feeds alone: splitlines() also breaks at characters that JSON allows.
         lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
-        raise InvalidRequest(option, str(file), f"it cannot be read: {error}") from None
+        raise InvalidRequest(option, str(file), f"it cannot be read: {error.strerror or error}") from None
     prompts = [
         _read_row(f"{option} {file}:{number}", number, line) for number, line in enumerate(lines, 1) if line.strip()
     ]

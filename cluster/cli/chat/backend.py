@@ -102,7 +102,7 @@ def _held_interrupts() -> Iterator[threading.Event]:
     try:
         yield event
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: not set by Python
 
 
 class ServerBackend(Backend):

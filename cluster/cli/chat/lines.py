@@ -17,8 +17,11 @@ def read_lines(history: Path) -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    import readline  # here: on some terminals it writes escape codes when it is imported
-
+    try:
+        import readline  # here: on some terminals it writes escape codes when it is imported
+    except ImportError:  # this Python was built without
+        yield from _typed_lines()
+        return
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
     readline.set_history_length(_MAX_HISTORY)

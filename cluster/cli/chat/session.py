@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterable
 from contextlib import closing
 
-import msgspec
-
 from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import InvalidRequest, PacelineError
 from cluster.cli.chat.backend import AnswerTotals, Backend, Message, OnRound, Span
@@ -95,8 +93,9 @@ class ChatSession:
         if name not in _SETTINGS:
             raise InvalidRequest("/set", name, f"it must be one of {', '.join(_SETTINGS)}")
         try:
-            value = None if text == "auto" else msgspec.json.decode(text)
-        except msgspec.DecodeError:
+            number = None if text == "auto" else float(text)
+            value = int(number) if number is not None and number.is_integer() else number
+        except ValueError:
             raise InvalidRequest(name, text, "it must be a number, or auto") from None
         self.options = changed(self.options, {name: value})
 
@@ -107,12 +106,12 @@ class ChatSession:
     def _choose_drafters(self, names: tuple[str, ...]) -> None:
         known = self.backend.sources
         chosen = expand_drafters(names, acceptance=self.backend.acceptance)
-        for name in () if AUTO in names else chosen:
+        for name in () if names == (AUTO,) else chosen:
             if known and name not in known:
                 limit = f"this engine was made with {', '.join(known)}; or write {AUTO}, {NONE}"
                 raise InvalidRequest("drafters", name, limit)
         if names:
-            self.options = changed(self.options, {"drafters": None if AUTO in names else chosen})
+            self.options = changed(self.options, {"drafters": None if names == (AUTO,) else chosen})
 
     def _drafters(self) -> str:
         chosen = self.backend.sources if self.options.drafters is None else self.options.drafters

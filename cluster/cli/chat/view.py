@@ -83,9 +83,13 @@ class View:
 
 def format_figures(totals: AnswerTotals, first_s: float, last_s: float) -> str:
     """Figures of a finished turn in one line. first_s, last_s: arrival of its first and last text, in seconds since the
-    question. The rate leaves the time to the first token out, in which the prompt is read."""
-    rate = max(0, totals.num_tokens - 1) / (last_s - first_s) if last_s > first_s else 0.0
+    question. The rate leaves out the first of several rounds, in which the prompt is read."""
     num_tokens, told = totals.num_tokens, totals.speculation
+    num_rounds = told.rounds or num_tokens
+    if num_rounds > 1 and last_s > first_s:
+        rate = num_tokens * (1 - 1 / num_rounds) / (last_s - first_s)
+    else:
+        rate = num_tokens / last_s if last_s > 0 else 0.0
     in_rounds = f"{_count(num_tokens, 'token')} in {_count(told.rounds, 'round')}"
     parts = [f"{in_rounds}, {num_tokens / max(1, told.rounds):.2f} a round"]
     if told.draft_tokens:

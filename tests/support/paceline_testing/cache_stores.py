@@ -143,9 +143,7 @@ def fold_all(compactor):
 def run_histories(machine, server, max_examples, steps):
     """Random histories of a state machine, which finds the server's settings as `server_settings`."""
     suppressed = list(HealthCheck)
-    limits = settings(
-        max_examples=max_examples, stateful_step_count=steps, deadline=None, suppress_health_check=suppressed
-    )
+    limits = settings(max_examples=max_examples, stateful_step_count=steps, suppress_health_check=suppressed)
     run_state_machine_as_test(type("Machine", (machine,), {"server_settings": server.settings}), settings=limits)
 
 

@@ -197,7 +197,7 @@ def test_a_tree_without_room_is_empty(models):
     check_integrity(engine)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 20), st.integers(0, 6), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_a_growing_tree_is_always_valid_and_has_the_most_probable_of_its_nodes(max_nodes, max_depth, branch, seed):
     rng = np.random.default_rng(seed)

@@ -187,7 +187,7 @@ def test_guesses_that_cannot_be_realigned_give_no_draft():
         max_size=25,
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_order_of_deltas_keeps_both_sides_whole(steps):
     drafting = engine(num_blocks=24)
     texts = {seq_id: TARGET.encode(TEXT[seq_id * 7 :]) for seq_id in range(4)}

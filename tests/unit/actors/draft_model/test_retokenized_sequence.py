@@ -37,7 +37,7 @@ PAIRS = [
     ("merges", "sentence piece"),
     ("sentence piece", "sentence piece"),
 ]
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 pairs = pytest.mark.parametrize(("target", "draft"), PAIRS)
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(list(TEXT))), max_size=60)
 

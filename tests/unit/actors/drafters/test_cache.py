@@ -119,7 +119,7 @@ def test_every_tail_is_left_also_when_a_round_fails():
 
 
 @given(st.lists(texts, max_size=3), st.lists(texts, max_size=3), texts, st.lists(st.integers(1, 5), max_size=10))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_catching_up_beside_others_gives_the_draft_of_a_fresh_drafter(base, tail, tokens, steps):
     shelf = Shelf().put("mine", base, [(f"{row}", 0, text) for row, text in enumerate(tail)])
     drafter, known = CacheDrafter(shelf, floor=0.0), 0
@@ -133,7 +133,7 @@ def test_catching_up_beside_others_gives_the_draft_of_a_fresh_drafter(base, tail
 
 
 @given(texts, st.lists(st.tuples(texts, st.integers(0, 2)), max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_tail_that_grows_is_drafted_from_as_if_it_had_always_been_so(tokens, steps):
     shelf = Shelf().put("mine")
     drafter, size = CacheDrafter(shelf, floor=0.0), 1

@@ -43,7 +43,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @given(st.sampled_from(NAMES), texts, st.integers(0, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_draft_is_a_valid_tree_of_known_tokens_within_its_budget(
     name: str, tokens: list[int], max_nodes: int
 ) -> None:
@@ -59,7 +59,7 @@ def test_every_draft_is_a_valid_tree_of_known_tokens_within_its_budget(
 
 
 @given(st.sampled_from(NAMES), texts, st.lists(st.integers(1, 5), max_size=50))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_catching_up_in_steps_gives_the_draft_of_a_fresh_drafter(
     name: str, tokens: list[int], steps: list[int]
 ) -> None:
@@ -74,7 +74,7 @@ def test_catching_up_in_steps_gives_the_draft_of_a_fresh_drafter(
 
 
 @given(st.sampled_from(NAMES), texts, texts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_interleaved_sequences_draft_as_each_would_alone(name: str, first: list[int], second: list[int]) -> None:
     drafter = create_drafter(name)
     for count in range(1, max(len(first), len(second)) + 1):

@@ -121,7 +121,7 @@ shapes = st.tuples(st.integers(1, 6), st.integers(2, 5), st.integers(1, 4))
 
 
 @given(shapes, st.integers(0, 99), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_window_and_phrases_are_those_of_the_written_algorithm_round_after_round(shape, seed, order):
     window, level, guesses = shape
     target = ToyTarget(VOCAB, order=order, seed=seed)
@@ -254,7 +254,7 @@ def test_nothing_is_required_where_rows_or_positions_are_lacking():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(1, 9), shapes)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_guesses_are_the_likeliest_and_no_more_than_asked_for(text, max_nodes, shape):
     drafter = LookaheadDrafter(window_size=shape[0], lookahead_level=shape[1], guess_set_size=shape[2])
     (tree,) = drafter.propose([context(1, text, 0, drafter, max_nodes=max_nodes)])

@@ -94,7 +94,7 @@ def test_of_equal_places_the_one_ahead_is_taken(drafter):
     drafter.forget(1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, 5), max_size=40),
     st.lists(st.integers(0, 5), min_size=1, max_size=40),

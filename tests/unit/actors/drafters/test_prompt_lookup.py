@@ -26,7 +26,7 @@ def scan(tokens: list[int], max_ngram: int, count: int) -> list[int]:
     st.lists(st.integers(0, 3) | st.sampled_from([2**31 - 1, 65_536]), min_size=1, max_size=150),
     st.integers(1, 12),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_draft_is_what_a_scan_finds(max_ngram: int, tokens: list[int], step: int) -> None:
     drafter = PromptLookupDrafter(max_ngram=max_ngram, floor=0.0)
     known = 0

@@ -80,7 +80,7 @@ def test_the_corpus_with_the_longest_match_comes_first_and_others_make_up_for_li
 
 
 @given(st.lists(texts, max_size=3), st.lists(texts, max_size=3), texts, st.integers(0, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_draft_is_a_valid_tree_within_its_budget(
     first: list[list[int]], second: list[list[int]], tokens: list[int], max_nodes: int
 ) -> None:
@@ -94,7 +94,7 @@ def test_every_draft_is_a_valid_tree_within_its_budget(
 
 
 @given(st.lists(texts, min_size=1, max_size=3), texts, st.lists(st.integers(1, 5), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_catching_up_in_steps_and_beside_others_gives_the_draft_of_a_fresh_drafter(
     docs: list[list[int]], tokens: list[int], steps: list[int]
 ) -> None:

@@ -48,7 +48,7 @@ def followed_by(tokens: list[int], suffix: list[int]) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_first_branch_follows_the_longest_match_and_the_others_were_seen_too(tokens: list[int]) -> None:
     lengths = [n for n in range(1, len(tokens)) if followed_by(tokens, tokens[-n:])]
     paths = branches(draft(tokens))
@@ -107,7 +107,7 @@ def continuations_of(tokens: list[int]) -> tuple[list[int], Counter[int]]:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=14), st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_by_frequency_the_most_frequent_continuations_come_first_with_their_share(
     tokens: list[int], top_k: int
 ) -> None:
@@ -128,7 +128,7 @@ def test_by_frequency_the_most_frequent_continuations_come_first_with_their_shar
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_top_k_bounds_the_branches_and_the_last_continuations_are_among_them(tokens: list[int], top_k: int) -> None:
     firsts = [path[0] for path in branches(draft(tokens, max_nodes=64, top_k=top_k))]
     suffix, counts = continuations_of(tokens)

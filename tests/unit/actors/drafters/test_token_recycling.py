@@ -65,7 +65,7 @@ def test_a_likely_path_is_drawn_before_unlikely_siblings():
     assert {(2, 3), (20,)} <= set(paths)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.permutations(range(12)), st.booleans()), min_size=1, max_size=30),
     st.integers(0, 9),

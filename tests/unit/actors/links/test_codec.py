@@ -32,8 +32,6 @@ from actors.messages import (
     WorkerInfo,
 )
 
-thorough = settings(deadline=None)  # a busy machine is no finding
-
 HEADER = MAGIC + PROTOCOL_VERSION.to_bytes(2, "big")
 
 ids = st.integers(0, 2**63 - 1)
@@ -88,20 +86,18 @@ def contents(value: object) -> object:
     return np.float64(value).tobytes() if isinstance(value, float) else value
 
 
-@thorough
 @given(messages)
 def test_every_message_survives_the_wire_bit_for_bit(message: Message) -> None:
     assert contents(unpack(pack(message))) == contents(message)
 
 
-@thorough
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_and_raise_only_frame_errors_behind_a_valid_header(data: bytes) -> None:
     assert survives(data) is None or data.startswith(HEADER)
     survives(HEADER + data)
 
 
-@settings(thorough, max_examples=200)
+@settings(max_examples=200)
 @given(messages, st.data())
 def test_a_frame_with_changed_bytes_raises_only_frame_errors(message: Message, data: st.DataObject) -> None:
     frame = bytearray(pack(message))
@@ -110,20 +106,18 @@ def test_a_frame_with_changed_bytes_raises_only_frame_errors(message: Message, d
     survives(bytes(frame))
 
 
-@thorough
 @given(messages, st.data())
 def test_a_frame_cut_short_is_refused(message: Message, data: st.DataObject) -> None:
     frame = pack(message)
     assert survives(frame[: data.draw(st.integers(0, len(frame) - 1))]) is None
 
 
-@thorough
 @given(messages, st.binary(min_size=1, max_size=10))
 def test_a_frame_with_a_tail_is_refused(message: Message, tail: bytes) -> None:
     assert survives(pack(message) + tail) is None
 
 
-@settings(thorough, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.recursive(
         st.none()

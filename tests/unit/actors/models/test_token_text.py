@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models
@@ -38,7 +38,6 @@ def spelled(text: TokenText, token_ids: list[int]) -> bytes:
     return b"".join(map(text.bytes_of, token_ids))
 
 
-@settings(deadline=None)
 @given(texts)
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_tokens_of_a_text_have_its_bytes(name, text):
@@ -48,7 +47,6 @@ def test_the_tokens_of_a_text_have_its_bytes(name, text):
     assert spelled(TEXTS[name], token_ids) in (text.encode(), space + text.encode())
 
 
-@settings(deadline=None)
 @given(texts, texts, st.data())
 @pytest.mark.parametrize("name", TEXTS)
 def test_behind_other_text_and_from_inside_a_character_nothing_is_added_or_lost(name, before, text, data):

@@ -49,7 +49,6 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray, tokens: np.ndarray, strea
     return np.exp(-np.exp(-drawn.numpy().astype(np.float64)))
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, MASK),
     st.integers(0, 10_000_000),
@@ -71,7 +70,7 @@ def test_noise_of_a_seed_never_changes_between_releases() -> None:
     assert (drawn.dtype, drawn.tolist()) == (torch.float32, GOLDEN)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 70))
 def test_noise_has_the_same_bits_in_any_batch_shape_and_memory_layout(start: int, num_rows: int, width: int) -> None:
     seeds = torch.arange(start, start + num_rows) * 7919

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
@@ -82,7 +82,6 @@ all_params = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(logit_lists, all_params, token_lists, token_lists)
 def test_processing_equals_plain_python_ties_included(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
@@ -99,7 +98,6 @@ def test_processing_equals_plain_python_ties_included(
     assert processed[finite].tolist() == pytest.approx([value for value in expected if value > -math.inf], abs=1e-4)
 
 
-@settings(deadline=None)
 @given(st.lists(logit_lists, min_size=1, max_size=6), st.lists(all_params, min_size=6, max_size=6), token_lists)
 def test_a_row_is_processed_to_the_same_bits_in_any_company(
     logits: list[list[float]], params: list[SamplingParams], output: list[int]

@@ -104,7 +104,7 @@ def test_the_fast_answer_equals_the_formula_at_full_vocabulary_size(params: dict
         assert sample_tokens(logits, rows).tolist() == by_the_formula(logits, rows).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**64 - 1),
     st.lists(st.sampled_from(PARAMS), min_size=2, max_size=6),
@@ -186,7 +186,6 @@ penalties = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 9), max_size=60), st.integers(0, 60), penalties, st.lists(st.integers(1, 7), max_size=20)
 )

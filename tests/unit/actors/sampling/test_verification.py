@@ -48,7 +48,7 @@ def trees(draw: st.DrawFn, vocab: int = VOCAB, max_nodes: int = 24) -> tuple[lis
     return tokens, parents
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(trees(), st.lists(st.integers(0, VOCAB - 1), min_size=25, max_size=25))
 def test_the_walk_equals_the_naive_reference_on_any_tree(tree: tuple[list[int], list[int]], drawn: list[int]) -> None:
     tokens, parents = tree
@@ -150,7 +150,7 @@ toy_params = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1000), toy_params, st.lists(trees(max_nodes=10), max_size=6))
 def test_output_of_a_seed_is_the_same_under_any_drafts_and_penalties_count_each_token_once(
     toy_seed: int, params: SamplingParams, drafts: list[tuple[list[int], list[int]]]
@@ -162,7 +162,7 @@ def test_output_of_a_seed_is_the_same_under_any_drafts_and_penalties_count_each_
     assert speculate(toy, params, prompt, 16, drafts) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1000), toy_params, st.integers(0, VOCAB - 1), st.integers(1, 5))
 def test_a_stop_token_anywhere_in_a_perfect_draft_cuts_the_output_where_plain_decoding_ends(
     toy_seed: int, params: SamplingParams, stop: int, width: int
@@ -196,7 +196,7 @@ def chains(draw: st.DrawFn) -> tuple[list[int], TopProbs]:
     return tokens, TopProbs(np.array(ids, np.int32), np.array(probs, np.float32), k)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(chains(), st.integers(0, 10_000))
 def test_greedy_rejection_is_argmax_equality_when_the_draft_states_one_hot_distributions(
     chain: tuple[list[int], TopProbs], seed: int
@@ -220,7 +220,7 @@ def test_greedy_rejection_ignores_how_likely_target_and_draft_found_the_token() 
     assert verify_rejection(logits, rows, np.array([0]), probs) == (1, 2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(chains(), min_size=1, max_size=5), st.lists(toy_params, min_size=5, max_size=5))
 def test_chains_are_verified_together_as_they_are_alone_and_nonsense_never_breaks_them(
     parts: list[tuple[list[int], TopProbs]], params: list[SamplingParams]

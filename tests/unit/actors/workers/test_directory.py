@@ -204,4 +204,4 @@ class Claims(RuleBasedStateMachine):
 
 
 TestClaims = Claims.TestCase
-TestClaims.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestClaims.settings = settings(max_examples=60, stateful_step_count=30)

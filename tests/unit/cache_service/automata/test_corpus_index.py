@@ -188,7 +188,7 @@ def test_a_matching_checksum_does_not_make_a_broken_structure_good(copy: Path) -
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_garbage_is_refused(tmp_path_factory: pytest.TempPathFactory, header: bytes, arrays: bytes) -> None:
     directory = tmp_path_factory.mktemp("garbage")
     (directory / HEADER_FILE).write_bytes(header)

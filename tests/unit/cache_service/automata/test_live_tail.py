@@ -66,7 +66,7 @@ def length_of(automaton, word):
 
 
 @given(turns, st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 2), max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_documents_that_grow_by_turns_are_matched_whole_and_each_by_itself(steps, sizes, foreign):
     automaton = by_turns(steps, sizes)
     known = substrings(documents_of(steps))
@@ -78,7 +78,7 @@ def test_documents_that_grow_by_turns_are_matched_whole_and_each_by_itself(steps
 
 
 @given(turns)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_it_is_the_automaton_of_the_same_documents_one_after_another(steps):
     whole = SuffixAutomaton()
     for document in documents_of(steps):
@@ -95,7 +95,7 @@ def followers(automaton, word):
 
 
 @given(turns, st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_branch_of_a_draft_stands_behind_a_suffix_of_the_match_in_one_document(steps, context, room):
     automaton, documents = by_turns(steps), documents_of(steps)
     known = substrings(documents)
@@ -183,7 +183,7 @@ pieces = st.lists(
 
 
 @given(st.lists(pieces, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_tail_knows_every_piece_and_nothing_that_no_document_holds(batches):
     tail = LiveTail(vocab_size=5)
     for batch in batches:
@@ -293,7 +293,7 @@ def columns_of(parts):
 
 
 @given(st.lists(pieces.filter(bool), max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_joined_segments_are_the_assembled_documents(segments):
     text, num_separators = joined_text([columns_of(parts) for parts in segments], 100)
     runs = assemble([part for parts in segments for part in parts])

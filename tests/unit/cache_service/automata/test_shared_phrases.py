@@ -47,7 +47,7 @@ def behind(index, tokens, length=3, count=5, namespaces=("mine",)):
     return SharedPhrases(index).behind(namespaces, np.array(tokens, np.int32), length, count)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     base=st.lists(texts, max_size=4),
     tail=st.lists(texts, max_size=4),

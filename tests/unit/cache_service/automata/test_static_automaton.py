@@ -70,7 +70,7 @@ def tree_of(
 
 
 @given(documents, st.lists(letters, max_size=25), st.integers(1, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_walk_finds_the_longest_suffix_in_any_one_document(
     docs: list[list[int]], tokens: list[int], step: int
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_walk_finds_the_longest_suffix_in_any_one_document(
 
 
 @given(st.lists(st.lists(st.integers(0, 30), max_size=60), max_size=4), st.integers(0, 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_many_continuations_are_all_found_and_the_most_frequent_come_first(docs: list[list[int]], token: int) -> None:
     automaton = static_of(docs)
     cursor = walk(automaton, [token])
@@ -103,7 +103,7 @@ def test_many_continuations_are_all_found_and_the_most_frequent_come_first(docs:
 
 
 @given(documents, st.lists(letters, min_size=1, max_size=10), st.integers(0, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_tree_holds_the_surest_continuations_with_their_conditional_frequency(
     docs: list[list[int]], tokens: list[int], room: int
 ) -> None:
@@ -173,7 +173,7 @@ def test_too_little_continuation_is_made_up_from_a_shorter_match() -> None:
 
 
 @given(documents, st.lists(letters, min_size=1, max_size=10), st.integers(0, 20), st.integers(0, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_tree_with_fallbacks_keeps_its_first_nodes_and_its_invariants(
     docs: list[list[int]], tokens: list[int], room: int, min_continuation: int
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_clone_that_claims_more_edges_than_there_are_is_found_before_they_are_
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_passes_the_integrity_check_can_be_walked_and_drafted_from(data: st.DataObject) -> None:
     arrays = {name: array.copy() for name, array in static_of([[1, 2, 1, 3, 1, 2], [2, 1, 2, 3]]).arrays.items()}
     for _ in range(data.draw(st.integers(1, 3))):

@@ -72,7 +72,7 @@ def python_source_tokens() -> np.ndarray:
 
 
 @given(texts | wide_texts)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_match_is_the_longest_suffix_that_occurred_earlier(tokens: list[int]) -> None:
     automaton = SuffixAutomaton()
     for count, token in enumerate(tokens, 1):
@@ -86,7 +86,7 @@ def test_the_match_is_the_longest_suffix_that_occurred_earlier(tokens: list[int]
 
 
 @given(st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=8)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_match_is_the_most_recent_occurrence(tokens: list[int]) -> None:
     # So few tokens that every chain of links is shorter than the bound.
     length, end = match(automaton_of(tokens))
@@ -105,7 +105,7 @@ def test_the_most_recent_occurrence_is_kept_in_long_random_text() -> None:
 
 
 @given(texts | wide_texts, st.lists(st.integers(1, 9), max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_size_of_the_pieces_makes_no_difference(tokens: list[int], sizes: list[int]) -> None:
     whole = automaton_of(tokens)
     pieces = SuffixAutomaton()
@@ -119,7 +119,7 @@ def test_the_size_of_the_pieces_makes_no_difference(tokens: list[int], sizes: li
 
 
 @given(texts | wide_texts)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_states_and_transitions_stay_within_the_known_bounds(tokens: list[int]) -> None:
     automaton = automaton_of(tokens)
     count = len(tokens) + 1  # the separator before the text is one of the tokens
@@ -136,7 +136,7 @@ def test_the_bounds_are_reached_by_the_texts_known_to_reach_them() -> None:
 
 
 @given(texts, texts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_cursor_finds_the_longest_suffix_of_foreign_text(tokens: list[int], foreign: list[int]) -> None:
     automaton = automaton_of(tokens)
     known = substrings(tokens)
@@ -149,7 +149,7 @@ def test_a_cursor_finds_the_longest_suffix_of_foreign_text(tokens: list[int], fo
 
 
 @given(texts, st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_cursor_stays_right_while_the_automaton_grows(tokens: list[int], steps: list[tuple[bool, int]]) -> None:
     automaton = automaton_of(tokens)
     tokens = list(tokens)
@@ -183,7 +183,7 @@ def test_no_match_and_no_continuation_crosses_a_separator() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=5), st.lists(st.integers(0, 2), max_size=9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_documents_are_matched_each_by_itself(documents: list[list[int]], foreign: list[int]) -> None:
     automaton = automaton_of([token for document in documents for token in [*document, SEPARATOR]])
     known = set().union(*(substrings(document) for document in documents))

@@ -164,7 +164,7 @@ def rows_of(draw: st.DrawFn, vocab: int) -> Row:
 
 
 @given(st.integers(1, MAX_ORDER), st.sampled_from([4, 14]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_drafts_are_the_best_trees_of_the_mixture(order: int, vocab: int, data: st.DataObject) -> None:
     table, model = SoftNgramTable(ROOMY, order), Model(order)
     for rows in data.draw(st.lists(st.lists(rows_of(vocab), max_size=6), max_size=6)):
@@ -200,7 +200,7 @@ def test_masses_of_faded_contexts_are_those_of_the_model() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_full_table_stays_within_its_bytes_and_whole(seed: int, buckets: int) -> None:
     rng = np.random.default_rng(seed)
     table = SoftNgramTable(buckets * MIN_BYTES)
@@ -243,7 +243,7 @@ def test_credit_is_for_the_accepted_tokens_alone() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_deltas_in_any_order_make_the_same_table(seed: int) -> None:
     rng = np.random.default_rng(seed)
     replica = SoftNgramTable(2 * ROOMY, delta_bytes=ROOMY)
@@ -261,7 +261,7 @@ def test_deltas_in_any_order_make_the_same_table(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([20, 3000]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_two_tables_merge_to_the_same_whichever_takes_the_other(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     rows = random_rows(rng, 2 * count, 12)
@@ -305,7 +305,7 @@ def test_a_smaller_table_takes_what_was_of_most_use() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_bytes_that_are_no_export_are_refused(data: bytes) -> None:
     for garbage in (data, b"PACENGRM" + data):
         with pytest.raises(ValueError, match=r"^delta: "):
@@ -475,7 +475,7 @@ def test_a_namespace_with_much_text_gets_a_larger_table_until_the_budget_is_spen
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_that_grows_beside_its_work_holds_what_one_does_that_was_large_from_the_start(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -507,7 +507,7 @@ def test_a_table_that_grows_beside_its_work_holds_what_one_does_that_was_large_f
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_that_grows_with_any_number_of_rows_holds_what_one_does_that_has_grown_at_once(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -542,7 +542,7 @@ def test_what_others_are_sure_of_is_soon_outweighed_by_what_is_learnt_here(merge
 
 
 @given(st.floats(0.001, 32.0), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_contexts_of_few_rows_stay_as_they_are_and_others_keep_their_shares(num_rows: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = SoftNgramTable(64 * MIN_BYTES, 2)

@@ -242,7 +242,7 @@ def test_a_prompts_file_that_is_absent_empty_or_no_text_is_named(refuse, tmp_pat
     empty.write_text("\n")
     binary.write_bytes(b"\xff\xfe")
     assert "it cannot be read" in refuse("generate", "--prompts-file", tmp_path / "none.jsonl")
-    assert "it cannot be read" in refuse("generate", "--prompts-file", binary)
+    assert "it must be UTF-8" in refuse("generate", "--prompts-file", binary)
     assert "it must have at least one row" in refuse("generate", "--prompts-file", empty)
 
 
@@ -344,7 +344,7 @@ def prompts_file(tmp_path):
     [
         (["--drafter", "suffix", "--drafter", "suffix,sufix"], "--drafters is 'sufix'; known drafters are auto, "),
         (["--drafter", ","], "--drafters is ','; it must hold at least one name"),
-        (["--drafter", "none,suffix"], "--drafters is ('none', 'suffix'); none excludes every other drafter"),
+        (["--drafter", "none,suffix"], "--drafters is 'none, suffix'; none excludes every other drafter"),
         (["--spec-bench", "."], "give either --prompts or --spec-bench"),
         (["--prompts", "/absent.jsonl"], "--prompts is '/absent.jsonl'; it cannot be read"),
         (["--json", "/absent/out.json"], "--json is '/absent/out.json'; it cannot be written: No such"),

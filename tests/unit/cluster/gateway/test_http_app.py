@@ -570,7 +570,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(["completions", "chat/completions"]), st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES))
 async def test_no_body_whatsoever_breaks_the_gateway(path, fields):
     base = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}

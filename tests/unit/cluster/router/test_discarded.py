@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.router.discarded import MAX_COMMITTED, MAX_GUESSED, MAX_TEXTS, discarded_texts
@@ -72,7 +72,6 @@ def judged_trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return parents, path
 
 
-@settings(deadline=None)
 @given(judged_trees(), st.integers(1, 40))
 def test_of_a_target_whose_words_depend_on_the_place_alone_every_text_is_a_part_of_its_answer(judged, num_before):
     """However wrong the drafts were."""

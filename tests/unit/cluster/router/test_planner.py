@@ -82,7 +82,7 @@ def own_paths(proposal):
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), draft_trees()), max_size=3), min_size=1, max_size=4), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data):
     stop = data.draw(st.sampled_from([(), (0,), (0, 3)]))
     max_depth = data.draw(st.integers(1, 5))
@@ -107,7 +107,7 @@ def test_merged_trees_hold_every_path_once_and_know_who_proposed_it(batch, data)
 
 
 @given(st.lists(draft_trees(is_valid=False), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_tree_is_left_out_exactly_when_it_breaks_its_invariants(trees):
     _, is_valid = merge([Proposal(0, 0, one) for one in trees])
     assert is_valid.tolist() == [one.is_valid(VOCAB_SIZE) for one in trees]
@@ -287,7 +287,7 @@ def proposals_of(batch):
 
 
 @given(BATCHES, st.integers(0, 4), st.integers(1, 5), st.lists(st.floats(0.0, 1.0), max_size=8), st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_required_nodes_stay_with_their_parents_beside_no_more_others_than_allowed(
     batch, max_nodes, max_depth, steps, min_rows
 ):
@@ -311,7 +311,7 @@ def test_required_nodes_stay_with_their_parents_beside_no_more_others_than_allow
 
 
 @given(BATCHES, st.lists(st.floats(0.0, 1.0), max_size=8), st.integers(0, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_where_none_is_required_nothing_is_other_than_without_the_notion(batch, steps, min_rows):
     def chosen(zeros):
         plain = [
@@ -329,7 +329,7 @@ def test_where_none_is_required_nothing_is_other_than_without_the_notion(batch, 
 
 @pytest.mark.parametrize("requires", [False, True])
 @given(data=st.data(), steps=st.lists(st.floats(0.0, 0.5), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_nodes_kept_give_the_best_rate_that_any_choice_gives_beside_what_is_required(requires, data, steps):
     found = data.draw(st.lists(draft_trees(requires=requires), min_size=1, max_size=2))
     max_nodes = np.array([data.draw(st.integers(0, 6)) for _ in found], np.int32)

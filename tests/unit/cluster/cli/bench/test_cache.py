@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from actors.errors import InvalidRequest
 from cluster.cli.bench.app import app
-from cluster.cli.bench.cache import run_cache
+from cluster.cli.bench.cache import CacheReport, run_cache
 from cluster.cli.bench.cache_filling import stale_answer
 from cluster.cli.bench.cache_prompts import make_scenarios
 from cluster.cli.bench.options import CacheOptions
@@ -34,7 +34,9 @@ def report(directory):
     options = CacheOptions(
         model=str(directory), drafters=["cache", "soft_ngram"], replica=True, row_times="1:30,64:31", **asked
     )
-    return run_cache(rows, options)
+    report = CacheReport()
+    run_cache(rows, options, report)
+    return report
 
 
 def text(prompt):

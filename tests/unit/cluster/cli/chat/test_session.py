@@ -131,7 +131,7 @@ def test_help_fits_on_one_screen_and_has_every_command_and_setting(chat):
         ("/set max_new_tokens many", "max_new_tokens is 'many'; it must be a number, or auto"),
         ("/set max_new_tokens 0", "max_new_tokens is 0; it must be at least 1"),
         ("/set temperature 3", "temperature is 3; it must be at most 2"),
-        ("/set temperature nan", "temperature is 'nan'; it must be a number, or auto"),
+        ("/set temperature nan", "temperature is nan; it must be a finite number"),
         ("/set top_k 1.5", "top_k is 1.5; it must be a whole number"),
         ("/drafters oracle", "drafters is 'oracle'; known drafters are"),
         ("/drafters prompt_lookup", "drafters is 'prompt_lookup'; this engine was made with suffix, draft_model"),
@@ -159,7 +159,7 @@ def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
     [
         ("/set max_new_tokens 20", {"max_new_tokens": 20}),
         ("/set max_draft_tokens 3", {"max_draft_tokens": 3}),
-        ("/set top_p 0.9", {"top_p": 0.9}),
+        ("/set top_p .9", {"top_p": 0.9}),
         ("/set seed 7", {"seed": 7}),
         ("/set seed auto", {}),
         ("/drafters suffix", {"drafters": ("suffix",)}),
@@ -236,14 +236,14 @@ def test_with_traces_a_line_for_every_round_comes_before_the_text(chat):
 
 
 def test_figures_of_a_turn_are_told_by_source():
-    totals = AnswerTotals(21, "length", Speculation(10, 20, {"suffix": 8, "draft_model": 3}))
+    totals = AnswerTotals(20, "length", Speculation(10, 20, {"suffix": 8, "draft_model": 3}))
     assert format_figures(totals, first_s=5.0, last_s=7.0) == (
-        "21 tokens in 10 rounds, 2.10 a round"
+        "20 tokens in 10 rounds, 2.00 a round"
         " | accepted 11 of 20 draft tokens, 55% (suffix 8, draft_model 3)"
-        " | 10.0 tokens/s, the first after 5.00 s | cut at the length limit"
+        " | 9.0 tokens/s, the first after 5.00 s | cut at the length limit"
     )
-    plain = format_figures(AnswerTotals(1, "stop", Speculation(1)), first_s=1.0, last_s=1.0)
-    assert plain == "1 token in 1 round, 1.00 a round | no draft tokens | 0.0 tokens/s, the first after 1.00 s"
+    plain = format_figures(AnswerTotals(3, "stop", Speculation(1)), first_s=0.5, last_s=0.5)
+    assert plain == "3 tokens in 1 round, 3.00 a round | no draft tokens | 6.0 tokens/s, the first after 0.50 s"
 
 
 # --- the terminal

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import load_config
@@ -226,7 +226,6 @@ sequences = st.integers(1, 512)
 contexts = st.integers(1, 100_000)
 
 
-@settings(deadline=None)
 @given(placements, sequences, st.integers(0, 32), contexts)
 def test_nothing_is_faster_than_its_bytes_and_products_at_the_peak(model, batch, drafts, context):
     rows = batch * (1 + drafts)
@@ -238,7 +237,6 @@ def test_nothing_is_faster_than_its_bytes_and_products_at_the_peak(model, batch,
     assert time >= 2 * rows * model.shape.active_parameters / (count * gpu.flops(model.dtype)) * (1 - 1e-9)
 
 
-@settings(deadline=None)
 @given(placements, sequences, st.integers(0, 32), contexts, st.floats(1.0, 10.0))
 def test_better_hardware_is_never_slower_and_more_work_never_faster(model, batch, drafts, context, factor):
     rows = batch * (1 + drafts)
@@ -258,7 +256,6 @@ def test_better_hardware_is_never_slower_and_more_work_never_faster(model, batch
     assert model.forward_time(rows, batch, context + 1).total_s >= time
 
 
-@settings(deadline=None)
 @given(placements, sequences, contexts, st.integers(0, 4096))
 def test_what_fits_is_what_there_is_room_for(model, batch, context, rows):
     fit = model.memory(rows, batch, context)
@@ -269,7 +266,6 @@ def test_what_fits_is_what_there_is_room_for(model, batch, context, rows):
     assert replace(model, count=model.count + 1).memory(rows, batch, context).needed < fit.needed
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1), st.integers(0, 64), st.floats(0.1, 10), st.floats(0, 10), st.floats(0, 1), st.floats(0, 1))
 def test_drafts_bring_at_least_one_token_and_at_most_all_in_a_round_between_its_bounds(a, g, verify, draft, link, hit):
     tokens = tokens_per_round(a, g)
@@ -300,7 +296,6 @@ deployments = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(deployments)
 def test_the_recommended_ways_are_the_cheapest_and_the_fastest_of_all(deployment):
     sizing = sizing_of(deployment)

@@ -220,7 +220,7 @@ def places(value, where=()):
         yield from places(child, (*where, key))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_a_value_is_there_is_an_answer(data, schemas_of):
     manifest = right(data.draw(st.sampled_from(VALID)))
