@@ -324,6 +324,11 @@ async def test_an_answer_that_a_stop_string_ends_has_the_statistics_of_what_was_
     assert chunks[-1]["speculation"] == answer["speculation"]
 
 
+async def test_text_held_back_for_a_stop_string_is_shown_at_the_end(client):
+    answer = (await complete(client, stop=FOX[-3:] + " never", max_tokens=len(tokens(FOX)))).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (FOX, "length")
+
+
 async def test_a_stop_token_ends_the_answer_without_its_text(client):
     fox = tokens(FOX)
     answer = (await complete(client, stop_token_ids=[fox[-1]], max_tokens=60)).json()
