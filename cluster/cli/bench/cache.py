@@ -79,25 +79,23 @@ def run_cache(
         server = stack.enter_context(EmbeddedServer(folder / "server"))
         open_cache = partial(_open_cache, info, server, folder / "index")
         cache = stack.enter_context(open_cache())
-        replicas = [make(("auto",), batch_size=_FILLING_BATCH, cache=cache)]  # one, or none where it is not measured
+        replica = make(("auto",), batch_size=_FILLING_BATCH, cache=cache)  # kept: it still publishes its counts
         fill_cache(
-            replicas[0], cache, scenarios, token_ids=token_ids, max_new_tokens=options.max_new_tokens, progress=progress
+            replica, cache, scenarios, token_ids=token_ids, max_new_tokens=options.max_new_tokens, progress=progress
         )
-        if not options.replica:
-            replicas.clear()
-        for drafters in options.drafter_sets():
+        for index, drafters in enumerate(options.drafter_sets()):
             with open_cache() as own:
                 cold, warm = make(drafters), make(drafters, cache=own)
                 names = warm.drafter_names
                 num_tokens = cache.publisher.counters.written_tokens if CACHE in names else 0
                 is_settled = take_in(warm, own, [one.name for one in scenarios], num_tokens)
+                # The replica learns from what it is asked, so it is compared with the first set only.
+                has_replica = options.replica and index == 0 and set(names) <= set(replica.drafter_names)
                 for scenario in scenarios:
                     reads = {"namespace": scenario.name, "cache": "read"}
                     methods = [EngineMethod("cold", cold, reads), EngineMethod("warm", warm, reads)]
-                    if scenario.before:
-                        own_names = {**reads, "drafters": names}
-                        fitting = (one for one in replicas if set(names) <= set(one.drafter_names))
-                        methods += (EngineMethod("replica", one, own_names) for one in fitting)
+                    if has_replica and scenario.before:
+                        methods.append(EngineMethod("replica", replica, {**reads, "drafters": names}))
                     show = partial(progress, scenario.name)
                     found = compare_methods(
                         methods, scenario.asked, token_ids, max_new_tokens=options.max_new_tokens, progress=show
@@ -105,8 +103,7 @@ def run_cache(
                     result = ScenarioResult(scenario.name, drafters, len(scenario.before), is_settled, comparison=found)
                     report.scenarios.append(result)
             methods = []
-            del cold, warm  # two engines at a time
-            replicas.clear()  # it learns from what it is asked, so it is compared with the first set only
+            del cold, warm  # before the next two are made
 
 
 @contextmanager

@@ -108,6 +108,7 @@ class Text:
     last: list[Path] = field(default_factory=list)  # nodes of the last draft
 
 
+@pytest.mark.whole
 @settings(max_examples=15)
 @given(st.data())
 def test_drafts_are_those_of_an_engine_that_is_told_each_text_from_its_start(models, oracles, data):

@@ -42,6 +42,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.whole
 @given(st.sampled_from(NAMES), texts, st.integers(0, 20))
 @settings(max_examples=200)
 def test_every_draft_is_a_valid_tree_of_known_tokens_within_its_budget(

@@ -63,6 +63,7 @@ def most_frequent(text: list[int], shortest: int, longest: int, count: int) -> l
     return drafted[len(text) :]
 
 
+@pytest.mark.whole
 @settings(max_examples=150)
 @given(
     st.lists(st.integers(0, 4) | st.just(151_000), min_size=1, max_size=60),

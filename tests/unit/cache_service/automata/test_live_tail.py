@@ -248,6 +248,7 @@ def test_a_reader_keeps_what_it_sees_until_it_leaves_and_the_next_sees_all():
     tail.leave(side)
 
 
+@pytest.mark.whole
 def test_readers_beside_a_writer_never_see_half_a_batch():
     """A cursor of one side is a cursor of the other; what is matched is there."""
     tail, stop, faults = LiveTail(1000), threading.Event(), []

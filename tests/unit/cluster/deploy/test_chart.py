@@ -50,6 +50,8 @@ from cluster.deploy.values import (
     times,
 )
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[4]
 K8S = ROOT / "k8s"
 INSTALL = K8S / "containers" / "install.sh"

@@ -575,6 +575,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.whole
 @settings(max_examples=300)
 @given(st.sampled_from(["completions", "chat/completions"]), st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES))
 async def test_no_body_whatsoever_breaks_the_gateway(path, fields):

@@ -437,6 +437,7 @@ def test_scarce_blocks_preempt_the_youngest_and_everyone_still_finishes():
     assert life.core.counters.preempted > 0
 
 
+@pytest.mark.whole
 def test_memory_is_flat_over_two_thousand_requests():
     life = Life(3, ["right"], max_prefill_rows=100, workers=2)
 
