@@ -52,7 +52,7 @@ $(MODEL): | $(STAMP)
 serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 	PACELINE_HOME="$(PACELINE_HOME)" exec $(BIN)/paceline serve $(CONFIG) $(ARGS)
 
-check: $(STAMP) lint  ## while you work: lint, then the unit tests that take no seconds, nor the demo model, nor a wheel
+check: $(STAMP) lint  ## while you work: lint, then the quick unit tests, which need neither the demo model nor a wheel
 	$(BIN)/python -m pytest tests/unit -m "not slow and not whole" -n $(TEST_PROCESSES) --dist loadfile --durations=5
 
 test: setup lint  ## what CI runs: lint, then all tests but the slow ones

@@ -234,8 +234,8 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
     try:
         return ClusterConfig.model_validate(data)
     except ValidationError as error:
-        given = [str(path)] * (path is not None) + ["--set"] * bool(overrides)
-        raise ConfigError(f"{' with '.join(given) or 'configuration'}: {describe(error)}") from None
+        where = "configuration" if path is None else str(path)
+        raise ConfigError(f"{where}{' with --set' if overrides else ''}: {describe(error)}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Verdicts:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the verdict on sequence %d cannot be true, and it starts over; further ones are not logged: %r",
+                "the verdict on sequence %d is absent or impossible, it starts over; the next ones are not logged: %r",
                 entry.seq_id,
                 verdict,
             )

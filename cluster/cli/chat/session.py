@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import InvalidRequest, PacelineError
@@ -92,12 +92,7 @@ class ChatSession:
         name, _, text = (part.strip() for part in argument.partition(" "))
         if name not in _SETTINGS:
             raise InvalidRequest("/set", name, f"it must be one of {', '.join(_SETTINGS)}")
-        try:
-            number = None if text == "auto" else float(text)
-            value = int(number) if number is not None and number.is_integer() else number
-        except ValueError:
-            raise InvalidRequest(name, text, "it must be a number, or auto") from None
-        self.options = changed(self.options, {name: value})
+        self.options = changed(self.options, {name: None if text == "auto" else _number(name, text)})
 
     def _settings(self) -> str:
         values = {name: getattr(self.options, name) for name in _SETTINGS}
@@ -151,3 +146,11 @@ class ChatSession:
     def _round_writer(self) -> OnRound:
         numbers = itertools.count(1)
         return lambda trace: self.view.note(format_trace(trace, next(numbers))) if self.traces else None
+
+
+def _number(name: str, text: str) -> int | float:
+    """Whole numbers exactly: float would round a large seed."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    raise InvalidRequest(name, text, "it must be a number, or auto")

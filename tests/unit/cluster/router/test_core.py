@@ -478,7 +478,7 @@ def test_a_verdict_that_cannot_be_true_is_not_believed_and_the_first_one_is_logg
     round, _ = assembled(core)
     assert not core.commit(round, VerifyResult(round.round_id, [verdict]), 0.0)
     (logged,) = caplog.messages
-    assert f"sequence {seq_id} cannot be true" in logged
+    assert f"sequence {seq_id} is absent or impossible" in logged
     target.lose_all()
     assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
 

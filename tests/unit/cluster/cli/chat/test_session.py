@@ -160,6 +160,7 @@ def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
         ("/set max_new_tokens 20", {"max_new_tokens": 20}),
         ("/set max_draft_tokens 3", {"max_draft_tokens": 3}),
         ("/set top_p .9", {"top_p": 0.9}),
+        ("/set seed 9223372036854775807", {"seed": 2**63 - 1}),
         ("/set seed 7", {"seed": 7}),
         ("/set seed auto", {}),
         ("/drafters suffix", {"drafters": ("suffix",)}),
