@@ -32,7 +32,7 @@ from cache_service.promotion.promotion_gate import PromotionGate, PromotionTerms
 from cache_service.store.admin_store import AdminStore, known_keys
 from cache_service.store.connection import Connection
 from cache_service.store.server_disk import forget_deleted
-from cache_service.store.store import KEEP_S, Store
+from cache_service.store.store import KEEP_S
 
 _WITHDRAWALS = 5  # attempts while others write batches
 
@@ -151,8 +151,8 @@ class CacheAdministration:
 
     def stats(self, keys: StoreKeys) -> NamespaceStats:
         """Reads the whole namespace."""
-        store, admin, codec = self._opened(keys)
-        summary = self._summary(keys, self._require(admin))
+        store, codec = self._opened(keys)
+        summary = self._summary(keys, self._require(store))
         stored = store.read_manifest()
         generations = segments = segment_bytes = 0
         try:
@@ -175,14 +175,14 @@ class CacheAdministration:
             generations=generations,
             segments=segments,
             segment_bytes=segment_bytes,
-            log_entries=admin.log_length(),
+            log_entries=store.log_length(),
             documents=len({piece.document_id for piece in pieces}),
             phrases=len(pieces),
             tokens=sum(len(piece.token_ids) for piece in pieces),
             first_s=min(times, default=None),
             last_s=max(times, default=None),
             unread=contents.unread,
-            earnings=admin.read_earnings(),
+            earnings=store.read_earnings(),
         )
 
     def import_documents(
@@ -191,9 +191,9 @@ class CacheAdministration:
         """Add pieces of documents that are not there yet. If `documents` raises or the process is interrupted, what was
         imported stays, and repeating the import completes it. keep_s: time to live after the last write."""
         with self._action("import", keys) as figures:
-            store, admin, codec = self._opened(keys)
+            store, codec = self._opened(keys)
             compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=keep_s))
-            importer = Importer(store, admin, codec, compactor, keep_s=keep_s)
+            importer = Importer(store, codec, compactor, keep_s=keep_s)
             try:
                 return importer.run(documents)
             finally:
@@ -202,8 +202,8 @@ class CacheAdministration:
     def export(self, keys: StoreKeys) -> Contents:
         """Everything that can be read. Raises NamespaceUnread if there is something but nothing can be read."""
         with self._action("export", keys) as figures:
-            store, admin, codec = self._opened(keys)
-            self._require(admin)
+            store, codec = self._opened(keys)
+            self._require(store)
             contents = read_contents(store, codec)
             num_tokens = sum(len(piece.token_ids) for piece in contents.pieces)
             figures |= {"phrases": len(contents.pieces), "tokens": num_tokens, "unread": contents.unread}
@@ -220,8 +220,8 @@ class CacheAdministration:
         times = times or TimeRange()
         told = {} if times.is_all else {"since_s": times.since_s, "until_s": times.until_s}
         with self._action("purge", keys, **told) as figures:
-            store, admin, codec = self._opened(keys)
-            purge = Purge(store, admin, codec, _keep_s(admin))
+            store, codec = self._opened(keys)
+            purge = Purge(store, codec, _keep_s(store))
             try:
                 result = purge.everything() if times.is_all else purge.learnt_in(times)
                 if times.is_all:
@@ -258,7 +258,7 @@ class CacheAdministration:
             return []
         for keys in pools:
             with self._action("withdraw", keys, organisations=len(organisations)) as figures:
-                store, _, codec = self._opened(keys)
+                store, codec = self._opened(keys)
                 gate = PromotionGate(store, codec, terms.secret, nothing_blocked, policy=terms.policy)
                 gate.admit(terms.members)
                 for organisation in organisations:
@@ -273,9 +273,9 @@ class CacheAdministration:
     def compact(self, keys: StoreKeys) -> CompactResult:
         """Fold the whole log, unless another process compacts it."""
         with self._action("compact", keys) as figures:
-            store, admin, codec = self._opened(keys)
-            self._require(admin)
-            compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=_keep_s(admin)))
+            store, codec = self._opened(keys)
+            self._require(store)
+            compactor = Compactor(store, codec, CompactorSettings(limits=self._limits, keep_s=_keep_s(store)))
             counters, owner = compactor.counters, secrets.token_hex(16)
             is_busy = store.acquire_lease(owner, 1000) is None
             if not is_busy:
@@ -298,9 +298,9 @@ class CacheAdministration:
 
     def verify(self, keys: StoreKeys) -> Verification:
         with self._action("verify", keys) as figures:
-            store, admin, codec = self._opened(keys)
-            self._require(admin)
-            result = Verifier(store, admin, codec).run()
+            store, codec = self._opened(keys)
+            self._require(store)
+            result = Verifier(store, codec).run()
             figures |= {"objects": result.objects, "problems": len(result.problems)}
             return result
 
@@ -309,26 +309,26 @@ class CacheAdministration:
         if self._index_directory is not None and self._index_directory.is_dir():
             IndexFiles(self._index_directory).keep(index_name(keys), None)
 
-    def _opened(self, keys: StoreKeys) -> tuple[Store, AdminStore, FrameCodec]:
-        return Store(self._connection, keys), AdminStore(self._connection, keys), FrameCodec(keys, self._ring)
+    def _opened(self, keys: StoreKeys) -> tuple[AdminStore, FrameCodec]:
+        return AdminStore(self._connection, keys), FrameCodec(keys, self._ring)
 
-    def _require(self, admin: AdminStore) -> list[str]:
+    def _require(self, store: AdminStore) -> list[str]:
         """Kinds of the namespace's keys. Raises NamespaceUnknown."""
-        kinds = admin.kinds()
+        kinds = store.kinds()
         if not _has_content(kinds):
-            keys = admin.keys
+            keys = store.keys
             raise NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
         return kinds
 
     def _summary(self, keys: StoreKeys, kinds: list[str]) -> NamespaceSummary:
-        admin = AdminStore(self._connection, keys)
-        lives = [admin.ttl_s(kind) for kind in ("epoch", "log", "manifest")]
+        store = AdminStore(self._connection, keys)
+        lives = [store.ttl_s(kind) for kind in ("epoch", "log", "manifest")]
         there = [seconds for seconds in lives if seconds is not None and seconds >= 0]
         return NamespaceSummary(
             fingerprint=keys.fingerprint,
             namespace=keys.namespace,
             keys=len(kinds),
-            memory_bytes=sum(admin.memory_bytes(kind) for kind in kinds),
+            memory_bytes=sum(store.memory_bytes(kind) for kind in kinds),
             expires_in_s=max(there) if there and None not in lives else None,
         )
 
@@ -353,7 +353,7 @@ def _has_content(kinds: list[str]) -> bool:
     return any(kind.rpartition(":")[2] not in _BOOKKEEPING for kind in kinds)
 
 
-def _keep_s(admin: AdminStore) -> int:
+def _keep_s(store: AdminStore) -> int:
     """The namespace's remaining time to live, for what is rewritten."""
-    left_s = admin.ttl_s("epoch")
+    left_s = store.ttl_s("epoch")
     return left_s if left_s is not None and left_s > 0 else KEEP_S

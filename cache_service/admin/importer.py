@@ -23,7 +23,6 @@ from cache_service.formats.manifest import Manifest
 from cache_service.formats.stream_id import START, parse_id
 from cache_service.log.compactor import Compactor
 from cache_service.store.admin_store import AdminStore
-from cache_service.store.store import Store
 
 MAX_DOCUMENT_TOKENS = 2**20
 """Longer documents are split: matches of this length are of no use, and memory stays bounded."""
@@ -58,18 +57,10 @@ def content_id(token_ids: Int32Array) -> bytes:
 class Importer:
     """Imports into one namespace."""
 
-    def __init__(
-        self,
-        store: Store,
-        admin: AdminStore,
-        codec: FrameCodec,
-        compactor: Compactor,
-        keep_s: int,
-    ) -> None:
+    def __init__(self, store: AdminStore, codec: FrameCodec, compactor: Compactor, keep_s: int) -> None:
         """compactor: folds the same namespace, with the cluster's budgets."""
         self.result = ImportResult()
         self._store = store
-        self._admin = admin
         self._codec = codec
         self._compactor = compactor
         self._keep_s = keep_s
@@ -146,11 +137,11 @@ class Importer:
     def _wait_for_room(self, num_entries: int) -> None:
         """A full log drops its oldest entries, so they must have been folded before."""
         waited_s = 0.0
-        while self._admin.log_length() + num_entries > _MAX_WAITING_ENTRIES and not self._is_folded():
+        while self._store.log_length() + num_entries > _MAX_WAITING_ENTRIES and not self._is_folded():
             self._fold()
             if waited_s >= _PATIENCE_S:
                 raise NamespaceBusy(
-                    f"namespace {self._store.keys.namespace} has {self._admin.log_length()} entries in its log, and "
+                    f"namespace {self._store.keys.namespace} has {self._store.log_length()} entries in its log, and "
                     f"another compactor holds it without folding them; try again"
                 )
             time.sleep(0.1)
@@ -158,4 +149,4 @@ class Importer:
 
     def _is_folded(self) -> bool:
         """Whether everything written is in segments; the log may still hold it for a while."""
-        return parse_id(self._last_id) <= parse_id(self._admin.folded_id())
+        return parse_id(self._last_id) <= parse_id(self._store.folded_id())

@@ -25,7 +25,7 @@ from cache_service.formats.segment import MAX_SEGMENT_PIECES, SegmentEntry, deco
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import START
 from cache_service.store.admin_store import AdminStore
-from cache_service.store.store import KEEP_S, Store
+from cache_service.store.store import KEEP_S
 
 _LEASE_MS = 60_000
 _READ_ENTRIES = 1024
@@ -54,9 +54,8 @@ class PurgeResult:
 class Purge:
     """One purge of one namespace. Repeating an interrupted purge completes it."""
 
-    def __init__(self, store: Store, admin: AdminStore, codec: FrameCodec, keep_s: int = KEEP_S) -> None:
+    def __init__(self, store: AdminStore, codec: FrameCodec, keep_s: int = KEEP_S) -> None:
         self._store = store
-        self._admin = admin
         self._codec = codec
         self._keep_s = keep_s
         self._owner = secrets.token_hex(16)
@@ -71,7 +70,7 @@ class Purge:
             num_keys = self._everything()
         except StoreRefused:
             # A full server has no room to note a purge, but can delete. Or lease, fence or manifest have a wrong type.
-            num_keys = self._admin.delete([kind for kind in self._admin.kinds() if kind not in _LAST])
+            num_keys = self._store.delete([kind for kind in self._store.kinds() if kind not in _LAST])
             if num_keys == 0:
                 raise
             num_keys += self._everything()
@@ -82,13 +81,13 @@ class Purge:
     def _everything(self) -> int:
         """Number of deleted keys."""
         with self._lease() as token:
-            self._admin.note_purge(TimeRange(until_s=self._now_s()), PURGES_KEEP_S)
-            num_keys = self._admin.drop_all(token)
+            self._store.note_purge(TimeRange(until_s=self._now_s()), PURGES_KEEP_S)
+            num_keys = self._store.drop_all(token)
             if num_keys is None:
                 raise self._busy()
             # Last, because it may take long; routers already forget.
-            num_keys += self._delete([kind for kind in self._admin.kinds() if kind not in _STAYS])
-            self._admin.end_lease(self._owner)
+            num_keys += self._delete([kind for kind in self._store.kinds() if kind not in _STAYS])
+            self._store.end_lease(self._owner)
             return num_keys
 
     def learnt_in(self, times: TimeRange) -> PurgeResult:
@@ -103,11 +102,11 @@ class Purge:
         until_s = min(times.until_s, self._now_s())
         with self._lease() as token:
             if times.since_s <= until_s:
-                self._admin.note_purge(TimeRange(times.since_s, until_s), PURGES_KEEP_S)
+                self._store.note_purge(TimeRange(times.since_s, until_s), PURGES_KEEP_S)
             for _ in range(_ATTEMPTS):
                 num_tokens, kept = self._replace(token, times)
                 if kept is not None:
-                    stale = [kind for kind in self._admin.kinds() if kind not in _STAYS | kept]
+                    stale = [kind for kind in self._store.kinds() if kind not in _STAYS | kept]
                     return PurgeResult(self._keys.fingerprint, self._keys.namespace, num_tokens, self._delete(stale))
         raise self._busy()
 
@@ -122,7 +121,7 @@ class Purge:
                 self._store.release_lease(self._owner)
 
     def _seize(self) -> int:
-        return self._admin.seize_lease(self._owner, _LEASE_MS, self._keep_s)
+        return self._store.seize_lease(self._owner, _LEASE_MS, self._keep_s)
 
     def _now_s(self) -> int:
         try:
@@ -135,7 +134,7 @@ class Purge:
         num_deleted = 0
         for begin in range(0, len(kinds), 1000):
             self._seize()  # renew, so that nobody folds meanwhile
-            num_deleted += self._admin.delete(kinds[begin : begin + 1000])
+            num_deleted += self._store.delete(kinds[begin : begin + 1000])
         return num_deleted
 
     def _busy(self) -> NamespaceBusy:
@@ -171,7 +170,7 @@ class Purge:
             folded_id=START,
             folded_generation=opened.number,
         )
-        verdict = self._admin.replace_all(
+        verdict = self._store.replace_all(
             new.encode(self._codec),
             token=token,
             epoch=epoch,

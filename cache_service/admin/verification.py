@@ -84,9 +84,8 @@ _TOKENS = _Checks(TOKENS, _entry_tokens, _segment_tokens)
 class Verifier:
     """One check of one namespace. It changes nothing and tolerates concurrent folds."""
 
-    def __init__(self, store: Store, admin: AdminStore, codec: FrameCodec) -> None:
+    def __init__(self, store: AdminStore, codec: FrameCodec) -> None:
         self._store = store
-        self._admin = admin
         self._codec = codec
         self._objects = 0
         self._tokens = 0
@@ -96,7 +95,7 @@ class Verifier:
     def run(self) -> Verification:
         """Raises StoreError."""
         # Listed first, so that segments written by a concurrent fold do not count as unused.
-        kinds = self._admin.kinds()
+        kinds = self._store.kinds()
         epoch = self._store.read_manifest().epoch
         if epoch is not None and not _EPOCH.fullmatch(epoch):
             self._problem("epoch", f"it is {epoch[:70]!r}; it must be hexadecimal")
@@ -113,7 +112,7 @@ class Verifier:
             known = _KNOWN_OF_THE_GATE if area == _GATE else _KNOWN
             if (rest if area in areas or area == _GATE else kind).partition(":")[0] not in known:
                 others.append(kind)
-            elif self._admin.ttl_s(kind) is None:
+            elif self._store.ttl_s(kind) is None:
                 self._problem(kind, "it never expires")
         return Verification(
             fingerprint=self._store.keys.fingerprint,
@@ -131,14 +130,14 @@ class Verifier:
     def _check_gate(self, kinds: Sequence[str]) -> None:
         """Check the promotion gate's phrases, and its note of who has left."""
         if _PHRASES in kinds:
-            for phrase_id, frame in self._admin.hash_fields(_PHRASES):
+            for phrase_id, frame in self._store.hash_fields(_PHRASES):
                 self._objects += 1
                 try:
                     decode_candidate(self._codec, frame)
                 except FormatError as error:
                     self._problem(_PHRASES, f"phrase {phrase_id.hex()}: {error}")
         if _LEFT in kinds:
-            for tenant, value in self._admin.hash_fields(_LEFT):
+            for tenant, value in self._store.hash_fields(_LEFT):
                 self._objects += 1
                 if not re.fullmatch(rb"never|[0-9]{1,12}", value):
                     self._problem(_LEFT, f"tenant {tenant.hex()}: it is {value[:70]!r}; it must be a time, or never")

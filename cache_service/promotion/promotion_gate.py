@@ -112,8 +112,7 @@ class PromotionGate:
         self.counters = PromotionCounters()
         self.policy = policy or PromotionPolicy()
         self._blocks = blocks
-        self._store = store
-        self._gate = PromotionStore(store)
+        self._store = PromotionStore(store)
         self._codec = codec
         self._secret = secret
         self._clock = clock
@@ -125,13 +124,13 @@ class PromotionGate:
     def admit(self, organisations: Iterable[str]) -> bool:
         """Let only these organisations support phrases. Those that had opted out may do so with later answers; those
         admitted before but not now opt out. Returns whether any may have left, so that `revoke` is needed."""
-        members, left = frozenset(map(self._organisation_id, organisations)), self._gate.left()
+        members, left = frozenset(map(self._organisation_id, organisations)), self._store.left()
         gone = frozenset() if self._members is None else self._members - members
         for organisation_id in gone:
-            self._gate.opt_out(organisation_id)
+            self._store.opt_out(organisation_id)
         for organisation_id in members:
             if left.get(organisation_id) == NEVER:
-                self._gate.opt_in(organisation_id, self._now())
+                self._store.opt_in(organisation_id, self._now())
         has_changed = self._members is None or bool(gone)
         self._members = members
         return has_changed
@@ -145,7 +144,7 @@ class PromotionGate:
         said_s = now_s - math.ceil(age_s)
         for begin in range(0, len(kept), MAX_OFFERS):
             some = {self._phrase_id(phrase): phrase for phrase in kept[begin : begin + MAX_OFFERS]}
-            answers = self._gate.support(tenant, list(some), said_s, self.policy)
+            answers = self._store.support(tenant, list(some), said_s, self.policy)
             self.counters.offered += len(some)
             if answers == [-2]:
                 self.counters.refused_offers += len(some)
@@ -154,7 +153,7 @@ class PromotionGate:
             for answer, (phrase_id, phrase) in zip(answers, some.items(), strict=True):
                 if answer == 1 and not self._is_sensitive(phrase):
                     frame = encode_candidate(self._codec, phrase, now_s)
-                    self.counters.kept += self._gate.keep_phrase(phrase_id, frame, self.policy)
+                    self.counters.kept += self._store.keep_phrase(phrase_id, frame, self.policy)
 
     def offer_text(self, organisation: str, token_ids: npt.NDArray[np.integer], age_s: float = 0.0) -> None:
         """Offer the phrases of a text (ints [n]) said `age_s` seconds ago, without those that look sensitive in their
@@ -167,30 +166,29 @@ class PromotionGate:
 
     def opt_out(self, organisation: str) -> None:
         """It supports nothing any more. Phrases public through it disappear with `revoke` or the next batch."""
-        self._gate.opt_out(self._organisation_id(organisation))
+        self._store.opt_out(self._organisation_id(organisation))
 
     def opt_in(self, organisation: str) -> None:
         """It may support phrases again, with later answers."""
-        self._gate.opt_in(self._organisation_id(organisation), self._now())
+        self._store.opt_in(self._organisation_id(organisation), self._now())
 
     def erase(self, organisations: Iterable[str]) -> None:
         """Delete even the hashes of what these have said. Notes of who has opted out stay."""
-        self._gate.erase([self._organisation_id(organisation) for organisation in organisations])
+        self._store.erase([self._organisation_id(organisation) for organisation in organisations])
 
     def release(self) -> Batch | None:
         """Write the due batch. None: it exists, another gate holds the lease, or it was refused."""
         due_s = batch_time(self._now(), self.policy)
         if due_s <= self.released_s:
             return None
-        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
+        token = self._store.acquire_lease(self._owner, _LEASE_MS)
         return None if token is None else self._with_lease(token, due_s)
 
     def revoke(self, *, seizes: bool = False) -> Batch | None:
         """Remove phrases that lost their support from the pool; add none. None: there is no pool, another gate holds
         the lease, or it was refused. seizes: take the lease from other gates."""
-        if seizes:
-            return self._with_lease(self._gate.seize_lease(self._owner, _LEASE_MS), None)
-        token = self._gate.acquire_lease(self._owner, _LEASE_MS)
+        take = self._store.seize_lease if seizes else self._store.acquire_lease
+        token = take(self._owner, _LEASE_MS)
         return None if token is None else self._with_lease(token, None)
 
     def public(self) -> frozenset[Phrase]:
@@ -203,12 +201,12 @@ class PromotionGate:
         try:
             return self._release(token, due_s)
         finally:
-            self._gate.release_lease(self._owner)
+            self._store.release_lease(self._owner)
 
     def _release(self, token: int, due_s: int | None) -> Batch | None:
         """due_s: None: only remove phrases, by the rules of the existing batch."""
         epoch = self._store.begin_epoch()
-        self.counters.foreign_writes += self._gate.clear_log()
+        self.counters.foreign_writes += self._store.clear_log()
         version = self._store.read_manifest().version
         manifest = self._manifest()
         before = {} if manifest is None else self._segment(manifest)
@@ -225,7 +223,7 @@ class PromotionGate:
             allowed = self._decide(due_s, self._rest_s)
         time_s = released_s if due_s is None else due_s
         if allowed == before:
-            self._gate.keep(KEEP_S, [] if manifest is None else [entry.digest for entry in manifest.segments])
+            self._store.keep(KEEP_S, [] if manifest is None else [entry.digest for entry in manifest.segments])
         elif not self._write(token, epoch, replaces=version, time_s=time_s, allowed=allowed, old=manifest):
             return None
         if due_s is not None:
@@ -235,13 +233,13 @@ class PromotionGate:
     def _decide(self, batch_s: int, rest_s: float = 0.0) -> dict[bytes, Phrase]:
         """All phrases allowed in the batch of that time. Drops those that have lost their support."""
         policy, now_s = self.policy, self._now()
-        since_s = self._gate.left()
+        since_s = self._store.left()
         allowed: dict[bytes, Phrase] = {}
         dropped: list[bytes] = []
         rested = time.perf_counter()
-        for some in self._gate.phrases():
+        for some in self._store.phrases():
             if rest_s:
-                self._gate.acquire_lease(self._owner, _LEASE_MS)  # renew; if it is lost, nothing can be written
+                self._store.acquire_lease(self._owner, _LEASE_MS)  # renew; if it is lost, nothing can be written
             for phrase_id, frame, seen_s in some:
                 if rest_s and time.perf_counter() - rested >= _WORK_S:
                     time.sleep(rest_s)
@@ -263,7 +261,7 @@ class PromotionGate:
                     allowed[phrase_id] = candidate.phrase
                 elif found == "drop":
                     dropped.append(phrase_id)
-        self._gate.drop_phrases(dropped)
+        self._store.drop_phrases(dropped)
         self.counters.dropped += len(dropped)
         return allowed
 
@@ -362,4 +360,4 @@ class PromotionGate:
         return Candidate(phrase, reached_s, seen_s)
 
     def _now(self) -> int:
-        return self._gate.time_s() if self._clock is None else int(self._clock())
+        return self._store.time_s() if self._clock is None else int(self._clock())

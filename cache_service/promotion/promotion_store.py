@@ -11,7 +11,7 @@ from typing import Any
 from cache_service.errors import StoreUnavailable
 from cache_service.promotion.promotion_policy import NEVER, PromotionPolicy
 from cache_service.store.answers import as_bytes, as_count, faults_told
-from cache_service.store.scripts import ACQUIRE_LEASE, KEEP_PHRASE, RELEASE_LEASE, SEIZE_LEASE, SUPPORT_PHRASES
+from cache_service.store.scripts import KEEP_PHRASE, SUPPORT_PHRASES
 from cache_service.store.store import KEEP_S, Store
 
 MAX_OFFERS = 32
@@ -22,31 +22,33 @@ _READ_AT_ONCE = 256
 _SCAN_COUNT = 1000
 
 
-class PromotionStore:
-    """The gate's part of the public namespace. Every method raises StoreUnavailable or StoreRefused, nothing else.
+class PromotionStore(Store):
+    """The public namespace. Every method raises StoreUnavailable or StoreRefused, nothing else.
 
-    Keys, all in the area "gate": `left`, hash of tenant -> "never" or the time of its return; `phrases`, hash of id ->
-    frame; `supporters:<id>`, sorted set of tenant by time; `offers:<tenant>:<day>`, counter; `lease`.
+    The gate's keys, all in the area "gate": `left`, hash of tenant -> "never" or the time of its return; `phrases`,
+    hash of id -> frame; `supporters:<id>`, sorted set of tenant by time; `offers:<tenant>:<day>`, counter; `lease`, so
+    that compactors cannot block the gate. The fence is the namespace's.
     """
 
     def __init__(self, store: Store) -> None:
         """store: the public namespace's."""
-        self._store = store
-        self._keys = store.keys.beside("gate")
-        self._left = self._keys.key("left")
-        self._phrases = self._keys.key("phrases")
+        super().__init__(store.connection, store.keys)
+        self._gate = store.keys.beside("gate")
+        self._lease = self._gate.lease
+        self._left = self._gate.key("left")
+        self._phrases = self._gate.key("phrases")
 
     def time_s(self) -> int:
-        return self._store.server_time_ms() // 1000
+        return self.server_time_ms() // 1000
 
     def support(self, tenant: bytes, phrase_ids: Sequence[bytes], now_s: int, policy: PromotionPolicy) -> list[int]:
         """Count a tenant for at most MAX_OFFERS phrases. Returns for each 1 if its tokens are wanted, 0 if not, -1 if
         the tenant has offered too much today; [-2] if it has opted out."""
-        offers = self._keys.key(f"offers:{tenant.hex()}:{now_s // _DAY_S}")
+        offers = self._gate.key(f"offers:{tenant.hex()}:{now_s // _DAY_S}")
         keys = [self._left, offers, self._phrases, *map(self._supporters, phrase_ids)]
         limits = [policy.window_s, policy.min_tenants, policy.max_supporters, policy.tenant_offers, policy.max_phrases]
         with faults_told():
-            answers = self._store.run(SUPPORT_PHRASES, keys, [tenant, now_s, *limits, *phrase_ids])
+            answers = self.run(SUPPORT_PHRASES, keys, [tenant, now_s, *limits, *phrase_ids])
             answers = [int(answer) for answer in answers]
             if answers != [-2] and len(answers) != len(phrase_ids):
                 raise ValueError
@@ -55,7 +57,7 @@ class PromotionStore:
     def keep_phrase(self, phrase_id: bytes, frame: bytes, policy: PromotionPolicy) -> bool:
         arguments = [phrase_id, frame, policy.min_tenants, policy.max_phrases, max(KEEP_S, policy.window_s)]
         with faults_told():
-            return bool(as_count(self._store.run(KEEP_PHRASE, [self._phrases, self._supporters(phrase_id)], arguments)))
+            return bool(as_count(self.run(KEEP_PHRASE, [self._phrases, self._supporters(phrase_id)], arguments)))
 
     def drop_phrases(self, phrase_ids: Sequence[bytes]) -> None:
         with faults_told():
@@ -78,7 +80,7 @@ class PromotionStore:
             return
         with faults_told():
             names: list[Any] = []
-            for name in self._client.scan_iter(match=self._keys.key("supporters:*"), count=_SCAN_COUNT):
+            for name in self._client.scan_iter(match=self._gate.key("supporters:*"), count=_SCAN_COUNT):
                 names.append(name)
                 if len(names) == _READ_AT_ONCE:
                     self._remove_from(names, tenants)
@@ -105,25 +107,9 @@ class PromotionStore:
             if batch:
                 yield self._with_supporters(batch)
 
-    def acquire_lease(self, owner: str, lease_ms: int) -> int | None:
-        """Like `Store.acquire_lease`, with the same fence but a separate lease: compactors cannot block the gate."""
-        with faults_told():
-            keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
-            return as_count(self._store.run(ACQUIRE_LEASE, keys, [owner, lease_ms, KEEP_S])) or None
-
-    def seize_lease(self, owner: str, lease_ms: int) -> int:
-        """Take the lease from any holder and return its fencing token."""
-        with faults_told():
-            keys = [self._keys.lease, self._store.keys.fence, self._store.keys.manifest]
-            return as_count(self._store.run(SEIZE_LEASE, keys, [owner, lease_ms, KEEP_S]))
-
-    def release_lease(self, owner: str) -> None:
-        with faults_told():
-            self._store.run(RELEASE_LEASE, [self._keys.lease], [owner])
-
     def keep(self, keep_s: int, digests: Sequence[str]) -> None:
         """Set the pool's time to live."""
-        keys = self._store.keys
+        keys = self.keys
         with faults_told(), self._client.pipeline(transaction=False) as pipeline:
             for key in (keys.epoch, keys.manifest, keys.fence, *map(keys.segment, digests)):
                 pipeline.expire(key, keep_s)
@@ -132,11 +118,11 @@ class PromotionStore:
     def clear_log(self) -> int:
         """Delete the pool's log, which only writers other than the gate make; 1 if there was one."""
         with faults_told():
-            return as_count(self._client.delete(self._store.keys.log))
+            return as_count(self._client.delete(self.keys.log))
 
     @property
     def _client(self) -> Any:  # redis-py types the answers of both kinds of client as awaitable or not
-        return self._store.client()
+        return self.client()
 
     def _remove_from(self, names: Sequence[Any], tenants: Sequence[bytes]) -> None:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -145,7 +131,7 @@ class PromotionStore:
             pipeline.execute()
 
     def _supporters(self, phrase_id: bytes) -> str:
-        return self._keys.key(f"supporters:{phrase_id.hex()}")
+        return self._gate.key(f"supporters:{phrase_id.hex()}")
 
     def _with_supporters(self, batch: dict[bytes, bytes]) -> list[tuple[bytes, bytes, dict[bytes, float]]]:
         with self._client.pipeline(transaction=False) as pipeline:

@@ -24,6 +24,7 @@ from cache_service.store.scripts import (
     APPEND_IN_EPOCH,
     KEEP,
     RELEASE_LEASE,
+    SEIZE_LEASE,
     SERVER_TIME,
     TRIM_LOG,
     WRITE_MANIFEST,
@@ -69,10 +70,11 @@ class Store:
 
     def __init__(self, connection: Connection, keys: StoreKeys) -> None:
         self.keys = keys
-        self._connection = connection
+        self.connection = connection
+        self._lease = keys.lease
 
     def beside(self, area: str) -> Store:
-        return Store(self._connection, self.keys.beside(area))
+        return Store(self.connection, self.keys.beside(area))
 
     def append(
         self,
@@ -193,12 +195,18 @@ class Store:
     def acquire_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int | None:
         """Acquire or renew the lease. Returns its fencing token; None if another owner holds it."""
         with faults_told():
-            keys = [self.keys.lease, self.keys.fence, self.keys.manifest]
+            keys = [self._lease, self.keys.fence, self.keys.manifest]
             return as_count(self.run(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
+
+    def seize_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int:
+        """Take the lease from any holder and return its fencing token; nobody else can write from then on."""
+        with faults_told():
+            keys = [self._lease, self.keys.fence, self.keys.manifest]
+            return as_count(self.run(SEIZE_LEASE, keys, [owner, lease_ms, keep_s]))
 
     def release_lease(self, owner: str) -> None:
         with faults_told():
-            self.run(RELEASE_LEASE, [self.keys.lease], [owner])
+            self.run(RELEASE_LEASE, [self._lease], [owner])
 
     def write_manifest(
         self,
@@ -236,7 +244,7 @@ class Store:
 
     def client(self) -> Client:
         """Use it within `faults_told`."""
-        return self._connection.client()
+        return self.connection.client()
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a script on keys of the namespace. Use it within `faults_told`."""

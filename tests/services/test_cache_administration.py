@@ -418,7 +418,7 @@ def test_of_two_purges_at_once_the_later_goes_on(namespace, times):
             self.seize_lease("another", 60_000)
             return super().note_purge(purged, keep_s)
 
-    purge = Purge(namespace.store, Overtaken(namespace.connection, namespace.keys), namespace.codec)
+    purge = Purge(Overtaken(namespace.connection, namespace.keys), namespace.codec)
     with pytest.raises(NamespaceBusy):
         purge.everything() if times.is_all else purge.learnt_in(times)
     assert namespace.read()[0].num_tokens == 1

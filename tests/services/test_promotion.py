@@ -198,7 +198,7 @@ def test_of_two_gates_one_releases_and_a_late_one_changes_nothing(pool):
     pool.say(PHRASE, range(K))
     pool.pass_time(160)
     late, other = pool.gate, pool.another_gate()
-    token = late._gate.acquire_lease(late._owner, 60_000)
+    token = late._store.acquire_lease(late._owner, 60_000)
     assert other.release() is None, "the lease is held"
     pool.namespace.redis.delete(pool.namespace.keys.beside("gate").lease)  # in time it runs out
     assert other.release().phrases == {PHRASE}
@@ -288,7 +288,7 @@ def test_revocation_does_not_wait_for_the_lease_of_a_gate_that_has_crashed(names
     for organisation in organisations:
         crashed.offer(organisation, [(1, 2, 3)])
     assert until(lambda: crashed.release() and crashed.public())
-    assert crashed._gate.acquire_lease(crashed._owner, 3_600_000)
+    assert crashed._store.acquire_lease(crashed._owner, 3_600_000)
     thread = PromotionThread(lambda: (gate, frozenset(organisations[1:])), poll_s=0.01)
     try:
         assert until(lambda: not crashed.public())
@@ -308,7 +308,7 @@ def test_a_batch_that_takes_long_rests_on_its_way_and_keeps_its_lease(namespace,
 
     def rest(seconds):
         rests.append(seconds)
-        assert other._gate.acquire_lease(other._owner, 1_000) is None
+        assert other._store.acquire_lease(other._owner, 1_000) is None
 
     policy = PromotionPolicy(min_tenants=K, min_age_s=0)
     gate = PromotionGate(*namespace.open(), SECRET, busy, policy, lambda: 3_600_000, 0.5)
@@ -495,7 +495,7 @@ class History(RuleBasedStateMachine):
     @rule(phrase=st.sampled_from(PHRASES))
     def supporters_are_evicted(self, phrase):
         """Redis was short of memory."""
-        self.pool.namespace.redis.delete(self.pool.gate._gate._supporters(self.pool.gate._phrase_id(phrase)))
+        self.pool.namespace.redis.delete(self.pool.gate._store._supporters(self.pool.gate._phrase_id(phrase)))
         self.oracle.said.pop(phrase, None)
         self.is_settled = False
 
