@@ -13,7 +13,7 @@ from typing import Any
 from cache_service.admin.audit_log import AuditLog
 from cache_service.admin.importer import Importer, ImportResult
 from cache_service.admin.namespace_contents import Contents, read_contents
-from cache_service.admin.purge import Purge, PurgeResult
+from cache_service.admin.purge import Purge, PurgeResult, unknown
 from cache_service.admin.verification import Verification, Verifier
 from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnknown, NamespaceUnread, StoreRefused
 from cache_service.formats.documents import Piece
@@ -73,7 +73,7 @@ class NamespaceStats:
     tokens: int
     first_s: int | None  # Unix time of the last addition to the oldest phrase
     last_s: int | None
-    unread: int  # as `Contents` counts
+    unread: int  # as `FoldedLogCounters` counts
     earnings: Earnings
 
 
@@ -316,8 +316,7 @@ class CacheAdministration:
         """Kinds of the namespace's keys. Raises NamespaceUnknown."""
         kinds = store.kinds()
         if not _has_content(kinds):
-            keys = store.keys
-            raise NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
+            raise unknown(store.keys)
         return kinds
 
     def _summary(self, keys: StoreKeys, kinds: list[str]) -> NamespaceSummary:

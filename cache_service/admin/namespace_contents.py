@@ -9,7 +9,7 @@ from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Manifest
 from cache_service.formats.piece_codec import PieceColumns
 from cache_service.formats.segment import SegmentEntry
-from cache_service.log.log_reader import LogReader, ReaderCounters, ReaderSettings
+from cache_service.log.log_reader import LogReader, ReaderSettings
 from cache_service.store.store import Store
 
 _SETTINGS = ReaderSettings(warm_tokens=2**40, warm_deadline_s=3600.0, read_entries=256)
@@ -17,16 +17,8 @@ _SETTINGS = ReaderSettings(warm_tokens=2**40, warm_deadline_s=3600.0, read_entri
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Assembled documents, oldest first, and the reader's counters."""
-
-    pieces: list[Piece]
-    counters: ReaderCounters
-
-    @property
-    def unread(self) -> int:
-        """Entries, segments and manifests that are damaged, missing, or encrypted with another key."""
-        read = self.counters
-        return read.corrupt_entries + read.corrupt_segments + read.missing_segments + read.corrupt_manifests
+    pieces: list[Piece]  # assembled documents, oldest first
+    unread: int  # as `FoldedLogCounters` counts
 
 
 class _Listener:
@@ -58,4 +50,4 @@ def read_contents(store: Store, codec: FrameCodec) -> Contents:
     reader = LogReader(store, codec, listener, _SETTINGS)
     while reader.step():
         pass
-    return Contents(assemble(listener.pieces), reader.counters)
+    return Contents(assemble(listener.pieces), reader.counters.unread)

@@ -41,6 +41,10 @@ _STAYS = frozenset({"epoch", "log", "manifest", "lease", "fence", "purges", "gat
 _LAST = frozenset({"epoch", "purges", "gate:left"})
 
 
+def unknown(keys: StoreKeys) -> NamespaceUnknown:
+    return NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
+
+
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
     """What a purge has removed."""
@@ -75,7 +79,7 @@ class Purge:
                 raise
             num_keys += self._everything()
         if num_keys == 0:
-            raise self._unknown()
+            raise unknown(self._keys)
         return PurgeResult(self._keys.fingerprint, self._keys.namespace, None, num_keys)
 
     def _everything(self) -> int:
@@ -98,7 +102,7 @@ class Purge:
         NamespaceBusy if another purge took over.
         """
         if self._store.read_manifest().epoch is None:
-            raise self._unknown()
+            raise unknown(self._keys)
         until_s = min(times.until_s, self._now_s())
         with self._lease() as token:
             if times.since_s <= until_s:
@@ -139,10 +143,6 @@ class Purge:
 
     def _busy(self) -> NamespaceBusy:
         return NamespaceBusy(f"somebody else works on namespace {self._keys.namespace}; try again")
-
-    def _unknown(self) -> NamespaceUnknown:
-        keys = self._keys
-        return NamespaceUnknown(f"there is no namespace {keys.namespace!r} of model {keys.fingerprint} in the cache")
 
     def _replace(self, token: int, times: TimeRange) -> tuple[int, frozenset[str] | None]:
         """Number of removed tokens, and kinds of the segments that stay; None: the namespace has changed meanwhile."""
@@ -220,11 +220,12 @@ class Purge:
             return [], entry.num_tokens
         frame = self._store.read_segment(entry.digest, entry.num_bytes)
         try:
-            kept = _Kept.of(decode_segment(self._codec, entry.digest, frame) if frame is not None else [], times)
+            pieces = [] if frame is None else decode_segment(self._codec, entry.digest, frame).pieces()
         except FormatError as error:
             if error.reason == "newer":
                 raise self._unread(f"segment {entry.digest[:12]}", error) from None
             return [], entry.num_tokens
+        kept = _Kept.of(pieces, times)
         return self._write(kept.pieces, token, epoch), kept.num_removed
 
     def _write(self, pieces: list[Piece], token: int, epoch: str) -> list[SegmentEntry]:

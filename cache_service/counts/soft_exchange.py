@@ -33,7 +33,7 @@ from cache_service.formats.namespaces import PUBLIC
 from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.fair_share import first_to_give_way
-from cache_service.store.store import KEEP_S, Store
+from cache_service.store.store import KEEP_S, OpenNamespace
 from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -150,12 +150,11 @@ class SoftExchange:
 
     def __init__(
         self,
-        open_namespace: Callable[[str], tuple[Store, FrameCodec]],
+        open_namespace: OpenNamespace,
         settings: SoftExchangeSettings | None = None,
         make_turns: Callable[[str], Turns] = Turns,
     ) -> None:
-        """open_namespace: returns the store and a new codec of a namespace without waiting for the network.
-        make_turns: starts a named background thread."""
+        """make_turns: starts a named background thread."""
         self._open_namespace = open_namespace
         self._settings = settings or SoftExchangeSettings()
         self._lock = threading.Lock()
@@ -225,7 +224,6 @@ class SoftExchange:
     def stats(self) -> SoftExchangeStats:
         with self._lock:
             feeds = list(self._feeds.values())
-        corrupt = sum(_corrupt(feed) for feed in feeds)
         return SoftExchangeStats(
             namespaces=len(feeds),
             waiting_contexts=self._waiting,
@@ -234,7 +232,7 @@ class SoftExchange:
             exported_contexts=self._exported,
             written_bytes=self._written_bytes,
             refused_contexts=self._refused,
-            corrupt=self._corrupt + corrupt,
+            corrupt=self._corrupt + sum(feed.reader.counters.unread for feed in feeds),
             resets=self._resets,
             failures=self._failures,
             faults=self._faults,
@@ -412,7 +410,7 @@ class SoftExchange:
             feed = self._feeds.pop(namespace, None)
             if feed is None:
                 return
-            self._corrupt += _corrupt(feed)
+            self._corrupt += feed.reader.counters.unread
             ended = [item for item in self._incoming if item.feed is feed]
             self._incoming = deque(item for item in self._incoming if item.feed is not feed)
             self._waiting -= sum(item.num_left for item in ended)
@@ -421,8 +419,3 @@ class SoftExchange:
         if self._folding is not None and not keeps_folding:
             self._folding.remove(namespace)
             self._compactors.pop(namespace, None)
-
-
-def _corrupt(feed: _Feed) -> int:
-    counters = feed.reader.counters
-    return counters.corrupt_entries + counters.corrupt_segments + counters.missing_segments + counters.corrupt_manifests

@@ -28,4 +28,5 @@ def encode_entry(codec: FrameCodec, pieces: Sequence[Piece]) -> bytes:
 
 def decode_entry(codec: FrameCodec, entry: bytes) -> list[Piece]:
     """Raises FormatError for bytes that `encode_entry` did not make."""
-    return decode_pieces(codec.unpack(Content.ENTRY, entry, MAX_ENTRY_BODY_BYTES), MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS)
+    body = codec.unpack(Content.ENTRY, entry, MAX_ENTRY_BODY_BYTES)
+    return decode_pieces(body, MAX_ENTRY_PIECES, MAX_ENTRY_TOKENS).pieces()

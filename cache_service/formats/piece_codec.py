@@ -78,12 +78,7 @@ def encode_pieces(pieces: Sequence[Piece]) -> bytes:
     return b"".join(columns)
 
 
-def decode_pieces(body: bytes, max_pieces: int, max_tokens: int) -> list[Piece]:
-    """token_ids of the pieces are read-only views of the body. Raises FormatError."""
-    return decode_columns(body, max_pieces, max_tokens).pieces()
-
-
-def decode_columns(body: bytes, max_pieces: int, max_tokens: int) -> PieceColumns:
+def decode_pieces(body: bytes, max_pieces: int, max_tokens: int) -> PieceColumns:
     """Arrays are views of the body where the dtype allows. Raises FormatError."""
     if len(body) < _COUNTS.size:
         raise FormatError("garbage", f"a body has {len(body)} bytes; its counts take {_COUNTS.size}")

@@ -15,7 +15,7 @@ from cache_service.errors import FormatError
 from cache_service.formats.documents import Piece
 from cache_service.formats.folded_manifest import Count, Digest
 from cache_service.formats.frame import Content, FrameCodec, digest_of
-from cache_service.formats.piece_codec import PieceColumns, body_size, decode_columns, encode_pieces
+from cache_service.formats.piece_codec import PieceColumns, body_size, decode_pieces, encode_pieces
 
 MAX_SEGMENT_TOKENS = 4 * 2**20
 MAX_SEGMENT_PIECES = 2**18
@@ -46,11 +46,7 @@ def encode_segment(codec: FrameCodec, pieces: Sequence[Piece]) -> tuple[SegmentE
     return SegmentEntry(digest_of(frame), num_tokens, len(frame), first_s=min(times), last_s=max(times)), frame
 
 
-def decode_segment(codec: FrameCodec, digest: str, frame: bytes) -> list[Piece]:
+def decode_segment(codec: FrameCodec, digest: str, frame: bytes) -> PieceColumns:
     """Raises FormatError, also where the frame does not have this digest."""
-    return decode_segment_columns(codec, digest, frame).pieces()
-
-
-def decode_segment_columns(codec: FrameCodec, digest: str, frame: bytes) -> PieceColumns:
     body = codec.unpack_named(Content.SEGMENT, digest, frame, body_size(MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS))
-    return decode_columns(body, MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS)
+    return decode_pieces(body, MAX_SEGMENT_PIECES, MAX_SEGMENT_TOKENS)

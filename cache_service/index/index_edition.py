@@ -13,12 +13,16 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from cache_service.automata.automata_index import Automata
 from cache_service.automata.corpus_index import CorpusHeader
 from cache_service.automata.joined_text import joined_text
 from cache_service.automata.live_tail import LiveTail
-from cache_service.automata.static_automaton import StaticAutomaton
+from cache_service.automata.static_automaton import MAX_TOKEN_ID, StaticAutomaton
 from cache_service.automata.suffix_automaton import SuffixAutomaton
 from cache_service.formats.documents import Piece
 from cache_service.formats.manifest import Manifest
@@ -26,8 +30,10 @@ from cache_service.formats.piece_codec import PieceColumns
 from cache_service.formats.segment import SegmentEntry
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.formats.stream_id import parse_id
-from cache_service.index.index_files import IndexFiles, digest_of, index_name
+from cache_service.index.index_files import IndexFiles, default_directory, digest_of, index_name
+from cache_service.log.follower import FollowerSettings
 from cache_service.log.log_reader import LogReader, ReaderCounters
+from cache_service.options import Options
 from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -35,17 +41,33 @@ log = logging.getLogger(__name__)
 _FORMAT = "paceline index 1"  # format of index files, part of their names
 _ASK_AGAIN_S = 0.05  # between looks for a base that another process builds
 
+TOUCH_S = 60.0
+"""Pause between two marks of an index file as used."""
+
 _serials = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class EditionSettings:
-    """Settings of each index; see `WarmIndexSettings`."""
+class WarmIndexSettings(Options):
+    """Limits of a process's indexes."""
 
-    vocab_size: int
-    base_tokens: int
-    tail_tokens: int  # limit of a tail, reached if nobody folds the log; then it starts empty
-    share_wait_s: float
+    directory: Path | None = Field(default_factory=default_directory)
+    """Where the processes of a node share their indexes, decrypted: private, best in memory; None: nowhere"""
+    vocab_size: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID + 1)] = MAX_TOKEN_ID + 1  # larger token ids are left out
+    # Limit for all namespaces together; beyond it, one of the owner with most is evicted.
+    index_tokens: Annotated[int, Field(ge=1, le=2**40)] = 16 * 2**20
+    namespace_tokens: Annotated[int, Field(ge=1, le=2**29)] = 4 * 2**20  # read from the newest segments
+    base_tokens: Annotated[int, Field(ge=1, le=2**29)] = 2**16  # fewer tokens go into the tail, without a base
+    max_namespaces: Annotated[int, Field(ge=1, le=65_536)] = 64
+    stay_s: Annotated[float, Field(ge=0, le=3600)] = 5.0  # no eviction so soon after a use
+    wanted_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # full reading rate after a use
+    share_wait_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # for another process's build
+    unused_file_s: Annotated[float, Field(ge=2 * TOUCH_S, le=2**31)] = 600.0  # life of a file that no process uses
+    follower: FollowerSettings = Field(default_factory=FollowerSettings)
+
+    @property
+    def tail_tokens(self) -> int:
+        """Limit of a tail, reached if nobody folds the log; then it starts empty."""
+        return max(2 * self.base_tokens, self.namespace_tokens // 2)
 
 
 @dataclass(slots=True)
@@ -70,7 +92,7 @@ class Edition:
     """A Listener in the follower's thread; builds its base in the builder's thread."""
 
     def __init__(
-        self, keys: StoreKeys, settings: EditionSettings, files: IndexFiles, builder: Turns, counts: EditionCounts
+        self, keys: StoreKeys, settings: WarmIndexSettings, files: IndexFiles, builder: Turns, counts: EditionCounts
     ) -> None:
         self.key = f"{keys.namespace} {next(_serials)}"
         self.name = index_name(keys)

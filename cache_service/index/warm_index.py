@@ -11,59 +11,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from cache_service.automata.automata_index import Automata
 from cache_service.automata.joined_text import warm_up as warm_up_joining
-from cache_service.automata.static_automaton import MAX_TOKEN_ID
 from cache_service.automata.static_automaton import warm_up as warm_up_base
 from cache_service.automata.suffix_automaton import warm_up_documents
 from cache_service.errors import SettingError
-from cache_service.formats.frame import FrameCodec
 from cache_service.formats.namespaces import owner_of
-from cache_service.index.index_edition import Edition, EditionCounts, EditionSettings
-from cache_service.index.index_files import IndexFiles, default_directory
-from cache_service.log.follower import Follower, FollowerSettings
+from cache_service.index.index_edition import TOUCH_S, Edition, EditionCounts, WarmIndexSettings
+from cache_service.index.index_files import IndexFiles
+from cache_service.log.follower import Follower
 from cache_service.log.log_reader import ReaderCounters
-from cache_service.options import Options
 from cache_service.store.fair_share import first_to_give_way
-from cache_service.store.store import Store
+from cache_service.store.store import OpenNamespace
 from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
 
 _TEND_S = 0.25
 _TEND_BUSY_S = 0.05  # while an index is to be replaced
-_TOUCH_S = 60.0
-
-
-class WarmIndexSettings(Options):
-    """Limits of a process's indexes."""
-
-    directory: Path | None = Field(default_factory=default_directory)
-    """Where the processes of a node share their indexes, decrypted: private, best in memory; None: nowhere"""
-    vocab_size: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID + 1)] = MAX_TOKEN_ID + 1  # larger token ids are left out
-    # Limit for all namespaces together; beyond it, one of the owner with most is evicted.
-    index_tokens: Annotated[int, Field(ge=1, le=2**40)] = 16 * 2**20
-    namespace_tokens: Annotated[int, Field(ge=1, le=2**29)] = 4 * 2**20  # read from the newest segments
-    base_tokens: Annotated[int, Field(ge=1, le=2**29)] = 2**16  # fewer tokens go into the tail, without a base
-    max_namespaces: Annotated[int, Field(ge=1, le=65_536)] = 64
-    stay_s: Annotated[float, Field(ge=0, le=3600)] = 5.0  # no eviction so soon after a use
-    wanted_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0  # full reading rate after a use
-    share_wait_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # for another process's build
-    unused_file_s: Annotated[float, Field(ge=2 * _TOUCH_S, le=2**31)] = 600.0  # life of a file that no process uses
-    follower: FollowerSettings = Field(default_factory=FollowerSettings)
-
-    @property
-    def edition(self) -> EditionSettings:
-        """The settings of each index."""
-        tail_tokens = max(2 * self.base_tokens, self.namespace_tokens // 2)
-        return EditionSettings(self.vocab_size, self.base_tokens, tail_tokens, self.share_wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +57,9 @@ class WarmIndexStats:
 
 
 class WarmIndex:
-    """Follows namespaces and keeps an index of each. Thread-safe; no method raises for a fault of the store.
+    """Follows namespaces and keeps an index of each. Thread-safe; no method raises for a fault of the store."""
 
-    open_namespace: returns the store and codec of a namespace without contacting the store.
-    """
-
-    def __init__(
-        self,
-        open_namespace: Callable[[str], tuple[Store, FrameCodec]],
-        settings: WarmIndexSettings | None = None,
-    ) -> None:
+    def __init__(self, open_namespace: OpenNamespace, settings: WarmIndexSettings | None = None) -> None:
         self._settings = settings or WarmIndexSettings()
         reader = self._settings.follower.reader.model_copy(update={"warm_tokens": self._settings.namespace_tokens})
         self._open_namespace = open_namespace
@@ -187,7 +147,7 @@ class WarmIndex:
     def _begin(self, namespace: str, followed: _Followed) -> Edition:
         """Start an edition from the newest manifest. Raises SettingError."""
         store, _ = self._open_namespace(namespace)
-        edition = Edition(store.keys, self._settings.edition, self._files, builder=self._builder, counts=self._counts)
+        edition = Edition(store.keys, self._settings, self._files, builder=self._builder, counts=self._counts)
         wanted_s = self._settings.wanted_s
         edition.reader = self._follower.follow(
             namespace, edition, edition.key, lambda: time.monotonic() - followed.used < wanted_s
@@ -238,7 +198,7 @@ class WarmIndex:
         warm_up_joining()
         warm_up_base()
         self._builder.remove("warm up")
-        return _TOUCH_S
+        return TOUCH_S
 
     def _tend(self) -> float:
         """Replace outdated editions and keep within the budget. Returns the seconds until the next turn."""
@@ -255,7 +215,7 @@ class WarmIndex:
             if num_tokens > self._settings.index_tokens and len(self._followed) > 1:
                 self._evict_an_idle_one()
             editions = [followed.live for followed in self._followed.values()]
-        if time.monotonic() - self._touched > _TOUCH_S:
+        if time.monotonic() - self._touched > TOUCH_S:
             self._touched = time.monotonic()
             for edition in editions:
                 edition.touch()

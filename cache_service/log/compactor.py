@@ -26,7 +26,7 @@ from cache_service.log.fenced_fold import (
 from cache_service.log.fold_plan import FoldLimits, after_fold, num_absorbed
 from cache_service.log.payload import TOKENS
 from cache_service.log.second_chance import survivors
-from cache_service.store.store import Store
+from cache_service.store.store import OpenNamespace, Store
 from cache_service.store.turns import Turns
 
 _SURVIVORS_DIVISOR = 4  # at most a quarter of a dropped generation survives
@@ -130,9 +130,7 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
 class CompactorThread:
     """Compacts namespaces periodically in a background thread. No method raises for a fault of the store."""
 
-    def __init__(
-        self, open_namespace: Callable[[str], tuple[Store, FrameCodec]], settings: CompactorSettings | None = None
-    ) -> None:
+    def __init__(self, open_namespace: OpenNamespace, settings: CompactorSettings | None = None) -> None:
         self._open_namespace = open_namespace
         self._settings = settings or CompactorSettings()
         self._turns = Turns("cache-compactor")

@@ -37,6 +37,11 @@ class FoldedLogCounters:
     corrupt_manifests: int = 0
     resets: int = 0
 
+    @property
+    def unread(self) -> int:
+        """Entries, segments and manifests that are damaged, missing, or encrypted with another key."""
+        return self.corrupt_entries + self.corrupt_segments + self.missing_segments + self.corrupt_manifests
+
 
 @dataclass(slots=True)
 class Place(Generic[ManifestT, RefT]):

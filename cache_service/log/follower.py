@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pydantic import Field
 
 from cache_service.errors import StoreError
-from cache_service.formats.frame import FrameCodec
 from cache_service.log.log_reader import Listener, LogReader, ReaderSettings
 from cache_service.options import Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
-from cache_service.store.store import Store
+from cache_service.store.store import OpenNamespace
 from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -33,9 +32,7 @@ class FollowerSettings(Options):
 class Follower:
     """Passes the contents of namespaces to listeners. No method raises for a fault of the store."""
 
-    def __init__(
-        self, open_namespace: Callable[[str], tuple[Store, FrameCodec]], settings: FollowerSettings | None = None
-    ) -> None:
+    def __init__(self, open_namespace: OpenNamespace, settings: FollowerSettings | None = None) -> None:
         self._open_namespace = open_namespace
         self._settings = settings or FollowerSettings()
         self._turns = Turns("cache-follower")

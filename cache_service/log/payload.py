@@ -15,7 +15,7 @@ from cache_service.formats.folded_manifest import FoldedManifest, SegmentRef
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Manifest
 from cache_service.formats.piece_codec import PieceColumns
-from cache_service.formats.segment import MAX_SEGMENT_BYTES, SegmentEntry, decode_segment_columns
+from cache_service.formats.segment import MAX_SEGMENT_BYTES, SegmentEntry, decode_segment
 
 ManifestT = TypeVar("ManifestT", bound=FoldedManifest)
 RefT = TypeVar("RefT", bound=SegmentRef)
@@ -34,5 +34,5 @@ class Payload(Generic[ManifestT, RefT, EntryT, SegmentT]):
 
 
 TOKENS: Payload[Manifest, SegmentEntry, list[Piece], PieceColumns] = Payload(
-    Manifest, decode_entry, decode_segment_columns, MAX_SEGMENT_BYTES
+    Manifest, decode_entry, decode_segment, MAX_SEGMENT_BYTES
 )

@@ -15,7 +15,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Annotated, NamedTuple
@@ -39,7 +39,7 @@ from cache_service.formats.namespaces import PUBLIC
 from cache_service.formats.purged_times import PurgedTimes
 from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
-from cache_service.store.store import KEEP_S, Store
+from cache_service.store.store import KEEP_S, OpenNamespace, Store
 
 log = logging.getLogger(__name__)
 
@@ -116,14 +116,11 @@ class _Run:
 
 
 class Publisher:
-    """Publishes for any number of namespaces, in one background thread.
-
-    open_namespace: returns the store and codec of a namespace; called in that thread.
-    """
+    """Publishes for any number of namespaces, in one background thread, which also calls `open_namespace`."""
 
     def __init__(
         self,
-        open_namespace: Callable[[str], tuple[Store, FrameCodec]],
+        open_namespace: OpenNamespace,
         settings: PublisherSettings | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:

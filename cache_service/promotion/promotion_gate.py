@@ -323,7 +323,7 @@ class PromotionGate:
         for entry in manifest.segments:
             frame = self._store.read_segment(entry.digest, entry.num_bytes)
             try:
-                pieces = decode_segment(self._codec, entry.digest, frame) if frame is not None else []
+                pieces = [] if frame is None else decode_segment(self._codec, entry.digest, frame).pieces()
             except FormatError as error:
                 log.warning("a batch of the public pool cannot be read: %s", error)
                 self.counters.unreadable += 1

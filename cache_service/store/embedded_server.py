@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import redis
@@ -163,9 +162,7 @@ class EmbeddedServer:
     def __enter__(self) -> EmbeddedServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     def _start(self, ports: list[Callable[[], int]], deadline: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from redis.exceptions import WatchError
 
 from cache_service.errors import NamespacePurged, StoreUnavailable
 from cache_service.formats.folded_manifest import MAX_MANIFEST_BYTES
-from cache_service.formats.frame import FRAME_OVERHEAD
+from cache_service.formats.frame import FRAME_OVERHEAD, FrameCodec
 from cache_service.formats.key_ring import SEAL_BYTES
 from cache_service.formats.purged_times import PurgedTimes
 from cache_service.formats.store_keys import StoreKeys
@@ -63,6 +63,10 @@ class StoredManifest:
     epoch: str | None
     version: int
     frame: bytes | None  # None: there is none, or it is too large
+
+
+OpenNamespace = Callable[[str], "tuple[Store, FrameCodec]"]
+"""Returns the store and a new codec of a namespace, without contacting the store. Raises SettingError."""
 
 
 class Store:

@@ -26,8 +26,9 @@ from cache_service.formats.namespaces import OPEN, PUBLIC
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.epoch_watch import MAX_NAMESPACES as MAX_WATCHED
 from cache_service.index.epoch_watch import EpochWatch, EpochWatchSettings
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.index.index_files import default_directory
-from cache_service.index.warm_index import WarmIndex, WarmIndexSettings, WarmIndexStats
+from cache_service.index.warm_index import WarmIndex, WarmIndexStats
 from cache_service.log.compactor import Compactor, CompactorSettings, CompactorThread
 from cache_service.log.earnings_ledger import EarningsLedger
 from cache_service.log.fold_plan import FoldLimits

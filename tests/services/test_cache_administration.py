@@ -36,8 +36,9 @@ from cache_service.formats.key_ring import KeyRing
 from cache_service.formats.manifest import Manifest
 from cache_service.formats.purged_times import PurgedTimes, TimeRange
 from cache_service.formats.store_keys import StoreKeys
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.index.index_files import index_name
-from cache_service.index.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.index.warm_index import WarmIndex
 from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.earnings_ledger import EarningsLedger
 from cache_service.log.fold_plan import FoldLimits

@@ -15,7 +15,7 @@ import pytest
 
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.follower import FollowerSettings
 from cache_service.log.publisher import PublisherSettings

@@ -16,7 +16,7 @@ from cache_service.errors import SettingError
 from cache_service.formats.purged_times import TimeRange
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.epoch_watch import EpochWatch, EpochWatchSettings
-from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.index.index_edition import WarmIndexSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
 from paceline_testing.rounds import learning_core, serve, toy_info, toy_request

@@ -12,7 +12,7 @@ from actors.drafters.registry import create_drafters
 from cache_service.admin.administration import CacheAdministration
 from cache_service.automata.shared_phrases import SharedPhrases
 from cache_service.formats.store_keys import StoreKeys
-from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.log.publisher import PublisherSettings
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.offline.engine import LocalEngine

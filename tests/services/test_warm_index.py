@@ -21,8 +21,9 @@ from actors.drafters.contract import DraftContext
 from actors.drafters.registry import create_drafter
 from actors.messages import SamplingParams
 from cache_service.automata.suffix_automaton import Cursor
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.index.index_files import IndexFiles
-from cache_service.index.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.index.warm_index import WarmIndex
 from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.follower import FollowerSettings
@@ -147,7 +148,8 @@ MAPS = """
 import os, sys, time
 from pathlib import Path
 from cache_service.store.connection import ConnectionSettings
-from cache_service.index.warm_index import WarmIndex, WarmIndexSettings
+from cache_service.index.index_edition import WarmIndexSettings
+from cache_service.index.warm_index import WarmIndex
 from paceline_testing.cache_stores import Namespace, until
 url, password, name, directory = sys.argv[1:5]
 namespace = Namespace(ConnectionSettings(url, password=password), name)

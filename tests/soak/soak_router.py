@@ -22,7 +22,7 @@ from cache_service.counts.soft_exchange import DELTA_BYTES, SoftExchangeSettings
 from cache_service.formats.documents import document_id_of
 from cache_service.formats.namespaces import OPEN
 from cache_service.index.epoch_watch import EpochWatchSettings
-from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.publisher import PublisherSettings

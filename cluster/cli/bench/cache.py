@@ -19,7 +19,7 @@ from actors.engine.warm_up import warm_up
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, load_tokenizer, read_model_info
 from cache_service.counts.soft_exchange import SoftExchangeSettings
-from cache_service.index.warm_index import WarmIndexSettings
+from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.cli.bench.cache_filling import fill_cache, take_in
