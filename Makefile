@@ -25,6 +25,9 @@ STAMP := $(VENV)/.paceline
 MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
+# A test run starts a hundred processes: each would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check test test-slow lint format proto lock image-lock k8s sbom scan clean
 

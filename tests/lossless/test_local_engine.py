@@ -23,7 +23,7 @@ NEW_TOKENS = 24
 EOS = 256
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay")]
 PROMPTS.append([65])
-FEW = 3  # one after the other they take longer than all of them at a time
+ALONE = ("llama", 1, 3)  # model kind, batch size and prompts: one after the other takes longer than all at a time
 SAMPLED = {"max_new_tokens": NEW_TOKENS, "temperature": 0.9, "top_p": 0.95, "seed": 7, "ignore_eos": True}
 
 # Heads of every published format, of random weights: what they draft is right now and then.
@@ -37,10 +37,11 @@ HEADS: dict[str, tuple[str, dict]] = {
 # Every drafter that has a name is tested here, because it is found by its name.
 DRAFTERS = [(name,) for name in DRAFTER_NAMES if name != "none"]
 ALL = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto"))
-BRANCHES = (1, 2, 4)  # of the draft model's trees
 WAYS = [pytest.param(names, {}, id="+".join(names)) for names in DRAFTERS]
 WAYS.append(pytest.param(ALL, {}, id="all together"))
-WAYS += [pytest.param(("draft_model",), {"branch": branch}, id=f"branch {branch}") for branch in (1, 4)]  # else 2
+WAYS += [
+    pytest.param(("draft_model",), {"branch": branch}, id=f"branch {branch}") for branch in (1, 4)
+]  # of its trees, else 2
 
 
 @pytest.fixture(scope="module")
@@ -94,29 +95,27 @@ def plain_samples(dirs: tuple[Path, Path]) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize(("drafters", "options"), WAYS)
-@pytest.mark.parametrize("kind", TINY_KINDS)
-def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, drafters, options, batch_size):
+@pytest.mark.parametrize(("kind", "batch_size", "count"), [*((kind, 8, len(PROMPTS)) for kind in TINY_KINDS), ALONE])
+def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, batch_size, count, drafters, options):
     local = engine(model_dirs[kind], drafters, batch_size, **options)
-    count = len(PROMPTS) if batch_size > 1 else FEW
     wanted = transformers_greedy(model_dirs[kind][0])[-count:]
     generations = local.generate(PROMPTS[-count:], max_new_tokens=NEW_TOKENS, predictions=edited(wanted))
     assert [generation.token_ids for generation in generations] == wanted
 
 
 @pytest.mark.parametrize(("drafters", "shape"), WAYS)
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(model_dirs, kind, drafters, shape):
-    for batch_size, count in ((1, FEW), (8, len(PROMPTS))):
-        local = engine(model_dirs[kind], drafters, batch_size, exact="bitwise", **shape)
-        wanted = plain_samples(model_dirs[kind])[:count]
-        generations = local.generate(PROMPTS[:count], predictions=edited(wanted), **SAMPLED)
-        assert [g.token_ids for g in generations] == wanted
+@pytest.mark.parametrize(("kind", "batch_size", "count"), [("gemma3", 8, len(PROMPTS)), ALONE])
+def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(
+    model_dirs, kind, batch_size, count, drafters, shape
+):
+    local = engine(model_dirs[kind], drafters, batch_size, exact="bitwise", **shape)
+    wanted = plain_samples(model_dirs[kind])[:count]
+    generations = local.generate(PROMPTS[:count], predictions=edited(wanted), **SAMPLED)
+    assert [g.token_ids for g in generations] == wanted
 
 
-@pytest.mark.parametrize("branch", BRANCHES)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("branch", "temperature"), [(1, 0.9), (2, 0.0), (4, 0.9)])
 def test_a_draft_model_of_few_words_costs_no_token(model_dirs, drafts_pay, tmp_path, temperature, branch):
     target = model_dirs["llama"][0]
     few = shutil.copytree(target, tmp_path / "few")  # right where the target says one of its words

@@ -141,6 +141,7 @@ def test_a_gguf_file_becomes_the_model_it_was_made_from(tiny_gguf, tmp_path):
     assert resolve_model(str(path), tmp_path) == source
 
 
+@pytest.mark.whole
 def test_two_processes_that_convert_at_once_share_one_directory(tiny_gguf, tmp_path):
     path, _ = tiny_gguf
     code = (

@@ -27,6 +27,7 @@ from paceline_testing.tiny_models import (
     tiny_eagle_tensors,
 )
 
+pytestmark = pytest.mark.whole
 PROMPTS = [f"say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]
 RECIPE = HeadRecipe(
     vocab_size=200,
@@ -149,7 +150,6 @@ def test_it_goes_on_where_it_was_interrupted_and_ends_the_same(source, trained, 
     assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-@pytest.mark.whole
 def test_the_head_loads_and_drafts_for_its_target(source, trained, drafts_pay):
     out, _, _ = trained
     assert load_eagle_head(out, load_config(source)).kind == "eagle3"

@@ -260,6 +260,7 @@ def test_deltas_in_any_order_make_the_same_table(seed: int) -> None:
         assert_sound(other)
 
 
+@pytest.mark.whole
 @given(st.integers(0, 2**32 - 1), st.sampled_from([20, 3000]))
 @settings(max_examples=20)
 def test_two_tables_merge_to_the_same_whichever_takes_the_other(seed: int, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from transformers import AutoTokenizer
 
 from paceline_testing.tiny_models import save_tiny_model
@@ -12,6 +13,7 @@ from paceline_testing.tiny_models import save_tiny_model
 TEXT = "An oak, an elm;  and\na fir."
 
 
+@pytest.mark.whole
 def test_a_gateway_reads_the_tokenizer_without_torch_and_encodes_as_with_it(tmp_path):
     model = save_tiny_model(tmp_path)
     code = (

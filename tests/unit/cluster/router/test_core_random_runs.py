@@ -408,6 +408,7 @@ def test_output_is_the_targets_own_whatever_one_drafter_does(way):
     workers=st.integers(0, 3),
     faults=st.sampled_from([0.0, 0.02, 0.1]),
 )
+@pytest.mark.whole
 @settings(max_examples=120)
 def test_output_is_the_targets_own_under_any_mix_of_faults(
     seed, ways, max_running, max_prefill_rows, total_blocks, workers, faults

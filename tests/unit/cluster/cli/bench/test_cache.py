@@ -17,6 +17,7 @@ from cluster.cli.bench.options import CacheOptions
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from paceline_testing.tiny_models import save_tiny_model
 
+pytestmark = pytest.mark.whole
 KINDS = ["repeated", "templated", "edits", "unrelated", "other-topic", "stale", "random"]
 SETS = (("cache",), ("soft_ngram",))
 CHEAP = ((1, 0.03), (64, 0.031))  # drafts always pay

@@ -22,6 +22,8 @@ from cluster.cli.bench.speed import Answer
 from paceline_testing.other_vocabularies import merging_tokenizer
 from paceline_testing.tiny_models import END_OF_TURN, make_tiny_model, save_tiny_model
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

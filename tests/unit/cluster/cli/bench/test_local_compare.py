@@ -22,6 +22,7 @@ from cluster.cli.engine import Exact
 from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
+pytestmark = pytest.mark.whole
 QUESTIONS = [
     {"question_id": 201, "category": "translation", "turns": ["abc abc abc abc abc"]},
     {"question_id": 101, "category": "writing", "turns": ["one two three one two three", "and once more"]},
