@@ -152,7 +152,7 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
 def test_ctrl_c_during_the_start_is_no_traceback_and_leaves_nothing_behind(model_dir, seconds):
     with serving(model_dir) as (server, _):
         time.sleep(seconds)
