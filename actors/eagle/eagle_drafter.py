@@ -148,38 +148,28 @@ class EagleDrafter(Drafter[HeadRows]):
 
     def _catch_up(self, rows: Sequences[HeadRows], features: torch.Tensor) -> tuple[torch.Tensor, list[np.ndarray]]:
         """Hidden states of all rows, and the slots that the head has keys and values in by sequence."""
-        spans, contexts, positions, slots = [], [], [], []
+        spans = []
         first_row = 0
         for part in rows:
             count = len(part.token_ids)
-            own = part.slots[part.begin :]
             earlier = np.flatnonzero(self._is_known[part.slots[: part.begin]])
             own_positions = np.arange(part.begin, part.begin + count)
-            context = np.concatenate([part.slots[earlier], own])
             spans.append(
                 SequenceSpan(
                     first_row=first_row,
                     num_rows=count,
-                    slots=context,
+                    slots=np.concatenate([part.slots[earlier], part.slots[part.begin :]]),
                     row_positions=own_positions,
                     slot_positions=np.append(earlier, own_positions),
                     tree_mask=None,
                 )
             )
-            contexts.append(context)
-            positions.append(own_positions)
-            slots.append(own)
             first_row += count
-        batch = PackedBatch(
-            np.concatenate([part.token_ids for part in rows]),
-            np.concatenate(positions),
-            np.concatenate(slots),
-            tuple(spans),
-        )
+        batch = PackedBatch.of([part.token_ids for part in rows], spans)
         feature_rows = np.concatenate([part.feature_rows for part in rows])
         hidden = self._forward(batch, features, feature_rows)
         self._is_known[batch.slots] = True
-        return hidden, contexts
+        return hidden, [span.slots for span in spans]
 
     def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor) -> None:
         """hidden [trees, h]: hidden states of the roots."""
@@ -213,30 +203,26 @@ class EagleDrafter(Drafter[HeadRows]):
                 first_row = own.stop
 
     def _pack_frontiers(self, trees: Sequences[_Tree], level: int) -> PackedBatch:
-        spans, token_ids, positions, slots = [], [], [], []
+        spans = []
         first_row = 0
         for tree in trees:
             sight = tree.expand()
             count, places = sight.shape
             scratch = np.arange(tree.first_slot, tree.first_slot + places)
             context = np.concatenate([tree.context, scratch])
-            own_positions = np.full(count, tree.position + level)
             # Positions of slots matter only for sliding windows, which the head does not have.
             spans.append(
                 SequenceSpan(
                     first_row=first_row,
                     num_rows=count,
                     slots=context,
-                    row_positions=own_positions,
+                    row_positions=np.full(count, tree.position + level),
                     slot_positions=np.zeros(len(context)),
                     tree_mask=sight,
                 )
             )
-            token_ids.append(tree.tokens[tree.frontier])
-            positions.append(own_positions)
-            slots.append(scratch[-count:])
             first_row += count
-        return PackedBatch(np.concatenate(token_ids), np.concatenate(positions), np.concatenate(slots), tuple(spans))
+        return PackedBatch.of([tree.tokens[tree.frontier] for tree in trees], spans)
 
     def _forward(self, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray) -> torch.Tensor:
         """Hidden states of the batch's rows and, after them, of padding rows, [rows, h]."""

@@ -101,12 +101,12 @@ class _Group:
     """Sequences attended in one padded call: S of them, at most Q rows and L slots each."""
 
     spans: list[SequenceSpan]
-    rows: torch.Tensor | None  # int64 [S * Q]: packed row of each padded row; None: rows first..first+Q, S == 1
-    context: torch.Tensor | None  # int64 [S * L]: slots; None: slots first..first+L are contiguous, S == 1
-    back: torch.Tensor | None  # int64 [rows]: padded row of each packed row
-    first_slot: int
     num_rows: int  # Q
     num_slots: int  # L
+    rows: torch.Tensor | None = None  # int64 [S * Q]: packed row of each padded row; None: rows first..first+Q, S == 1
+    context: torch.Tensor | None = None  # int64 [S * L]: slots; None: slots first..first+L are contiguous, S == 1
+    back: torch.Tensor | None = None  # int64 [rows]: padded row of each packed row
+    first_slot: int = 0  # for context None
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by sliding window
 
 
@@ -132,19 +132,10 @@ class PaddedPlan:
         num_rows = max(span.num_rows for span in spans)
         num_slots = max(len(span.slots) for span in spans)
         if len(spans) == 1:
-            span = spans[0]
-            slots = span.slots
+            slots = spans[0].slots
             contiguous = bool(slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all())
             context = None if contiguous else self._index(slots)
-            return _Group(
-                spans=spans,
-                rows=None,
-                context=context,
-                back=None,
-                first_slot=int(slots[0]),
-                num_rows=num_rows,
-                num_slots=num_slots,
-            )
+            return _Group(spans, num_rows, num_slots, context=context, first_slot=int(slots[0]))
         rows = np.zeros((len(spans), num_rows), dtype=np.int64)
         context_slots = np.zeros((len(spans), num_slots), dtype=np.int64)
         back = []
@@ -153,13 +144,12 @@ class PaddedPlan:
             context_slots[index, : len(span.slots)] = span.slots
             back.append(index * num_rows + np.arange(span.num_rows))
         return _Group(
-            spans=spans,
+            spans,
+            num_rows,
+            num_slots,
             rows=self._index(rows.reshape(-1)),
             context=self._index(context_slots.reshape(-1)),
             back=self._index(np.concatenate(back)),
-            first_slot=0,
-            num_rows=num_rows,
-            num_slots=num_slots,
         )
 
     def _index(self, array: np.ndarray) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -55,10 +56,20 @@ class PackedBatch:
     def num_rows(self) -> int:
         return len(self.token_ids)
 
+    @classmethod
+    def of(cls, token_ids: Sequences[np.ndarray], spans: Sequences[SequenceSpan]) -> Self:
+        """token_ids: ints, together those of all rows in the order of the spans."""
+        return cls(
+            np.concatenate(token_ids).astype(np.int64),
+            np.concatenate([span.row_positions for span in spans]),
+            np.concatenate([span.slots[len(span.slots) - span.num_rows :] for span in spans]),
+            tuple(spans),
+        )
+
 
 def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
     """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots."""
-    token_ids, positions, slots, spans = [], [], [], []
+    token_ids, spans = [], []
     first_row = 0
     for part in parts:
         sequence, nodes = part.sequence, len(part.tree_tokens)
@@ -73,8 +84,6 @@ def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
                 tree_mask = ancestor_mask(part.tree_parents)
         token_ids.append(sequence.tokens[sequence.num_computed : known])
         token_ids.append(part.tree_tokens[part.first_node :])
-        positions.append(slot_positions[begin:])
-        slots.append(context[begin:])
         num_rows = part.num_rows
         spans.append(
             SequenceSpan(
@@ -87,12 +96,7 @@ def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
             )
         )
         first_row += num_rows
-    return PackedBatch(
-        np.concatenate(token_ids).astype(np.int64),
-        np.concatenate(positions),
-        np.concatenate(slots),
-        tuple(spans),
-    )
+    return PackedBatch.of(token_ids, spans)
 
 
 def is_chain(parents: np.ndarray) -> bool:

@@ -37,11 +37,6 @@ class Sequence:
         return self.length - self.num_computed
 
     @property
-    def num_draft_nodes(self) -> int:
-        """Draft nodes with KV."""
-        return len(self._tree_tokens)
-
-    @property
     def draws_from_probs(self) -> bool:
         """Whether drafts are draws from a distribution that is sent along, as the rejection rule needs."""
         return self.sampling.params.acceptance == "rejection"

@@ -197,7 +197,7 @@ class TargetEngine:
         """Next token and accepted path of each emitting sequence."""
         if not parts:
             return {}
-        sampled = self._sample(parts, logits)
+        sampled = sample_tokens(logits, _row_sampling(parts)).cpu().numpy()  # at every root and tree node
         outcomes = {}
         first = 0
         for part in parts:
@@ -212,10 +212,6 @@ class TargetEngine:
                 path, next_token = walk_tree(sampled[rows], tree_tokens, tree_parents)
                 outcomes[sequence.seq_id] = (next_token, path)
         return outcomes
-
-    def _sample(self, parts: Sequences[_Part], logits: torch.Tensor) -> np.ndarray:
-        """The target's token at every root and tree node, int64 [rows of logits]."""
-        return sample_tokens(logits, _row_sampling(parts)).cpu().numpy()
 
     def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
         assert part.item.tree.probs is not None

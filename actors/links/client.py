@@ -8,12 +8,13 @@ import itertools
 from collections import deque
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from actors.errors import LinkError
 from actors.links.codec import FrameError, pack, unpack
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.settings import LinkSettings, milliseconds
-from actors.links.stats import LinkStats, count_event, event_of, open_monitor
+from actors.links.stats import LinkStats, count_event, open_monitor
 from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, VerifyBatch, VerifyResult, WorkerInfo
 
 Request = Hello | DraftBatch | VerifyBatch
@@ -201,7 +202,7 @@ class AsyncLink:
     def _read_events(self) -> None:
         while not self._closed:
             try:
-                event = event_of(self._monitor.recv_multipart(zmq.DONTWAIT))
+                event = recv_monitor_message(self._monitor, zmq.DONTWAIT)["event"]
             except zmq.Again:
                 return
             count_event(self.stats, event)

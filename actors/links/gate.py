@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from actors.links.keys import check_public_key
-from actors.links.stats import LinkStats, count_event, event_of, open_monitor
+from actors.links.stats import LinkStats, count_event, open_monitor
 
 ZAP_DOMAIN = b"paceline"
 
@@ -58,7 +59,7 @@ class Gate:
                     if socket is zap:
                         zap.send_multipart(self._verdict(zap.recv_multipart()))
                     else:
-                        count_event(self._stats, event_of(monitor.recv_multipart()))
+                        count_event(self._stats, recv_monitor_message(monitor)["event"])
         except zmq.ContextTerminated:
             pass
         finally:

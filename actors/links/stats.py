@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,35 +39,21 @@ class LinkStats:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
 
-_EVENT = struct.Struct("=HI")  # event, value
 _HANDSHAKE_FAULTS: dict[int, DropReason] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "unauthenticated",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "handshake",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake",
 }
-_MONITORED = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_MONITORED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_HANDSHAKE_FAULTS)
 
 
 def open_monitor(socket: zmq.Socket[bytes], name: str) -> zmq.Socket[bytes]:
-    """A PAIR socket on which `event_of` reads the events of `socket`. `name` is unique in the socket's context."""
+    """A PAIR socket that receives the events of `socket`. `name` is unique in the socket's context."""
     socket.monitor(f"inproc://{name}", _MONITORED)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
     monitor.linger = 0
     monitor.connect(f"inproc://{name}")
     return monitor
-
-
-def event_of(frames: list[bytes]) -> int:
-    """The zmq.EVENT_* number in a message of a monitor socket."""
-    event: int = _EVENT.unpack_from(frames[0])[0]
-    return event
 
 
 def count_event(stats: LinkStats, event: int) -> None:

@@ -149,16 +149,14 @@ def load_model(
     dtype: str = "float32",
     device: str = "cpu",
     *,
-    attn_implementation: str = "sdpa",
     tensor_parallel: int = 1,
     quantization: Quantization = "none",
 ) -> PreTrainedModel:
     """Load a model unpatched, in eval mode, its parameters without gradients.
 
-    `attn_implementation` is any name registered with `transformers`' AttentionInterface. With `tensor_parallel` > 1,
-    every rank calls this after it has initialised `torch.distributed` with that world size, and gets its shard by the
-    model's own plan. With a `quantization`, which needs `tensor_parallel` 1, the weights are read into host memory in
-    `dtype`, quantized, and moved to the device layer by layer. Raises ModelError.
+    With `tensor_parallel` > 1, every rank calls this after it has initialised `torch.distributed` with that world size,
+    and gets its shard by the model's own plan. With a `quantization`, which needs `tensor_parallel` 1, the weights are
+    read into host memory in `dtype`, quantized, and moved to the device layer by layer. Raises ModelError.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -172,7 +170,7 @@ def load_model(
     device = choose_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": False}
     if not config.is_encoder_decoder:  # encoder-decoder models do not all have every implementation
-        options["attn_implementation"] = attn_implementation
+        options["attn_implementation"] = "sdpa"
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
     elif device != "cpu" and quantization == "none":
@@ -195,7 +193,6 @@ def load_draft_model(
     dtype: str = "float32",
     device: str = "cpu",
     *,
-    attn_implementation: str = "sdpa",
     quantization: Quantization = "none",
 ) -> DraftModel:
     """Load a draft model. If its directory has a vocabulary map, only those rows of the output layer are kept.
@@ -209,12 +206,11 @@ def load_draft_model(
 
     path = source.vocab_map_path
     if path is None:
-        model = load_model(source, dtype, device, attn_implementation=attn_implementation, quantization=quantization)
-        return DraftModel(model=model, token_ids=None)
+        return DraftModel(load_model(source, dtype, device, quantization=quantization), token_ids=None)
     # Quantization comes last, because rows are selected from the original weights.
     device = choose_device(device)
     loaded_on = device if quantization == "none" else "cpu"
-    model = load_model(source, dtype, loaded_on, attn_implementation=attn_implementation)
+    model = load_model(source, dtype, loaded_on)
     head = model.get_output_embeddings()
     token_ids = _read_vocab_map(path, head.out_features).to(head.weight.device)
     # New parameters: the weight may be shared with the embeddings, which stay whole.

@@ -56,13 +56,8 @@ def likeliest_tokens(
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
     sums = process_logits(logits.detach(), rows, token_ids)
-    hot = np.flatnonzero(rows.is_hot)
-    if len(hot) > 0:
-        device = logits.device
-        seeds, positions = _seeds_and_positions(rows.take(hot), device)
-        ids = torch.arange(logits.shape[-1], device=device) if token_ids is None else token_ids
-        sums.index_add_(0, torch.from_numpy(hot).to(device), noise.gumbel(seeds, positions, ids))
-        sums.mul_(torch.from_numpy(rows.temperature).to(device).unsqueeze(-1))
+    if _add_noise(sums, rows, token_ids):
+        sums.mul_(torch.from_numpy(rows.temperature).to(sums.device).unsqueeze(-1))
     best, columns = sums.topk(min(k, sums.shape[-1]), dim=-1)
     probs = torch.exp(best - sums.logsumexp(dim=-1, keepdim=True))
     return columns if token_ids is None else token_ids[columns], probs
@@ -97,14 +92,18 @@ def draft_with_probs(
 def _sample_densely(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:
     """Columns, int64 [R], with noise for all tokens."""
     scores = process_logits(logits, rows, token_ids)
+    _add_noise(scores, rows, token_ids)
+    return scores.argmax(dim=-1)
+
+
+def _add_noise(scores: Tensor, rows: RowSampling, token_ids: Tensor | None) -> bool:
+    """Add noise for all tokens in place; returns whether any row has noise."""
     hot = np.flatnonzero(rows.is_hot)
     if len(hot) > 0:
-        device = logits.device
-        seeds, positions = _seeds_and_positions(rows.take(hot), device)
-        ids = torch.arange(logits.shape[-1], device=device) if token_ids is None else token_ids
-        drawn = noise.gumbel(seeds, positions, ids)
-        scores.index_add_(0, torch.from_numpy(hot).to(device), drawn)
-    return scores.argmax(dim=-1)
+        seeds, positions = _seeds_and_positions(rows.take(hot), scores.device)
+        ids = torch.arange(scores.shape[-1], device=scores.device) if token_ids is None else token_ids
+        scores.index_add_(0, torch.from_numpy(hot).to(scores.device), noise.gumbel(seeds, positions, ids))
+    return len(hot) > 0
 
 
 def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:

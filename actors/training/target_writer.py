@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
@@ -93,7 +93,7 @@ class TargetWriter:
             raise ModelError(f"drafter prompts are {len(deck)}; it takes at least 2, one of them held out")
         random.Random(self._seed).shuffle(deck)
         count = min(_HELD_OUT_PROMPTS, max(1, len(deck) // 8))
-        return deck[:count], _cycle(deck[count:])
+        return deck[:count], cycle(deck[count:])
 
     def answer(self, prompts: Sequence[str]) -> list[Answer]:
         """The greedy answer to each prompt."""
@@ -214,8 +214,3 @@ def _answer_state(answer: Answer) -> dict[str, Any]:
 
 def _reporter(report: Report, base: int, wanted: int) -> Callable[[int], None]:
     return lambda count: report(_STAGE, min(base + count, wanted), wanted)
-
-
-def _cycle(prompts: list[str]) -> Iterator[str]:
-    while True:
-        yield from prompts

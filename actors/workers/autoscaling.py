@@ -53,20 +53,7 @@ class DraftSignals:
     loss: float
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTargets:
-    busy_share: float  # wanted share
-    late_share: float  # upper limit
-    min_gain: float  # relative gain in tokens a second that one more worker must bring
-
-
-@dataclass(frozen=True, slots=True)
-class TargetLimits:
-    queue_s: float  # time that requests may wait for their first round
-    used_share: float  # groups are added above it; one is removed only if the others stay below it
-
-
-def desired_workers(signals: DraftSignals, targets: DraftTargets, workers: int, fewest: int, most: int) -> int:
+def desired_workers(signals: DraftSignals, targets: DraftPolicy, workers: int, fewest: int, most: int) -> int:
     """More draft workers, at most twice as many, if they are too busy or too late and the planner estimates that one
     more pays. One fewer if the others have room for its work and the loss is small.
 
@@ -85,7 +72,7 @@ def desired_workers(signals: DraftSignals, targets: DraftTargets, workers: int, 
     return max(fewest, min(most, desired))
 
 
-def desired_groups(signals: TargetDemand, limits: TargetLimits, groups: int, fewest: int, most: int) -> int:
+def desired_groups(signals: TargetDemand, limits: TargetPolicy, groups: int, fewest: int, most: int) -> int:
     """If requests wait too long and the groups' room is used above its limit: as many groups as bring the share to the
     limit, at most twice as many. One fewer if the others have room for all that runs and no request waits too long.
 
@@ -102,14 +89,16 @@ def desired_groups(signals: TargetDemand, limits: TargetLimits, groups: int, few
     return max(fewest, min(most, desired))
 
 
+@dataclass(frozen=True)
 class DraftPolicy:
     """Serve's controller makes one from `policy_kwargs`, as the replicas of the draft pool scale, and calls it.
 
     Each replica records its own busy share, and all of them what routers say.
     """
 
-    def __init__(self, busy_share: float, late_share: float, min_gain: float) -> None:
-        self._targets = DraftTargets(busy_share, late_share, min_gain)
+    busy_share: float  # wanted share
+    late_share: float  # upper limit
+    min_gain: float  # relative gain in tokens a second that one more worker must bring
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """context: `ray.serve.config.AutoscalingContext`. Returns the number of replicas, and no state."""
@@ -120,18 +109,19 @@ class DraftPolicy:
         told = [max(recorded.get(name, {}).values(), default=0.0) for name in ("late_share", "gain", "loss")]
         signals = DraftSignals(min(1.0, sum(recorded["busy_share"].values()) / current), *told)
         fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        desired = desired_workers(signals, self._targets, workers=current, fewest=fewest, most=most)
+        desired = desired_workers(signals, self, workers=current, fewest=fewest, most=most)
         return _replicas(context, desired), {}
 
 
+@dataclass(frozen=True)
 class TargetPolicy:
     """Serve's controller makes one from `policy_kwargs`, as the target groups scale, and calls it.
 
     All groups record the same signals: what routers say of all of them.
     """
 
-    def __init__(self, queue_s: float, used_share: float) -> None:
-        self._limits = TargetLimits(queue_s, used_share)
+    queue_s: float  # time that requests may wait for their first round
+    used_share: float  # groups are added above it; one is removed only if the others stay below it
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """context: `ray.serve.config.AutoscalingContext`. Returns the number of replicas, and no state."""
@@ -142,7 +132,7 @@ class TargetPolicy:
         queue_s, used_share = (sum(recorded[name].values()) / len(recorded[name]) for name in ("queue_s", "used_share"))
         fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         signals = TargetDemand(queue_s, used_share)
-        desired = desired_groups(signals, self._limits, groups=current, fewest=fewest, most=most)
+        desired = desired_groups(signals, self, groups=current, fewest=fewest, most=most)
         return _replicas(context, desired), {}
 
 

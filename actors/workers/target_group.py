@@ -35,7 +35,9 @@ _STOP_S = 5.0
 class RankHealth:
     failure: str | None
     num_batches: int  # progress; only rank 0 counts
-    busy_s: float  # duration of the current batch; 0 between batches, and on other ranks
+    # Duration of the current batch; 0 between batches, and on other ranks. In a hanging group, rank 0 shows it, because
+    # it waits for the others.
+    busy_s: float
     process_id: int
     turn_s: float = 0.0  # duration of the loop's current turn, in a batch or not
 
@@ -92,14 +94,10 @@ class TargetRank:
             self._registration = Registration(directory_name, entry, self._worker.server)
 
     def health(self) -> RankHealth:
-        worker = self._worker
-        return RankHealth(
-            failure=worker.failure,
-            num_batches=worker.num_batches,
-            busy_s=worker.busy_s,
-            process_id=os.getpid(),
-            turn_s=worker.turn_s,
-        )
+        failure, loop = self._worker.failure, self._worker.loop
+        if loop is None:
+            return RankHealth(failure, 0, 0.0, os.getpid())
+        return RankHealth(failure, loop.num_batches, loop.busy_s, os.getpid(), turn_s=loop.turn_s)
 
     def announce_leaving(self) -> None:
         if self._registration is not None:

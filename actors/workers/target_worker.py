@@ -30,7 +30,7 @@ class TargetWorker:
         self._rank = rank
         self._incarnation = incarnation
         self._engine: TargetEngine | None = None
-        self._loop: WorkerLoop | None = None
+        self.loop: WorkerLoop | None = None  # rank 0 only
         self._leading: LeadingRank | None = None
         self._thread: threading.Thread | None = None
         self._meeting: torch.distributed.TCPStore | None = None  # rank 0 of several
@@ -65,7 +65,7 @@ class TargetWorker:
             if self._settings.options.tensor_parallel > 1:
                 self._leading = LeadingRank(self._engine)
                 engine, keep_alive = self._leading, self._leading.keep_alive  # type: ignore[assignment]
-            self._loop = WorkerLoop(engine, self.server, self._info(), keep_alive)
+            self.loop = WorkerLoop(engine, self.server, self._info(), keep_alive)
             self._thread = threading.Thread(target=self._lead, name="target rank 0", daemon=True)
         self._thread.start()
 
@@ -76,24 +76,10 @@ class TargetWorker:
             return "the serving thread has ended"
         return self._error
 
-    @property
-    def num_batches(self) -> int:
-        return self._loop.num_batches if self._loop is not None else 0
-
-    @property
-    def busy_s(self) -> float:
-        """Duration of the current batch. In a hanging group, rank 0 shows it, because it waits for the others."""
-        return self._loop.busy_s if self._loop is not None else 0.0
-
-    @property
-    def turn_s(self) -> float:
-        """Duration of the loop's current turn, batch included; 0 on other ranks."""
-        return self._loop.turn_s if self._loop is not None else 0.0
-
     def stop(self) -> None:
         """End the loop and close the link. Rank 0 stops the other ranks."""
-        if self._loop is not None:
-            self._loop.stop()
+        if self.loop is not None:
+            self.loop.stop()
         if self._thread is not None:
             self._thread.join(timeout=10.0)
         if self.server is not None:
@@ -116,9 +102,9 @@ class TargetWorker:
         )
 
     def _lead(self) -> None:
-        assert self._loop is not None
+        assert self.loop is not None
         try:
-            self._loop.run()
+            self.loop.run()
             if self._leading is not None:
                 self._leading.stop()
                 leave_group()

@@ -79,11 +79,11 @@ def decode_everything(data: bytes) -> None:
     counts = frame_of_counts(data)
     for decode in (
         lambda: decode_entry(CODEC, frame_of(Content.ENTRY, data)),
-        lambda: decode_segment(CODEC, digest_of(segment), segment),
+        lambda: decode_segment(CODEC, digest_of(segment), segment).pieces(),
         lambda: Manifest.decode(CODEC, frame_of(Content.MANIFEST, data)),
         lambda: decode_entry(CODEC, CODEC.pack(Content.ENTRY, data)),
         lambda: Manifest.decode(CODEC, CODEC.pack(Content.MANIFEST, data)),
-        lambda: decode_pieces(data, 1000, 1000),
+        lambda: decode_pieces(data, 1000, 1000).pieces(),
         lambda: decode_delta(CODEC, ORDER, frame_of(Content.SOFT_DELTA, data)),
         lambda: decode_part(CODEC, ORDER, digest_of(part), part),
         lambda: decode_part(CODEC, ORDER, digest_of(counts), counts),

@@ -30,7 +30,7 @@ def _(engine: TargetEngine) -> None:
 def _(engine: DraftEngine) -> None:
     for sequence, known in engine._known.items():
         check_integrity(known)
-        assert sequence.num_draft_nodes == len(known.nodes), f"guesses and draft nodes of {sequence.seq_id} differ"
+        assert len(sequence._tree_tokens) == len(known.nodes), f"guesses and draft nodes of {sequence.seq_id} differ"
     check_integrity(engine._table)
     if engine._ouroboros is not None:
         check_integrity(engine._ouroboros.pool)

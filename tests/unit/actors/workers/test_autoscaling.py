@@ -14,7 +14,7 @@ from ray.exceptions import ActorUnavailableError
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
-from actors.workers.autoscaling import AutoscalingConfig, TargetLimits, TargetPolicy, desired_groups
+from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, desired_groups
 from actors.workers.demand import TargetDemand
 from actors.workers.directory import DemandReader
 from actors.workers.settings import TargetSettings
@@ -28,9 +28,9 @@ from paceline_testing.toy_target import ToyTarget
 SHARES = st.floats(0.0, 1.0)
 WAITS = st.floats(0.0, 100.0)
 SIGNALS = st.builds(TargetDemand, WAITS, SHARES)
-LIMITS = st.builds(TargetLimits, st.floats(0.01, 60.0), st.floats(0.05, 0.95))
+LIMITS = st.builds(TargetPolicy, st.floats(0.01, 60.0), st.floats(0.05, 0.95))
 GROUPS = st.integers(1, 64)
-USUAL = TargetLimits(queue_s=1.0, used_share=0.7)
+USUAL = TargetPolicy(queue_s=1.0, used_share=0.7)
 
 
 @given(SIGNALS, LIMITS, st.integers(0, 64), st.integers(1, 20), st.integers(0, 40))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from actors.models.source import ModelSource
 from actors.options import DraftPoolOptions
-from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, DraftSignals, DraftTargets, desired_workers
+from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, DraftSignals, desired_workers
 from actors.workers.demand import DraftDemand, combined_drafts
 from actors.workers.draft_pool import draft_pool_application
 from actors.workers.settings import DraftSettings
@@ -21,9 +21,9 @@ from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
 
 SHARES = st.floats(0.0, 1.0)
 SIGNALS = st.builds(DraftSignals, SHARES, SHARES, st.floats(0.0, 2.0), SHARES)
-TARGETS = st.builds(DraftTargets, st.floats(0.05, 1.0), SHARES, st.floats(0.001, 0.5))
+TARGETS = st.builds(DraftPolicy, st.floats(0.05, 1.0), SHARES, st.floats(0.001, 0.5))
 WORKERS = st.integers(1, 64)
-USUAL = DraftTargets(busy_share=0.6, late_share=0.05, min_gain=0.03)
+USUAL = DraftPolicy(busy_share=0.6, late_share=0.05, min_gain=0.03)
 
 
 @given(SIGNALS, TARGETS, st.integers(0, 100), st.integers(0, 20), st.integers(0, 40))
