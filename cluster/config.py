@@ -54,7 +54,7 @@ class SpeculationConfig(Options):
     corpora: tuple[Path, ...] = ()
     """Directories of `paceline corpus build`, for the drafter retrieval."""
     drafter_options: dict[str, dict[str, bool | int | float | str]] = Field(default_factory=dict)
-    """Options of drafters by name, as in {suffix: {len_threshold: 5}}: the keywords of their `create_drafter`."""
+    """Options of drafters by name, as in {suffix: {len_threshold: 5}}: the keywords of their classes."""
     acceptance: Literal["coupled", "rejection"] = "coupled"
     """How a draft token of a sampled text is accepted. coupled: if it is the token that would be drawn without drafts.
     rejection: by the ratio of the probabilities of target and draft model; only the draft model drafts then."""

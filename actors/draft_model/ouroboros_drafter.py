@@ -85,10 +85,9 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         self._options = options
         self._max_positions = max_positions
         self._vocab_map = vocab_map
-        self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
         self._states: WeakKeyDictionary[Sequence, _State] = WeakKeyDictionary()
         self._num_scopes = 0
-        self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
+        self.drop_all_namespaces()
 
     @property
     def most_nodes(self) -> int:

@@ -5,7 +5,7 @@ Constructors do not check ranges again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Annotated, get_type_hints
 
@@ -34,20 +34,19 @@ def between(least: float, most: float) -> AfterValidator:
 Floor = Annotated[float, between(0, 1)]
 
 
-def option_names(create: Callable[..., object]) -> list[str]:
+def option_names(drafter: type) -> list[str]:
     """Names of a drafter's options."""
-    parameters = signature(create).parameters.values()
+    parameters = signature(drafter).parameters.values()
     return [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY and p.name not in _GIVEN_BY_ENGINE]
 
 
-def checked_options(field: str, create: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
+def checked_options(field: str, drafter: type, given: Mapping[str, object]) -> dict[str, object]:
     """The options of one drafter, converted to their types: text from a command line may become numbers.
 
     Raises InvalidRequest with the option's name below `field`, its value and the possible ones.
     """
-    create = create.__init__ if isinstance(create, type) else create  # type: ignore[misc]
-    hints = get_type_hints(create, include_extras=True)
-    known = option_names(create)
+    hints = get_type_hints(drafter.__init__, include_extras=True)  # type: ignore[misc]
+    known = option_names(drafter)
     checked: dict[str, object] = {}
     for option, value in given.items():
         if option not in known:

@@ -85,7 +85,7 @@ class CacheDrafter(CpuDrafter):
             return [DraftTree.empty()] * len(contexts)
         opened: dict[str, _Opened | None] = {}
         try:
-            return [self._propose_one(self._index, context, opened) for context in contexts]
+            return [self._draft_one(self._index, context, opened) for context in contexts]
         finally:
             for known in opened.values():
                 if known is not None:
@@ -98,7 +98,7 @@ class CacheDrafter(CpuDrafter):
         """Bytes held for sequences. The automata belong to the index."""
         return sum(128 + 256 * len(walk.places) for walk in self._walks.values())
 
-    def _propose_one(self, index: AutomataIndex, context: DraftContext, opened: dict[str, _Opened | None]) -> DraftTree:
+    def _draft_one(self, index: AutomataIndex, context: DraftContext, opened: dict[str, _Opened | None]) -> DraftTree:
         namespaces = context.shared_namespaces
         if not namespaces:
             return DraftTree.empty()
@@ -135,9 +135,6 @@ class CacheDrafter(CpuDrafter):
             return DraftTree.empty()
         found.sort(key=lambda match: match[0].length, reverse=True)  # the nearest namespace first among equals
         return self._growth.grow(found, context.max_nodes)
-
-
-create_drafter = CacheDrafter
 
 
 def _open(index: AutomataIndex, namespace: str) -> _Opened | None:

@@ -111,4 +111,11 @@ class Drafter(ABC, Generic[Asked]):
         return 0
 
 
-CpuDrafter = Drafter[DraftContext]
+class CpuDrafter(Drafter[DraftContext]):
+    """A drafter on the CPU of the router. It has `_propose_one`, or its own `propose`."""
+
+    def propose(self, asked: Sequence[DraftContext]) -> list[DraftTree]:
+        return [self._propose_one(context) for context in asked]
+
+    def _propose_one(self, context: DraftContext) -> DraftTree:
+        raise NotImplementedError

@@ -90,9 +90,6 @@ class LookaheadDrafter(CpuDrafter):
         first = np.tile(initial_shares(self._phrase_length), (self._num_guesses, 1))
         self._shares = SharesByNamespace(first.copy)  # by place among the phrases tried
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Update the acceptance shares by the emitted text, whether the phrases were verified or not."""
         for outcome in outcomes:
@@ -186,9 +183,6 @@ class LookaheadDrafter(CpuDrafter):
         behind = rows.token_ids[[node_rows[node] for node in asked.ends], 0].tolist()
         for token, phrase in state.window.advance(asked.last_token, behind):
             state.pool.insert(state.scope, token, phrase)
-
-
-create_drafter = LookaheadDrafter
 
 
 def _likeliest(phrases: list[Phrase], chances: list[list[float]], count: int) -> tuple[TokenTrie, list[float]]:

@@ -8,7 +8,6 @@ has contexts of one length only; several levels try the longest first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
 import numpy as np
@@ -125,9 +124,6 @@ class NgramTableDrafter(CpuDrafter):
         self._num_seen: dict[int, int] = {}
         self._warm_up()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def forget(self, seq_id: int) -> None:
         self._num_seen.pop(seq_id, None)
         if self._by_request and seq_id in self._tables:
@@ -214,9 +210,6 @@ class NgramTableDrafter(CpuDrafter):
         table._grow(128)
         _draft(contexts[0].copy(), 1, self._shortest, self._longest, False, 0.0, table.contexts, table.best,
                table.best_count, table.totals)  # fmt: skip
-
-
-create_drafter = NgramTableDrafter
 
 
 def _slots_for(filled: int) -> int:

@@ -5,7 +5,6 @@ For edits of known text: code with a changed name, a document with an added sent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +52,6 @@ class PredictionDrafter(CpuDrafter):
         _follow(sample, 0, sample, _bigrams_of(sample), 0, 0)
         _draft(sample, 0, 0, 2, _ACCEPTANCE, 0.0)
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def forget(self, seq_id: int) -> None:
         self._places.pop(seq_id, None)
 
@@ -87,9 +83,6 @@ class PredictionDrafter(CpuDrafter):
             output, first - begin, place.predicted, place.bigrams, place.next, place.length
         )
         place.num_seen = size
-
-
-create_drafter = PredictionDrafter
 
 
 def _bigrams_of(predicted: np.ndarray) -> np.ndarray:

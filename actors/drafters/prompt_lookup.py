@@ -6,7 +6,6 @@ n-grams is kept up to date, so that a round costs the same at any length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -74,9 +73,6 @@ class PromptLookupDrafter(CpuDrafter):
         self._indexes: dict[int, _NgramIndex] = {}
         self._warm_up()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def forget(self, seq_id: int) -> None:
         self._indexes.pop(seq_id, None)
 
@@ -112,9 +108,6 @@ class PromptLookupDrafter(CpuDrafter):
             index.text, index.table, 0, 3, self._max_ngram, _ACCEPTANCE, self._floor,
             np.empty(2, np.int32), np.empty(2, np.float32),
         )  # fmt: skip
-
-
-create_drafter = PromptLookupDrafter
 
 
 @njit(cache=True, nogil=True)

@@ -1,6 +1,7 @@
 """Drafters by name. Every module of this package is a CPU drafter named after its file, except those listed below.
 
-Such a module has `create_drafter(**options) -> CpuDrafter`. It is imported when its drafter is created.
+`soft_ngram.py` has the class `SoftNgramDrafter`, whose keywords are its options, and so on. A module is imported when
+its drafter is created.
 """
 
 from __future__ import annotations
@@ -76,12 +77,16 @@ def create_drafter(name: str, **options: object) -> CpuDrafter:
     """A CPU drafter with compiled kernels. Raises InvalidRequest for names of no CPU drafter."""
     if name not in CPU_DRAFTER_NAMES:
         raise InvalidRequest("drafter", name, f"drafters of the router are {', '.join(CPU_DRAFTER_NAMES)}")
-    drafter: CpuDrafter = _module_of(name).create_drafter(**options)
-    return drafter
+    return _drafter_class(name)(**options)
 
 
 def _module_of(name: str) -> ModuleType:
     return importlib.import_module(f"actors.drafters.{name}")
+
+
+def _drafter_class(name: str) -> type[CpuDrafter]:
+    drafter: type[CpuDrafter] = getattr(_module_of(name), f"{name.title().replace('_', '')}Drafter")
+    return drafter
 
 
 def create_drafters(
@@ -130,7 +135,7 @@ def check_options(
             raise InvalidRequest(field, name, f"drafters with options are {', '.join(CPU_DRAFTER_NAMES)}")
         if name not in names:
             raise InvalidRequest(f"{field}.{name}", dict(given), f"drafters must include {name} to use it")
-        checked[name] = checked_options(f"{field}.{name}", _module_of(name).create_drafter, given)
+        checked[name] = checked_options(f"{field}.{name}", _drafter_class(name), given)
     return checked
 
 

@@ -61,11 +61,6 @@ class RetrievalDrafter(CpuDrafter):
         if self._automata:
             warm_up()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        if not self._automata:
-            return [DraftTree.empty()] * len(contexts)
-        return [self._propose_one(context) for context in contexts]
-
     def forget(self, seq_id: int) -> None:
         self._walks.pop(seq_id, None)
 
@@ -74,6 +69,8 @@ class RetrievalDrafter(CpuDrafter):
         return sum(64 + 64 * len(walk.cursors) for walk in self._walks.values())
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
+        if not self._automata:
+            return DraftTree.empty()
         walk = self._walks.get(context.seq_id)
         if walk is None or walk.num_tokens != context.start:
             walk = self._walks[context.seq_id] = _Walk(0, [Cursor()] * len(self._automata))
@@ -86,9 +83,6 @@ class RetrievalDrafter(CpuDrafter):
         found = zip(walk.cursors, self._automata, strict=True)
         longest_first = sorted(found, key=lambda match: match[0].length, reverse=True)
         return self._growth.grow(longest_first, context.max_nodes)
-
-
-create_drafter = RetrievalDrafter
 
 
 def open_corpora(

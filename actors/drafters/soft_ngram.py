@@ -94,9 +94,6 @@ class SoftNgramDrafter(CpuDrafter):
         self._asked: dict[int, _Asked] = {}
         warm_up()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def remember(self, rows: VerifiedRows) -> None:
         token_ids, probs = rows.token_ids[:, : self.num_successors], rows.probs[:, : self.num_successors]
         is_prompt = bool((probs[:, :1] == 1.0).all() and not probs[:, 1:].any())
@@ -180,6 +177,3 @@ class SoftNgramDrafter(CpuDrafter):
         most recently used."""
         while len(self._tables) > 1 and self.memory_bytes() > self._budget_bytes:
             del self._tables[first_to_give_way(list(self._tables), lambda name: self._tables[name].memory_bytes)]
-
-
-create_drafter = SoftNgramDrafter

@@ -6,7 +6,6 @@ Confidence and length of a draft grow with the length of the match.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -62,9 +61,6 @@ class SuffixDrafter(CpuDrafter):
         self._automata: dict[int, SuffixAutomaton] = {}
         warm_up()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def forget(self, seq_id: int) -> None:
         self._automata.pop(seq_id, None)
 
@@ -81,6 +77,3 @@ class SuffixDrafter(CpuDrafter):
             self._options,
         )
         return DraftTree(token_ids, parents, confidence) if len(token_ids) else DraftTree.empty()
-
-
-create_drafter = SuffixDrafter

@@ -89,9 +89,6 @@ class TokenRecyclingDrafter(CpuDrafter):
         self._shared = None if index is None else SharedPhrases(index)
         self._warm_up()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        return [self._propose_one(context) for context in contexts]
-
     def drop_namespace(self, namespace: str) -> None:
         """Drop a namespace's map and rank probabilities."""
         self._namespaces.pop(namespace, None)
@@ -158,9 +155,6 @@ class TokenRecyclingDrafter(CpuDrafter):
         _learn(table, hits, np.ones(1, np.int32), ids, probs)
         _draw(table, _PRIOR, 1, 2, self._floor)
         _fill(table, _PRIOR, 1, 2, np.zeros(1, np.int32), np.full(1, -1, np.int32))
-
-
-create_drafter = TokenRecyclingDrafter
 
 
 def _static_tree(spec: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

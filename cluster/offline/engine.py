@@ -19,7 +19,7 @@ import msgspec
 from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
-from actors.drafters.contract import Drafter
+from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
@@ -195,7 +195,7 @@ class LocalEngine:
         self._inboxes: dict[str, deque[RouterEvent]] = {}
         self._is_in_round = False
 
-    def _cpu_drafters(self, config: ClusterConfig, cache: SharedCache | None) -> dict[str, Drafter]:
+    def _cpu_drafters(self, config: ClusterConfig, cache: SharedCache | None) -> dict[str, CpuDrafter]:
         return create_drafters(
             self.drafter_names,
             corpora=config.speculation.corpora,
@@ -514,7 +514,7 @@ def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: Mod
 
 
 def _speculation(
-    config: SpeculationConfig, names: tuple[str, ...], drafters: Mapping[str, Drafter]
+    config: SpeculationConfig, names: tuple[str, ...], drafters: Mapping[str, CpuDrafter]
 ) -> SpeculationConfig:
     """The configuration with these drafters and enough rows in a round for those they require."""
     max_rows = config.max_rows

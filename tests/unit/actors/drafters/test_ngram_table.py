@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.draft_tree import DraftTree
 from actors.drafters import ngram_table
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, VerifiedRows
-from actors.drafters.ngram_table import NgramTableDrafter, create_drafter
+from actors.drafters.ngram_table import NgramTableDrafter
 from actors.drafters.registry import create_drafters
 from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
@@ -72,7 +72,7 @@ def most_frequent(text: list[int], shortest: int, longest: int, count: int) -> l
     st.lists(st.integers(1, 12), max_size=4),
 )
 def test_drafts_are_the_most_frequent_successors_however_the_text_came(text, levels, n, cuts):
-    drafter = create_drafter(n=n, levels=levels, floor=0.0)
+    drafter = NgramTableDrafter(n=n, levels=levels, floor=0.0)
     start = 0
     for cut in cuts:
         if start + cut < len(text):
@@ -83,7 +83,7 @@ def test_drafts_are_the_most_frequent_successors_however_the_text_came(text, lev
 
 
 def test_what_the_target_thought_likely_is_drafted_though_it_was_not_emitted():
-    fillers, plain = create_drafter(filler_top_k=3), create_drafter(filler_top_k=1)
+    fillers, plain = NgramTableDrafter(filler_top_k=3), NgramTableDrafter(filler_top_k=1)
     for drafter in (fillers, plain):
         propose(drafter, [1, 2, 3])
         drafter.remember(soft([1, 2, 3], [9, 8, 7]))
@@ -92,7 +92,7 @@ def test_what_the_target_thought_likely_is_drafted_though_it_was_not_emitted():
 
 
 def test_observed_tokens_are_not_counted_twice():
-    drafter = create_drafter()
+    drafter = NgramTableDrafter()
     prompt = soft([1, 2, 3], [4, 0, 0])
     prompt.probs[:] = [1.0, 0.0, 0.0]
     drafter.remember(prompt)
@@ -100,7 +100,7 @@ def test_observed_tokens_are_not_counted_twice():
 
 
 def test_counts_of_a_request_end_with_it():
-    drafter = create_drafter(keep="request", filler_top_k=2)
+    drafter = NgramTableDrafter(keep="request", filler_top_k=2)
     text = [1, 2, 3, 1, 2]
     assert propose(drafter, text, seq_id=1).token_ids.tolist()[0] == 3
     assert len(propose(drafter, [1, 2], seq_id=2)) == 0
@@ -114,7 +114,7 @@ def test_counts_of_a_request_end_with_it():
 
 
 def test_counts_of_a_namespace_outlive_its_requests_and_stay_inside():
-    drafter = create_drafter()
+    drafter = NgramTableDrafter()
     propose(drafter, [1, 2, 3], seq_id=1, namespace="a")
     drafter.forget(1)
     assert propose(drafter, [1, 2], seq_id=2, namespace="a").token_ids.tolist()[0] == 3
@@ -123,15 +123,15 @@ def test_counts_of_a_namespace_outlive_its_requests_and_stay_inside():
 
 def test_an_unknown_context_ends_the_draft_or_is_filled_with_known_tokens():
     text = [1, 2, 3, 4]
-    assert len(propose(create_drafter(unknown="stop"), text)) == 0
-    tree = propose(create_drafter(unknown="random"), text)
+    assert len(propose(NgramTableDrafter(unknown="stop"), text)) == 0
+    tree = propose(NgramTableDrafter(unknown="random"), text)
     assert len(tree) == 8
     assert set(tree.token_ids.tolist()) <= {2, 3, 4}
     assert tree.confidence[0] < 0.05
 
 
 def test_a_table_never_holds_more_ngrams_than_it_may_and_always_has_free_slots():
-    drafter = create_drafter(max_ngrams=1 << 12)
+    drafter = NgramTableDrafter(max_ngrams=1 << 12)
     rng = np.random.default_rng(0)
     for seq_id, length in enumerate([3000, 1, 7, 500, 2000] * 12):
         text = rng.integers(0, 50_000, length).tolist()
@@ -151,7 +151,7 @@ def arrays_of(table) -> list[np.ndarray]:
 
 
 def test_one_long_prompt_leaves_what_the_namespace_knew():
-    drafter = create_drafter(max_ngrams=1 << 12)
+    drafter = NgramTableDrafter(max_ngrams=1 << 12)
     phrase = [100, 101, 102, 103, 104]
     propose(drafter, phrase)
     prompt = np.random.default_rng(0).integers(1000, 50_000, 20_000).tolist()
@@ -162,7 +162,7 @@ def test_one_long_prompt_leaves_what_the_namespace_knew():
 
 
 def test_the_bytes_of_all_tables_are_bounded_and_the_longest_unused_make_room():
-    drafter = create_drafter(max_ngrams=1 << 10, budget_bytes=1 << 18)
+    drafter = NgramTableDrafter(max_ngrams=1 << 10, budget_bytes=1 << 18)
     text = [1, 2, 3]
     for name in range(600):
         propose(drafter, text, seq_id=name, namespace=str(name))
@@ -173,7 +173,7 @@ def test_the_bytes_of_all_tables_are_bounded_and_the_longest_unused_make_room():
 
 
 def test_requests_that_do_not_use_the_drafter_push_out_none_that_does():
-    drafter = create_drafter(keep="request", max_ngrams=64, budget_bytes=1 << 15)
+    drafter = NgramTableDrafter(keep="request", max_ngrams=64, budget_bytes=1 << 15)
     text = [1, 2, 3, 1, 2]
     propose(drafter, text)
     for seq_id in range(100, 400):
@@ -182,7 +182,7 @@ def test_requests_that_do_not_use_the_drafter_push_out_none_that_does():
 
 
 def test_a_request_whose_table_made_room_counts_from_its_start_again():
-    drafter = create_drafter(keep="request", max_ngrams=64, budget_bytes=1 << 15)
+    drafter = NgramTableDrafter(keep="request", max_ngrams=64, budget_bytes=1 << 15)
     text = [1, 2, 3, 1, 2]
     propose(drafter, text, seq_id=1)
     propose(drafter, [7, 8, 9], seq_id=2)

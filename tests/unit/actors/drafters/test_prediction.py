@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.draft_tree import DraftTree
 from actors.drafters import prediction
 from actors.drafters.contract import DraftContext
-from actors.drafters.prediction import PredictionDrafter, create_drafter
+from actors.drafters.prediction import PredictionDrafter
 from actors.messages import SamplingParams
 from actors.sampling.verification import walk_tree
 
@@ -21,7 +21,7 @@ PROMPT = [900, 901]
 
 @pytest.fixture(scope="module")
 def drafter() -> PredictionDrafter:
-    return create_drafter()
+    return PredictionDrafter()
 
 
 def propose(
@@ -104,7 +104,7 @@ def test_of_equal_places_the_one_ahead_is_taken(drafter):
 def test_drafts_are_trees_of_predicted_tokens_and_come_out_the_same_however_the_answer_was_cut(
     predicted, answer, max_nodes, cuts
 ):
-    whole, parts = create_drafter(), create_drafter()
+    whole, parts = PredictionDrafter(), PredictionDrafter()
     position = start = 0
     for cut in cuts:
         position = min(len(answer), position + cut)

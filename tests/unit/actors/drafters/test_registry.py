@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from inspect import signature
 
 import pytest
@@ -12,6 +11,7 @@ from actors.drafters._options import checked_options, option_names
 from actors.drafters.registry import (
     CPU_DRAFTER_NAMES,
     DRAFTER_NAMES,
+    _drafter_class,
     create_drafter,
     create_drafters,
     expand_drafters,
@@ -96,10 +96,10 @@ def test_a_wrong_option_is_named_with_what_is_possible(options, message) -> None
 
 @pytest.mark.parametrize("name", CPU_DRAFTER_NAMES)
 def test_every_option_of_every_drafter_takes_its_own_default(name: str) -> None:
-    create = importlib.import_module(f"actors.drafters.{name}").create_drafter
-    defaults = {option: signature(create).parameters[option].default for option in option_names(create)}
+    drafter = _drafter_class(name)
+    defaults = {option: signature(drafter).parameters[option].default for option in option_names(drafter)}
     assert defaults
-    assert checked_options("options", create, defaults) == defaults
+    assert checked_options("options", drafter, defaults) == defaults
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from actors.draft_tree import depths_of
 from actors.drafters.contract import MAX_CONTEXT, DraftContext, VerifiedRows
-from actors.drafters.token_recycling import create_drafter
+from actors.drafters.token_recycling import TokenRecyclingDrafter
 from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
 
@@ -50,7 +50,7 @@ def propose(drafter, token: int, max_nodes: int = 16, namespace: str = ""):
 
 
 def test_nothing_is_drafted_after_an_unknown_token():
-    drafter = create_drafter()
+    drafter = TokenRecyclingDrafter()
     assert len(propose(drafter, 7)[0]) == 0
     drafter.remember(soft_rows([3], [list(range(10, 18))]))
     assert (len(propose(drafter, 900)[0]), len(propose(drafter, 2)[0])) == (0, 0)
@@ -58,7 +58,7 @@ def test_nothing_is_drafted_after_an_unknown_token():
 
 
 def test_a_likely_path_is_drawn_before_unlikely_siblings():
-    drafter = create_drafter()
+    drafter = TokenRecyclingDrafter()
     drafter.remember(soft_rows([1, 2, 3], [[2, *range(20, 27)], [3, *range(30, 37)], [4, *range(40, 47)]]))
     _, paths = propose(drafter, 1, 5)
     assert paths[0] == (2,)
@@ -72,7 +72,7 @@ def test_a_likely_path_is_drawn_before_unlikely_siblings():
     st.integers(1, 24),
 )
 def test_trees_hold_the_latest_successors_best_first(lessons, root, max_nodes):
-    drafter = create_drafter(floor=0.0)
+    drafter = TokenRecyclingDrafter(floor=0.0)
     known: dict[int, list[int]] = {}
     for token, successors, is_soft in lessons:
         if is_soft:
@@ -94,7 +94,7 @@ def test_trees_hold_the_latest_successors_best_first(lessons, root, max_nodes):
 
 
 def test_the_chance_of_a_rank_is_what_was_seen():
-    drafter = create_drafter()
+    drafter = TokenRecyclingDrafter()
     for _ in range(2000):  # what was likeliest before is so again in three of four rows, and second in the other
         for best, second in ((3, 2), (2, 3), (2, 3), (2, 3)):
             drafter.remember(soft_rows([1], [[2, 3, 4, 5, 6, 7, 8, 9]]))
@@ -106,7 +106,7 @@ def test_the_chance_of_a_rank_is_what_was_seen():
 
 @pytest.mark.parametrize(("name", "levels"), [("static-80", (8, 21, 25, 15, 8, 3)), ("static-60", (7, 20, 21, 8, 4))])
 def test_the_published_trees_have_their_sizes(name, levels):
-    drafter = create_drafter(tree=name)
+    drafter = TokenRecyclingDrafter(tree=name)
     tokens = list(range(100))
     drafter.remember(soft_rows(tokens, [[(7 * token + rank) % 100 for rank in range(K)] for token in tokens]))
     tree, _ = propose(drafter, 1, 100)
@@ -125,7 +125,7 @@ def test_the_published_trees_have_their_sizes(name, levels):
 def test_a_tree_of_ones_own(tmp_path, tree):
     file = tmp_path / "tree.json"
     file.write_text(json.dumps(tree))
-    drafter = create_drafter(tree=str(file))
+    drafter = TokenRecyclingDrafter(tree=str(file))
     drafter.remember(
         soft_rows([1, 2, 22], [[2, 12, *range(50, 56)], [20, 21, 22, *range(60, 65)], [9, *range(70, 77)]])
     )
@@ -148,16 +148,16 @@ def test_a_tree_file_that_makes_no_sense_is_refused(tmp_path, text):
     file = tmp_path / "tree.json"
     file.write_text(text)
     with pytest.raises(InvalidRequest, match="tree"):
-        create_drafter(tree=str(file))
+        TokenRecyclingDrafter(tree=str(file))
 
 
 def test_a_tree_that_does_not_exist_is_refused():
     with pytest.raises(InvalidRequest, match=r"static-80.*path"):
-        create_drafter(tree="no-such")
+        TokenRecyclingDrafter(tree="no-such")
 
 
 def test_namespaces_share_nothing_and_are_bounded():
-    drafter = create_drafter(max_namespaces=2)
+    drafter = TokenRecyclingDrafter(max_namespaces=2)
     drafter.remember(soft_rows([1], [list(range(10, 18))], "a"))
     assert len(propose(drafter, 1, namespace="b")[0]) == 0
     size = drafter.memory_bytes()
@@ -168,7 +168,7 @@ def test_namespaces_share_nothing_and_are_bounded():
 
 
 def test_vocabularies_beyond_two_bytes():
-    drafter = create_drafter()
+    drafter = TokenRecyclingDrafter()
     drafter.remember(soft_rows([151_900], [[70_000, *range(128_000, 128_007)]]))
     tree = drafter.propose([context(151_900)])[0]
     assert tree.token_ids[0] == 70_000
