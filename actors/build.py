@@ -68,7 +68,7 @@ def build_target_engine(source: ModelSource, options: TargetOptions | None = Non
     )
     engine = TargetEngine(model, engine_options, samples=rank == 0)
     if head is not None:
-        engine.attach_eagle_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle))
+        engine.eagle_head = EagleDrafter(model, head, engine_options.num_slots, options.eagle)
     return engine
 
 

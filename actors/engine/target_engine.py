@@ -21,7 +21,7 @@ from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
-from actors.sampling.verification import verify_rejection, walk_tree
+from actors.sampling.verification import verify_rejections, walk_tree
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,9 @@ class TargetEngine:
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, options.exact)
         self._samples = samples
-        self._eagle_head: HiddenStateDrafter | None = None
+        self.eagle_head: HiddenStateDrafter | None = None  # set before the first round
         self._eagle_head_has_failed = False
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
-
-    def attach_eagle_head(self, eagle_head: HiddenStateDrafter) -> None:
-        """Call before the first round. The head drafts for items with `head_nodes`."""
-        self._eagle_head = eagle_head
 
     @property
     def row_steps(self) -> list[int]:
@@ -76,7 +72,7 @@ class TargetEngine:
 
     @property
     def has_head(self) -> bool:
-        return self._eagle_head is not None
+        return self.eagle_head is not None
 
     @property
     def num_sequences(self) -> int:
@@ -138,18 +134,18 @@ class TargetEngine:
 
     def _run_round(self, parts: Sequences[_Part], num_successors: int) -> _Outcome:
         emitting = [part for part in parts if part.emits]
-        if self._eagle_head is not None:
-            self._eagle_head.computed(np.concatenate([_slots(part.rows) for part in parts]))
+        if self.eagle_head is not None:
+            self.eagle_head.computed(np.concatenate([_slots(part.rows) for part in parts]))
             if any(part.item.head_nodes >= 0 for part in parts):
-                self._eagle_head.tap.open()
+                self.eagle_head.tap.open()
         wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
         logits = self._runner.run([part.rows for part in parts], wanted)
         outcomes = self._accept(emitting, logits) if self._samples else {}
         outcome = _Outcome()
         if self._samples and emitting and num_successors:
             outcome.successors = _most_probable(logits, num_successors)
-        if self._eagle_head is not None and self._samples:
-            self._draft(self._eagle_head, parts, outcomes, outcome)
+        if self.eagle_head is not None and self._samples:
+            self._draft(self.eagle_head, parts, outcomes, outcome)
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
@@ -217,8 +213,8 @@ class TargetEngine:
         assert part.item.tree.probs is not None
         tokens = part.rows.tree_tokens
         probs = part.item.tree.probs.first(len(tokens))
-        accepted, next_token = verify_rejection(logits, _row_sampling([part]), tokens, probs)
-        return next_token, np.arange(accepted, dtype=np.int32)
+        accepted, next_tokens = verify_rejections(logits, _row_sampling([part]), [tokens], [probs])
+        return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
 
     answer = verify  # the name that every worker's engine has
 

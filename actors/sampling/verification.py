@@ -1,7 +1,7 @@
 """Decides which draft tokens the target accepts.
 
 `walk_tree` follows the draft as long as it equals the target's own draws. It works for every drafter, a seed's output
-does not depend on the draft, and at temperature 0 it is argmax equality. `verify_rejection` is the classic
+does not depend on the draft, and at temperature 0 it is argmax equality. `verify_rejections` is the classic
 accept/residual rule for chains drawn from a draft model: the same distribution, but a seed's output depends on the
 draft.
 """
@@ -37,12 +37,6 @@ def walk_tree(target_tokens: np.ndarray, token_ids: np.ndarray, parents: np.ndar
             path.append(index)
             node, wanted = index, drawn[index + 1]
     return np.array(path, dtype=np.int32), wanted
-
-
-def verify_rejection(logits: Tensor, rows: RowSampling, draft_tokens: np.ndarray, probs: TopProbs) -> tuple[int, int]:
-    """`verify_rejections` for one chain of n draft tokens. logits: [n + 1, V]. Returns (accepted, next token)."""
-    accepted, next_tokens = verify_rejections(logits, rows, [draft_tokens], [probs])
-    return int(accepted[0]), int(next_tokens[0])
 
 
 def verify_rejections(

@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from actors.workers.demand import TargetDemand
 from cache_service.options import Options
-
-if TYPE_CHECKING:
-    from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 
 _ROOM = 0.7  # a draft worker may go if the others stay below this part of the wanted busy share
 _SIGNALS_IN_SIGHT = 5  # signals of a replica within `look_back_s`
@@ -141,15 +138,17 @@ def _replicas(context: Any, desired: int) -> int:
     return max(desired, context.target_num_replicas) if desired > context.current_num_replicas else desired
 
 
-def serve_autoscaling(
-    replicas: tuple[int, int], scaling: AutoscalingConfig, policy: Callable[..., Any], limits: dict[str, float]
-) -> ServeAutoscaling:
-    """replicas: fewest and most. Serve constructs the policy with `limits` as its keyword arguments."""
+def replica_options(
+    fewest: int, most: int, scaling: AutoscalingConfig, policy: Callable[..., Any], limits: dict[str, float]
+) -> dict[str, Any]:
+    """Options of a deployment: `fewest` replicas, or up to `most` by a policy, which Serve constructs with `limits` as
+    its keyword arguments."""
+    if most <= fewest:
+        return {"num_replicas": fewest}
     from ray.serve.config import AutoscalingConfig as ServeAutoscaling
     from ray.serve.config import AutoscalingPolicy
 
-    fewest, most = replicas
-    return ServeAutoscaling(
+    autoscaling = ServeAutoscaling(
         min_replicas=fewest,
         initial_replicas=fewest,
         max_replicas=most,
@@ -159,3 +158,4 @@ def serve_autoscaling(
         downscale_delay_s=scaling.downscale_delay_s,
         policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=limits),
     )
+    return {"autoscaling_config": autoscaling}

@@ -15,7 +15,7 @@ from ray.util import get_node_ip_address
 
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
-from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, serve_autoscaling
+from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, replica_options
 from actors.workers.demand import DraftDemand
 from actors.workers.directory import DemandReader, WorkerEntry
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
@@ -128,18 +128,14 @@ def draft_pool_application(
     """`workers` draft workers, or as many up to `max_workers` as `DraftPolicy` finds worth having."""
     options = settings.options
     gpu = options.device.startswith("cuda")
-    size: dict[str, object] = {"num_replicas": options.workers}
-    if options.most_workers > options.workers:
-        limits = {
-            "busy_share": scaling.draft_busy_share,
-            "late_share": scaling.draft_late_share,
-            "min_gain": scaling.draft_min_gain,
-        }
-        replicas = options.workers, options.most_workers
-        size = {"autoscaling_config": serve_autoscaling(replicas, scaling, DraftPolicy, limits)}
+    limits = {
+        "busy_share": scaling.draft_busy_share,
+        "late_share": scaling.draft_late_share,
+        "min_gain": scaling.draft_min_gain,
+    }
     deployment = serve.deployment(DraftReplica).options(
         name="DraftPool",
-        **size,
+        **replica_options(options.workers, options.most_workers, scaling=scaling, policy=DraftPolicy, limits=limits),
         ray_actor_options={"num_cpus": 0.5, "num_gpus": 1 if gpu else 0},
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
-from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, serve_autoscaling
+from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, replica_options
 from actors.workers.directory import DemandReader, WorkerEntry
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
@@ -213,16 +213,12 @@ def target_group_application(
     rank. When it is removed, Ray kills the ranks, including hanging ones.
     """
     options = settings.options
-    size: dict[str, object] = {"num_replicas": options.groups}
-    if options.most_groups > options.groups:
-        scaling = scaling or AutoscalingConfig()
-        limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
-        replicas = options.groups, options.most_groups
-        size = {"autoscaling_config": serve_autoscaling(replicas, scaling, TargetPolicy, limits)}
+    scaling = scaling or AutoscalingConfig()
+    limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
     bundle = {"GPU": 1.0, "CPU": 1.0} if options.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
         name="TargetGroup",
-        **size,
+        **replica_options(options.groups, options.most_groups, scaling=scaling, policy=TargetPolicy, limits=limits),
         ray_actor_options={"num_cpus": 0.1},
         placement_group_bundles=[{"CPU": 0.1}, *([bundle] * options.tensor_parallel)],
         placement_group_strategy="PACK",

@@ -342,7 +342,7 @@ def _revoke(gate: PromotionGate) -> int:
     """Number of revoked phrases."""
     before = gate.public()
     for _ in range(_WITHDRAWALS):
-        if gate.revoke(seizes=True) is not None or not gate.public():
+        if gate.revoke(seizes=True) or not gate.public():
             return len(before - gate.public())
     raise NamespaceBusy("others keep writing the public pool; try again")
 

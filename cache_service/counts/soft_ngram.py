@@ -169,11 +169,6 @@ class SoftNgramTable:
     def is_growing(self) -> bool:
         return self._larger is not None
 
-    @property
-    def num_evicted(self) -> int:
-        """Contexts evicted since the start."""
-        return int(self._counters[_EVICTED])
-
     def learn(
         self,
         contexts: npt.NDArray[np.integer],

@@ -75,14 +75,6 @@ class PromotionCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A released batch of public phrases."""
-
-    time_s: int  # see `batch_time`
-    phrases: frozenset[Phrase]
-
-
-@dataclass(frozen=True, slots=True)
 class PromotionTerms:
     """What all gates of a cluster must agree on."""
 
@@ -176,20 +168,20 @@ class PromotionGate:
         """Delete even the hashes of what these have said. Notes of who has opted out stay."""
         self._store.erase([self._organisation_id(organisation) for organisation in organisations])
 
-    def release(self) -> Batch | None:
-        """Write the due batch. None: it exists, another gate holds the lease, or it was refused."""
+    def release(self) -> bool:
+        """Write the due batch. False: it exists, another gate holds the lease, or it was refused."""
         due_s = batch_time(self._now(), self.policy)
         if due_s <= self.released_s:
-            return None
+            return False
         token = self._store.acquire_lease(self._owner, _LEASE_MS)
-        return None if token is None else self._with_lease(token, due_s)
+        return token is not None and self._with_lease(token, due_s)
 
-    def revoke(self, *, seizes: bool = False) -> Batch | None:
-        """Remove phrases that lost their support from the pool; add none. None: there is no pool, another gate holds
+    def revoke(self, *, seizes: bool = False) -> bool:
+        """Remove phrases that lost their support from the pool; add none. False: there is no pool, another gate holds
         the lease, or it was refused. seizes: take the lease from other gates."""
         take = self._store.seize_lease if seizes else self._store.acquire_lease
         token = take(self._owner, _LEASE_MS)
-        return None if token is None else self._with_lease(token, None)
+        return token is not None and self._with_lease(token, None)
 
     def public(self) -> frozenset[Phrase]:
         manifest = self._manifest()
@@ -197,13 +189,13 @@ class PromotionGate:
 
     # --- batches
 
-    def _with_lease(self, token: int, due_s: int | None) -> Batch | None:
+    def _with_lease(self, token: int, due_s: int | None) -> bool:
         try:
             return self._release(token, due_s)
         finally:
             self._store.release_lease(self._owner)
 
-    def _release(self, token: int, due_s: int | None) -> Batch | None:
+    def _release(self, token: int, due_s: int | None) -> bool:
         """due_s: None: only remove phrases, by the rules of the existing batch."""
         epoch = self._store.begin_epoch()
         self.counters.foreign_writes += self._store.clear_log()
@@ -213,22 +205,22 @@ class PromotionGate:
         released_s = -1 if manifest is None else manifest.open_generation.started_s
         if due_s is None:
             if manifest is None:
-                return None
+                return False
             allowed = self._decide(released_s)
             allowed = {phrase_id: phrase for phrase_id, phrase in allowed.items() if phrase_id in before}
         elif due_s <= released_s:
             self.released_s = released_s
-            return None
+            return False
         else:
             allowed = self._decide(due_s, self._rest_s)
         time_s = released_s if due_s is None else due_s
         if allowed == before:
             self._store.keep(KEEP_S, [] if manifest is None else [entry.digest for entry in manifest.segments])
         elif not self._write(token, epoch, replaces=version, time_s=time_s, allowed=allowed, old=manifest):
-            return None
+            return False
         if due_s is not None:
             self.released_s = due_s
-        return Batch(time_s, frozenset(allowed.values()))
+        return True
 
     def _decide(self, batch_s: int, rest_s: float = 0.0) -> dict[bytes, Phrase]:
         """All phrases allowed in the batch of that time. Drops those that have lost their support."""

@@ -99,7 +99,7 @@ class PromotionThread:
             self._members = members
         if self._must_revoke_since is not None:
             seizes = time.monotonic() - self._must_revoke_since >= _REVOKE_PATIENCE_S
-            if gate.revoke(seizes=seizes) is not None or not gate.public():
+            if gate.revoke(seizes=seizes) or not gate.public():
                 self._must_revoke_since = None
         gate.release()
         if gate.released_s != self._counted_s:

@@ -29,7 +29,7 @@ from actors.messages import (
 )
 from actors.sampling.processors import process_logits
 from actors.sampling.sampler import SequenceSampling, draft_with_probs, rows_for, sample_tokens
-from actors.sampling.verification import verify_rejection
+from actors.sampling.verification import verify_rejections
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
@@ -165,7 +165,7 @@ def test_nobody_writes_into_the_logits_it_is_given():
         process_logits(logits, rows)
         _, ids, probs = draft_with_probs(logits, rows, 8)
         top = TopProbs(ids[:3].flatten().to(torch.int32).numpy(), probs[:3].flatten().numpy(), 8)
-        verify_rejection(logits, rows, np.arange(3, dtype=np.int32), top)
+        verify_rejections(logits, rows, [np.arange(3, dtype=np.int32)], [top])
         assert torch.equal(logits, before)
 
 

@@ -125,11 +125,11 @@ def exchange_and_promote(namespace, exchanging=None, promoting=None):
     gate.opt_in("tenant 0")
     for tenant in range(6):
         gate.offer(f"tenant {tenant}", [(1, 2, 3), (4, 5)])
-    assert until(lambda: gate.release() is not None and gate.public() == {(1, 2, 3), (4, 5)})
+    assert until(lambda: gate.release() and gate.public() == {(1, 2, 3), (4, 5)})
     gate.opt_out("tenant 0")
-    assert gate.revoke().phrases == {(1, 2, 3), (4, 5)}
+    assert (gate.revoke(), gate.public()) == (True, {(1, 2, 3), (4, 5)})
     gate.opt_out("tenant 1")
-    assert gate.revoke().phrases == set()
+    assert (gate.revoke(), gate.public()) == (True, set())
     gate.opt_in("tenant 1")
 
 

@@ -65,8 +65,7 @@ class Pool:
 
     def release_after(self, seconds):
         self.pass_time(seconds)
-        batch = self.gate.release()
-        return None if batch is None else set(batch.phrases)
+        return self.gate.public() if self.gate.release() else None
 
     def read(self):
         """What a reader of the namespace finds, as every other namespace is read."""
@@ -82,15 +81,15 @@ def pool(namespace):
 
 def test_batches_come_at_fixed_times_only(pool):
     pool.clock.now_s = 60 * 2_000
-    assert pool.gate.release() is not None
+    assert pool.gate.release()
     pool.say(PHRASE, range(K))
     pool.pass_time(59)
-    assert pool.gate.release() is None
+    assert not pool.gate.release()
     pool.pass_time(60)
-    assert pool.gate.release().time_s == 60 * 2_001
+    assert (pool.gate.release(), pool.gate.released_s) == (True, 60 * 2_001)
     assert pool.read() == set(), "it is old enough now, but was not at the time of the batch"
     pool.pass_time(1)
-    assert pool.gate.release().phrases == {PHRASE}
+    assert (pool.gate.release(), pool.gate.public()) == (True, {PHRASE})
     documents, _ = pool.namespace.read()
     ((_, pieces),) = documents.generations.items()
     assert [p.time_s for p in pieces] == [60 * 2_002], "nothing tells when it was said"
@@ -120,7 +119,7 @@ def test_revoking_adds_nothing_and_readers_forget_at_once(pool):
     pool.say(other, range(1, K + 1))
     pool.pass_time(500)
     pool.gate.opt_out("tenant 0")
-    assert pool.gate.revoke().phrases == set()
+    assert (pool.gate.revoke(), pool.gate.public()) == (True, set())
     catch_up(reader)
     assert documents.contents == {}
     assert pool.release_after(60) == {other}
@@ -199,14 +198,14 @@ def test_of_two_gates_one_releases_and_a_late_one_changes_nothing(pool):
     pool.pass_time(160)
     late, other = pool.gate, pool.another_gate()
     token = late._store.acquire_lease(late._owner, 60_000)
-    assert other.release() is None, "the lease is held"
+    assert not other.release(), "the lease is held"
     pool.namespace.redis.delete(pool.namespace.keys.beside("gate").lease)  # in time it runs out
-    assert other.release().phrases == {PHRASE}
+    assert (other.release(), other.public()) == (True, {PHRASE})
     pool.gate.opt_out("tenant 0")
-    assert late._release(token, 200_000) is None
+    assert not late._release(token, 200_000)
     assert late.counters.refused_batches == 1
     assert pool.read() == {PHRASE}
-    assert late.revoke().phrases == set()
+    assert (late.revoke(), late.public()) == (True, set())
 
 
 def test_damage_and_foreign_keys_are_left_out(pool):
@@ -228,7 +227,7 @@ def test_the_clock_is_that_of_the_server_and_everything_but_policy_ends(namespac
     )
     for tenant in range(K):
         gate.offer(f"tenant {tenant}", [PHRASE])
-    assert until(lambda: gate.release() is not None and gate.public() == {PHRASE})
+    assert until(lambda: gate.release() and gate.public() == {PHRASE})
     gate.opt_out("tenant 77")
     redis = namespace.redis
     names = namespace.names()
@@ -317,11 +316,11 @@ def test_a_batch_that_takes_long_rests_on_its_way_and_keeps_its_lease(namespace,
     for tenant in range(K):
         gate.offer(f"tenant {tenant}", phrases)
     monkeypatch.setattr("cache_service.promotion.promotion_gate.time.sleep", rest)
-    assert gate.release().phrases == set(phrases)
+    assert (gate.release(), gate.public()) == (True, set(phrases))
     assert set(rests) == {0.5}
     assert len(rests) >= len(phrases) - 2
     rests.clear()
-    assert gate.revoke().phrases == set(phrases)
+    assert (gate.revoke(), gate.public()) == (True, set(phrases))
     assert rests == []
 
 

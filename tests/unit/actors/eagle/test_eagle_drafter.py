@@ -51,7 +51,7 @@ def make_engine(path, name: str, kind: str = "llama", exact: str = "default", **
 
 def with_head(model, head, options: EngineOptions, head_options: EagleOptions) -> TargetEngine:
     engine = TargetEngine(model, options)
-    engine.attach_eagle_head(EagleDrafter(model, head, options.num_slots, head_options))
+    engine.eagle_head = EagleDrafter(model, head, options.num_slots, head_options)
     return engine
 
 

@@ -14,9 +14,15 @@ from actors.draft_tree import TopProbs
 from actors.messages import SamplingParams
 from actors.sampling import noise
 from actors.sampling.sampler import RowSampling, SequenceSampling, draft_with_probs, rows_for, sample_tokens
-from actors.sampling.verification import verify_rejection, verify_rejections, walk_tree
+from actors.sampling.verification import verify_rejections, walk_tree
 
 VOCAB = 6  # few tokens, so that paths match often; token 0 is a token like any other
+
+
+def verify_rejection(logits, rows, draft_tokens, probs) -> tuple[int, int]:
+    """One chain: (accepted, next token)."""
+    ((accepted,), (next_token,)) = verify_rejections(logits, rows, [draft_tokens], [probs])
+    return int(accepted), int(next_token)
 
 
 def reference_walk(target: list[int], tokens: list[int], parents: list[int]) -> tuple[list[int], int]:

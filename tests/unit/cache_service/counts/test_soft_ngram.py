@@ -18,6 +18,7 @@ from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
 from cache_service.counts import soft_ngram
 from cache_service.counts.soft_ngram import (
+    _EVICTED,
     _HESITATION,
     _WINDOW,
     MAX_ORDER,
@@ -213,7 +214,7 @@ def test_a_full_table_stays_within_its_bytes_and_whole(seed: int, buckets: int) 
         assert DraftTree(token_ids, parents, confidence).is_valid(30)
     assert table.memory_bytes == size <= buckets * MIN_BYTES + 64
     assert len(table) <= table.num_slots == 8 * buckets
-    assert table.num_evicted > 0
+    assert table._counters[_EVICTED] > 0
 
 
 def test_contexts_whose_drafts_were_accepted_are_the_last_to_make_room() -> None:
@@ -519,7 +520,7 @@ def test_a_table_that_grows_with_any_number_of_rows_holds_what_one_does_that_has
     for table in (slow, at_once):
         for _ in range(3):
             table.learn(*rows)
-        assume(not table.num_evicted)
+        assume(not table._counters[_EVICTED])
         table.grow()
     at_once.finish_growth()
     while slow.is_growing:
