@@ -51,10 +51,6 @@ class Sequence:
         return self._slots[:count]
 
     def extend(self, token_ids: np.ndarray) -> None:
-        self._append(token_ids)
-        self.sampling.extend(token_ids)
-
-    def _append(self, token_ids: np.ndarray) -> None:
         needed = self.length + len(token_ids)
         if needed > len(self._buffer):
             grown = np.empty(max(needed, 2 * len(self._buffer)), dtype=np.int32)
@@ -62,6 +58,7 @@ class Sequence:
             self._buffer = grown
         self._buffer[self.length : needed] = token_ids
         self.length = needed
+        self.sampling.extend(token_ids)
 
     def reuse_prefix(self) -> None:
         """Use cached blocks with the beginning of a new sequence. The last token is always computed, for its logits."""

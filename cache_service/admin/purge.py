@@ -60,13 +60,10 @@ class Purge:
 
     def __init__(self, store: AdminStore, codec: FrameCodec, keep_s: int = KEEP_S) -> None:
         self._store = store
+        self._keys = store.keys
         self._codec = codec
         self._keep_s = keep_s
         self._owner = secrets.token_hex(16)
-
-    @property
-    def _keys(self) -> StoreKeys:
-        return self._store.keys
 
     def everything(self) -> PurgeResult:
         """Raises StoreError, NamespaceUnknown if there was nothing, NamespaceBusy if another purge took over."""

@@ -31,6 +31,10 @@ class StoreKeys:
             if (field != "area" or self.area) and not _NAME.fullmatch(getattr(self, field)):
                 raise SettingError(field, getattr(self, field), "it must be 1-128 characters of A-Z a-z 0-9 _ . -")
 
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.namespace} {self.area}".rstrip()
+
     def beside(self, area: str) -> StoreKeys:
         return replace(self, area=area)
 

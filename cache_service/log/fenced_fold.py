@@ -102,7 +102,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         try:
             return 0.0 if self.fold() else self._settings.fold_every_s
         except (StoreError, FormatError) as error:
-            log.debug("%s cannot be folded for now: %s", self._place, error)
+            log.debug("%s cannot be folded for now: %s", self._store.keys, error)
             self.counters.failures += 1
             return self._settings.fold_every_s
 
@@ -190,7 +190,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
             if frame is not None:
                 return self._payload.decode_segment(self._codec, ref.digest, frame)
         except FormatError as error:
-            log.warning("a segment of %s is left out: %s", self._place, error)
+            log.warning("a segment of %s is left out: %s", self._store.keys, error)
         self.counters.lost_segments += 1
         return None
 
@@ -213,7 +213,7 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
                 if error.reason == "newer":
                     self._leave("the manifest", error)
                     return None
-                log.warning("the manifest of %s is replaced: %s", self._place, error)
+                log.warning("the manifest of %s is replaced: %s", self._store.keys, error)
         return self._empty_manifest(epoch, stored.version)
 
     def _decode(self, log_entries: list[tuple[str, bytes]]) -> tuple[int, list[EntryT]]:
@@ -226,12 +226,12 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
                 if error.reason == "newer":
                     self._leave("the log", error)
                     return row, entries
-                log.debug("an entry of %s is left out: %s", self._place, error)
+                log.debug("an entry of %s is left out: %s", self._store.keys, error)
                 self.counters.corrupt_entries += 1
         return len(log_entries), entries
 
     def _log_refusal(self, reason: str) -> None:
-        log.info("a fold of %s was refused: %s", self._place, reason)
+        log.info("a fold of %s was refused: %s", self._store.keys, reason)
 
     def _leave(self, what: str, error: FormatError) -> None:
         """Leave data of a later format or key to newer compactors, during an upgrade or a change of keys.
@@ -239,11 +239,5 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         The caller releases the lease if nothing is folded: renewed every turn, it would keep the others out.
         """
         if self.counters.left_folds == 0:
-            log.warning("%s of %s is left to newer compactors: %s", what, self._place, error)
+            log.warning("%s of %s is left to newer compactors: %s", what, self._store.keys, error)
         self.counters.left_folds += 1
-
-    @property
-    def _place(self) -> str:
-        """The log's name in messages."""
-        keys = self._store.keys
-        return f"{keys.namespace} {keys.area}".rstrip()

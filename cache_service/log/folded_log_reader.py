@@ -133,7 +133,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         try:
             manifest = self._payload.manifest.decode(self._codec, stored.frame)
         except FormatError as error:
-            log.warning("the manifest of %s cannot be used: %s", self._name, error)
+            log.warning("the manifest of %s cannot be used: %s", self.store.keys, error)
             self.counters.corrupt_manifests += 1
             return None
         return manifest if manifest.epoch == stored.epoch else None
@@ -148,7 +148,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         try:
             segment = self._payload.decode_segment(self._codec, ref.digest, frame)
         except FormatError as error:
-            log.warning("a segment of %s is left out: %s", self._name, error)
+            log.warning("a segment of %s is left out: %s", self.store.keys, error)
             self.counters.corrupt_segments += 1
             return
         self.counters.segments += 1
@@ -176,7 +176,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         try:
             entry = self._payload.decode_entry(self._codec, frame)
         except FormatError as error:
-            log.debug("an entry of %s is left out: %s", self._name, error)
+            log.debug("an entry of %s is left out: %s", self.store.keys, error)
             self.counters.corrupt_entries += 1
             return
         self._deliver_entry(place, entry_id, entry)
@@ -187,18 +187,12 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         return None
 
     def _restart(self, reason: ResetReason) -> None:
-        log.info("%s is read from the start: %s", self._name, reason)
+        log.info("%s is read from the start: %s", self.store.keys, reason)
         self._place = None
         if self._has_delivered:
             self._has_delivered = False
             self.counters.resets += 1
             self._deliver_reset()
-
-    @property
-    def _name(self) -> str:
-        """The log's name in messages."""
-        keys = self.store.keys
-        return f"{keys.namespace} {keys.area}".rstrip()
 
 
 def reset_reason(known: Place[ManifestT, RefT], view: LogView) -> ResetReason | None:
