@@ -17,6 +17,7 @@ MAX_SHOWN_CHARS = 64  # shown of a wrong value
 
 # Fields that hold text of a conversation. Errors show its length at most.
 _PRIVATE_FIELDS = frozenset(("prompt", "messages", "content", "prediction", "text", "input", "cache_salt"))
+_KINDS = frozenset(("role", "type"))  # fields within those that hold no text
 _MUST_BE = {
     "int": "a whole number",
     "float": "a number",
@@ -141,8 +142,9 @@ def is_text(value: object, *, may_be_empty: bool = False) -> TypeGuard[str]:
 
 def _is_private(problem: ErrorDetails) -> bool:
     """Whether the value may hold text of a conversation: so may a field that nobody knows."""
-    known = problem["type"] != "extra_forbidden" or isinstance(problem["input"], (bool, int, float))
-    return not known or any(part in _PRIVATE_FIELDS for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return not isinstance(problem["input"], (bool, int, float))
+    return problem["loc"][-1] not in _KINDS and any(part in _PRIVATE_FIELDS for part in problem["loc"])
 
 
 def checked(kind: type[Fields], fields: Mapping[str, object]) -> Fields:

@@ -76,7 +76,7 @@ class HandleRouterClient:
         except TimeoutError:
             answers = []
         except (Exception, asyncio.CancelledError) as error:
-            raise _translated(error) from None
+            raise _translated(error, gone="no router is running: it is starting, or it has ended") from None
         if not answers:
             raise RouterLost(f"no router answered within {self._status_timeout_s:g} s")
         return answers
@@ -97,7 +97,7 @@ def status_of_all(statuses: Sequence[RouterStatus]) -> RouterStatus:
     )
 
 
-def _translated(error: BaseException) -> BaseException:
+def _translated(error: BaseException, gone: str = "the router is gone") -> BaseException:
     """Ray's and Serve's errors as Paceline's."""
     cause = unwrap(error)
     if isinstance(cause, PacelineError):
@@ -105,7 +105,7 @@ def _translated(error: BaseException) -> BaseException:
     if isinstance(cause, BackPressureError):
         return Overloaded("the router's queue is full", _BACKPRESSURE_RETRY_S)
     if isinstance(cause, (RayActorError, DeploymentUnavailableError, grpc.aio.AioRpcError)):
-        return RouterLost("the router is gone")
+        return RouterLost(gone)
     if isinstance(cause, asyncio.CancelledError):
         task = asyncio.current_task()
         # Serve also reports a stopped router as a cancellation; a cancellation of ours shows in the task.

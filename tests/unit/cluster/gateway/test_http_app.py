@@ -558,6 +558,8 @@ async def test_errors_never_repeat_the_prompt(client):
         assert secret not in (await complete(client, **fields)).text
     response = await chat(client, messages=[{"role": "user", "content": [{"type": "text", "txet": secret}]}])
     assert secret not in response.text
+    error = error_of(await chat(client, messages=[{"role": "wizard", "content": secret}]), 400)
+    assert error["message"].startswith("messages[0].role is 'wizard'; it must be 'system', ")
 
 
 async def test_unknown_routes_and_methods_have_error_objects(client):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import PendingCallsLimitExceeded
+from ray.exceptions import PendingCallsLimitExceeded, RayActorError
 from ray.serve._private.request_router.common import RequestRoutingContext
 
 from actors.errors import RouterLost, Unavailable
@@ -131,6 +131,8 @@ async def test_a_client_of_several_routers_speaks_of_them_as_one(monkeypatch):
         await HandleRouterClient(Handle(says(ready, after_s=3600.0)), status_timeout_s=0.05).status()
     with pytest.raises(Unavailable):
         await HandleRouterClient(Handle()).status()
+    with pytest.raises(RouterLost, match="no router is running: it is starting, or it has ended"):
+        await HandleRouterClient(Handle(says(RayActorError()))).status()
 
 
 def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls():
