@@ -288,7 +288,9 @@ class Total:
 class Replay:
     """One variant's engine on one set of prompts."""
 
-    def __init__(self, variant: Variant, answers: Answers, batch_size: int, worker_right: float) -> None:
+    def __init__(
+        self, variant: Variant, answers: Answers, drafters: list[str], batch_size: int, worker_right: float
+    ) -> None:
         self._variant, self._batch_size = variant, batch_size
         self.total = Total()
         worker = None
@@ -319,6 +321,7 @@ class Replay:
                 stack.enter_context(patch.object(offline, "build_draft_engine", lambda *_, **options: worker))
             self.engine = LocalEngine(
                 "smollm2",
+                drafters=drafters,
                 batch_size=batch_size,
                 kv_cache_tokens=8192,
                 seconds_of_rows=StepTimeCurve([(rows, ms / 1e3) for rows, ms in ROW_MS], ROW_STEPS).seconds,
@@ -379,6 +382,7 @@ def main() -> None:
     parser.add_argument("--answers", default="planner_ablation.sqlite", help="file of the target's predictions")
     parser.add_argument("--variants", nargs="+", default=list(_variants()))
     parser.add_argument("--sets", nargs="+", default=["spec-bench", "made up"])
+    parser.add_argument("--drafters", nargs="+", default=["auto"])
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=60, help="of each set")
@@ -392,7 +396,7 @@ def main() -> None:
             continue
         prompts = (_made_up() if name == "made up" else _spec_bench(arguments.spec_bench))[: arguments.prompts]
         replays = {
-            label: Replay(variant, answers, arguments.batch, arguments.worker_right)
+            label: Replay(variant, answers, arguments.drafters, arguments.batch, arguments.worker_right)
             for label, variant in variants.items()
         }
         for begin in range(0, len(prompts), arguments.batch):
@@ -405,7 +409,8 @@ def main() -> None:
         for label, replay in replays.items():
             total, base = replay.total, replays.get(variants[label].base, replay).total
             print(
-                f"{label:36} {total.seconds:8.2f} s {total.tokens / total.rounds:6.3f} tokens a round"
+                f"{label:36} {total.seconds:8.2f} s {total.rounds:5} rounds"
+                f" {total.tokens / total.rounds:6.3f} tokens a round"
                 f" {total.seconds / total.tokens / (base.seconds / base.tokens) - 1:+7.2%}"
             )
 
