@@ -25,11 +25,6 @@ from cluster.text.documents import PROMPT_KEYS, Tokens, read_documents, read_row
 app = typer.Typer(no_args_is_help=True, help="Index text to draft from.")
 
 
-@app.callback()
-def _group() -> None:
-    pass
-
-
 @app.command()
 def build(
     files: list[Path] = typer.Argument(

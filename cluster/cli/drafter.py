@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -46,16 +45,6 @@ SeedOption = Annotated[int, typer.Option(help="The same seed gives the same resu
 
 def _defaults(name: str) -> str:
     return f"{getattr(_HEAD, name)} for a head, {getattr(TRAINING_RECIPE, name)} for a model"
-
-
-class Kind(StrEnum):
-    eagle3 = "eagle3"
-    model = "model"
-
-
-@app.callback()
-def _group() -> None:
-    pass
 
 
 @app.command()
@@ -112,7 +101,9 @@ def build(
 
 @app.command()
 def train(
-    kind: Kind = typer.Option(Kind.eagle3, help="eagle3: a head that runs beside the target; model: a draft model."),
+    kind: Literal["eagle3", "model"] = typer.Option(
+        "eagle3", help="eagle3: a head that runs beside the target; model: a draft model."
+    ),
     target: TargetOption = "smollm2",
     out: Path | None = typer.Option(
         None, help="Directory to write; by default eagle/ in $PACELINE_HOME, or where `paceline serve` looks."
@@ -143,10 +134,10 @@ def train(
 
     Interrupted, it goes on from its last checkpoint when called again with the same options.
     """
-    if kind is Kind.model and unroll is not None:
-        raise InvalidRequest("--unroll", unroll, f"it belongs to --kind {Kind.eagle3}")
-    if kind is Kind.eagle3 and layers is not None:
-        raise InvalidRequest("--layers", layers, f"it belongs to --kind {Kind.model}")
+    if kind == "model" and unroll is not None:
+        raise InvalidRequest("--unroll", unroll, "it belongs to --kind eagle3")
+    if kind == "eagle3" and layers is not None:
+        raise InvalidRequest("--layers", layers, "it belongs to --kind model")
     questions = read_prompts(prompts) if prompts is not None else None
     recipe: dict[str, Any] = {"vocab_size": vocab, "text_tokens": tokens, "epochs": epochs}
     recipe |= {"learning_rate": learning_rate, "seed": seed, "layers": layers, "unroll": unroll}
@@ -155,7 +146,7 @@ def train(
 
     from actors.training.training_checkpoint import TrainingPaused
 
-    run = _train_head if kind is Kind.eagle3 else _train_model
+    run = _train_head if kind == "eagle3" else _train_model
     try:
         with progress_bars() as progress:
             source = resolve_model(target, paceline_home(), progress)

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
+from actors.messages import Acceptance
 from cluster.cli.progress import progress_bars
 from cluster.generation import GenerationOptions, generation_options
 
 if TYPE_CHECKING:
     from cluster.offline.engine import LocalEngine
-
-
-class Dtype(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class Quantization(StrEnum):
-    none = "none"
-    int8 = "int8"
-    int4 = "int4"
-
-
-class Exact(StrEnum):
-    default = "default"
-    bitwise = "bitwise"
-
-
-class AcceptanceRule(StrEnum):
-    coupled = "coupled"
-    rejection = "rejection"
-
 
 MAX_GAMMA = 64
 
@@ -64,31 +41,23 @@ class ModelOptions:
     branch: Annotated[
         int, typer.Option(min=1, max=8, help="Candidates for each token of the draft model; 1: a chain, else a tree.")
     ] = 2
-    dtype: Dtype = Dtype.float32
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     quantization: Annotated[
-        Quantization, typer.Option(help="Bits of the weights of linear layers, of model and draft model.")
-    ] = Quantization.none
+        Literal["none", "int8", "int4"],
+        typer.Option(help="Bits of the weights of linear layers, of model and draft model."),
+    ] = "none"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto"
-    exact: Annotated[Exact, typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")] = (
-        Exact.default
-    )
+    exact: Annotated[
+        Literal["default", "bitwise"], typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")
+    ] = "default"
     threads: Annotated[
         int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")
     ] = None
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of `LocalEngine`."""
-        return {
-            "model": self.model,
-            "draft_model": self.draft_model,
-            "eagle_head": self.eagle_head,
-            "corpora": tuple(map(str, self.corpus)),
-            "branch": self.branch,
-            "dtype": self.dtype.value,
-            "quantization": self.quantization.value,
-            "device": self.device,
-            "exact": self.exact.value,
-        }
+        names = {option.name for option in fields(ModelOptions)} - {"corpus", "threads"}
+        return {name: getattr(self, name) for name in names} | {"corpora": tuple(map(str, self.corpus))}
 
     def set_threads(self) -> None:
         import torch  # here, so that --help does not wait for it
@@ -115,8 +84,8 @@ class EngineOptions(ModelOptions):
     eagle_depth: Annotated[int, typer.Option(min=1, max=32, help="Levels of the tree that the head drafts.")] = 7
     eagle_top_k: Annotated[int, typer.Option(min=1, max=64, help="Nodes that it expands on each level.")] = 10
     acceptance: Annotated[
-        AcceptanceRule, typer.Option(help="rejection: drafts change sampled tokens, but not their distribution.")
-    ] = AcceptanceRule.coupled
+        Acceptance, typer.Option(help="rejection: drafts change sampled tokens, but not their distribution.")
+    ] = "coupled"
 
     def settings(self) -> dict[str, Any]:
         """Raises InvalidRequest."""
@@ -126,7 +95,7 @@ class EngineOptions(ModelOptions):
             "gamma": self.gamma,
             "eagle_depth": self.eagle_depth,
             "eagle_top_k": self.eagle_top_k,
-            "acceptance": self.acceptance.value,
+            "acceptance": self.acceptance,
         }
 
 

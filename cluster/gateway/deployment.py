@@ -26,7 +26,7 @@ from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.metrics import GatewayMetrics, merged
 from cluster.gateway.paceline.v1 import inference_pb2
-from cluster.gateway.router_client import HandleRouterClient, ask_all
+from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.service import GenerationService
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
@@ -68,7 +68,7 @@ class Gateway:
         access: TenantAccess | None = None,
         observability: ObservabilityConfig | None = None,
     ) -> None:
-        """router: a deployment handle, for `HandleRouterClient`. access None: no keys are required."""
+        """router: a deployment handle, for `RouterClient`. access None: no keys are required."""
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = _read_tokenizer(tokenizer_dir)
@@ -76,13 +76,14 @@ class Gateway:
         self._gateway_id = secrets.token_hex(8)
         self._replicas = config.replicas
         self._siblings: Any = None  # handle of all gateway replicas, made on first use
-        gatekeeper = None if access is None else Gatekeeper(access, config.replicas, metrics)
+        refusals, failures = metrics.tenant_refusals, metrics.tenant_registry_failures
+        gatekeeper = None if access is None else Gatekeeper(access, config.replicas, refusals, failures)
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
             from cluster.gateway.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
-        router_client = HandleRouterClient(router)
+        router_client = RouterClient(router)
         service = GenerationService(
             router_client,
             tokenizer,

@@ -53,12 +53,6 @@ class GatewayMetrics:
         self.prompt_tokens = counter("paceline_prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = counter("paceline_generation_tokens", "Tokens generated")
 
-    def count_tenant_refusal(self, reason: str) -> None:
-        self.tenant_refusals.labels(reason).inc()
-
-    def count_registry_failure(self) -> None:
-        self.tenant_registry_failures.inc()
-
     def text(self) -> str:
         """Prometheus text format."""
         return generate_latest(self.registry).decode()

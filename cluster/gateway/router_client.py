@@ -1,11 +1,11 @@
-"""The gateway's client of routers: a protocol, and an implementation over a Serve deployment handle."""
+"""The gateway's client of routers, over a Serve deployment handle."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from ray.exceptions import RayActorError
@@ -20,28 +20,9 @@ from cluster.router.status import RouterStatus
 _BACKPRESSURE_RETRY_S = 1.0
 
 
-class RouterClient(Protocol):
-    """All routers as if they were one."""
-
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
-
-        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded.
-        """
-        ...
-
-    async def status(self) -> RouterStatus:
-        """Raises Unavailable when no router answers."""
-        ...
-
-    async def metrics_text(self) -> str:
-        """The routers' metrics in Prometheus text format. Raises Unavailable when no router answers."""
-        ...
-
-
-class HandleRouterClient:
-    """Calls a Serve deployment with `generate` (an async generator), `status` and `own_metrics`. Serve chooses
-    one replica for `generate`; the others go to all."""
+class RouterClient:
+    """All routers as if they were one. Calls a Serve deployment with `generate` (an async generator), `status` and
+    `own_metrics`. Serve chooses one replica for `generate`; the others go to all."""
 
     def __init__(self, handle: Any, status_timeout_s: float = 5.0) -> None:
         # Serve's gRPC transport carries twice as many chunks a second as a stream of Ray objects.
@@ -50,6 +31,10 @@ class HandleRouterClient:
         self._status_timeout_s = status_timeout_s
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
+
+        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded.
+        """
         response = self._generate.remote(request)
         finished = False
         try:
@@ -64,10 +49,12 @@ class HandleRouterClient:
                     response.cancel()
 
     async def status(self) -> RouterStatus:
+        """Raises Unavailable when no router answers."""
         # A standby router answers at once, while an active one may be busy with a round.
         return status_of_all(await self._ask_all("status", lambda status: status.ready))
 
     async def metrics_text(self) -> str:
+        """The routers' metrics in Prometheus text format. Raises Unavailable when no router answers."""
         return merged("router", dict(await self._ask_all("own_metrics", lambda page: bool(page[1]))))
 
     async def _ask_all(self, method: str, suffices: Callable[[Any], bool]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from actors.workers.demand import DraftDemand
 
 _DECAY = 0.97  # factor on all sums with each round that asked, or each answer
@@ -17,38 +19,24 @@ class DraftScaling:
     round that asks nobody is always possible."""
 
     def __init__(self) -> None:
-        self._answers = 0.0
-        self._sequences = 0.0
-        self._elapsed_s = 0.0
-        self._squares = 0.0
-        self._products = 0.0
-        self._awaited = 0.0
-        self._late = 0.0
-        self._rounds = 0.0
-        self._round_sequences = 0.0
-        self._tokens = 0.0
-        self._gained = 0.0
-        self._wait_s = 0.0
-        self._plain_s = 0.0
+        # Decayed sums, float64 each.
+        self._answers = np.zeros(5)  # answers, their sequences, their seconds, sequences ** 2, sequences * seconds
+        self._awaited = np.zeros(2)  # awaited answers, late ones
+        self._rounds = np.zeros(6)  # rounds, their sequences, tokens, gained tokens, seconds of waiting, of the rest
         self._num_workers = 0
         self._asked_at = float("-inf")
 
     def observe_answer(self, num_sequences: int, elapsed_s: float) -> None:
         """A worker that a round waited for has answered; elapsed_s: the worker's own time."""
-        self._awaited = self._awaited * _DECAY + 1.0
-        self._late *= _DECAY
+        self._awaited = self._awaited * _DECAY + (1.0, 0.0)
         if num_sequences < 1 or elapsed_s <= 0.0:
             return
-        self._answers = self._answers * _DECAY + 1.0
-        self._sequences = self._sequences * _DECAY + num_sequences
-        self._elapsed_s = self._elapsed_s * _DECAY + elapsed_s
-        self._squares = self._squares * _DECAY + num_sequences * num_sequences
-        self._products = self._products * _DECAY + num_sequences * elapsed_s
+        products = num_sequences * num_sequences, num_sequences * elapsed_s
+        self._answers = self._answers * _DECAY + (1.0, num_sequences, elapsed_s, *products)
 
     def observe_late(self) -> None:
         """A worker that a round waited for has not answered in time."""
         self._awaited = self._awaited * _DECAY + 1.0
-        self._late = self._late * _DECAY + 1.0
 
     def observe_round(
         self, num_sequences: int, num_workers: int, tokens: int, gained: int, wait_s: float, plain_s: float, now: float
@@ -58,24 +46,18 @@ class DraftScaling:
         tokens: emitted; gained: those of them that only the draft model had proposed. wait_s: time spent waiting for
         drafts; plain_s: the rest of the round.
         """
-        self._rounds = self._rounds * _DECAY + 1.0
-        self._round_sequences = self._round_sequences * _DECAY + num_sequences
-        self._tokens = self._tokens * _DECAY + tokens
-        self._gained = self._gained * _DECAY + gained
-        self._wait_s = self._wait_s * _DECAY + wait_s
-        self._plain_s = self._plain_s * _DECAY + plain_s
+        self._rounds = self._rounds * _DECAY + (1.0, num_sequences, tokens, gained, wait_s, plain_s)
         self._num_workers = num_workers
         self._asked_at = now
 
     def demand(self, now: float) -> DraftDemand:
-        if now - self._asked_at > _IDLE_S or not self._num_workers or not self._tokens:
+        rounds, *sums = self._rounds.tolist()
+        awaited, late = self._awaited.tolist()
+        if now - self._asked_at > _IDLE_S or not self._num_workers or not self._rounds[2]:
             return DraftDemand()
-        late_share = self._late / self._awaited if self._awaited else 0.0
-        plain_s = max(self._plain_s / self._rounds, 1e-9)
-        wait_s = self._wait_s / self._rounds
-        owed = self._gained / self._rounds
-        others = self._tokens / self._rounds - owed
-        sequences = self._round_sequences / self._rounds
+        late_share = late / awaited if awaited else 0.0
+        sequences, tokens, owed, wait_s, plain_s = (one / rounds for one in sums)
+        plain_s, others = max(plain_s, 1e-9), tokens - owed
         per_sequence_s = self._seconds_per_sequence()
         workers = self._num_workers
         without = others / plain_s
@@ -94,11 +76,12 @@ class DraftScaling:
 
     def _seconds_per_sequence(self) -> float:
         """A worker's additional time for one more sequence, between 0 and its mean time a sequence."""
-        if not self._answers:
+        answers, *sums = self._answers.tolist()
+        if not answers:
             return 0.0
-        mean, mean_s = self._sequences / self._answers, self._elapsed_s / self._answers
-        variance = max(0.0, self._squares / self._answers - mean * mean)
-        covariance = self._products / self._answers - mean * mean_s
+        mean, mean_s, mean_square, mean_product = (one / answers for one in sums)
+        variance = max(0.0, mean_square - mean * mean)
+        covariance = mean_product - mean * mean_s
         proportional_s = mean_s / mean
         slope_s = (covariance + _PRIOR_WEIGHT * proportional_s) / (variance + _PRIOR_WEIGHT)
         return min(max(slope_s, 0.0), proportional_s)

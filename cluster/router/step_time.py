@@ -31,27 +31,17 @@ _TIERS = _tiers()
 class _Tier:
     """The last few measurements between two row counts."""
 
-    __slots__ = ("point", "rows", "seconds", "write")
+    __slots__ = ("point", "rows", "seconds")
 
     def __init__(self) -> None:
         self.point = (0.0, 0.0)  # (mean rows, typical seconds) as the curve has it
-        self.rows: list[int] = []
-        self.seconds: list[float] = []
-        self.write = 0
-
-    @property
-    def is_known(self) -> bool:
-        return len(self.seconds) >= _SAMPLES_OF_PACE
+        self.rows: deque[int] = deque(maxlen=_SAMPLES_PER_TIER)
+        self.seconds: deque[float] = deque(maxlen=_SAMPLES_PER_TIER)
 
     def add(self, rows: int, seconds: float) -> bool:
         """Add a measurement. True if the tier's point has moved enough to rebuild the curve."""
-        if len(self.seconds) < _SAMPLES_PER_TIER:
-            self.rows.append(rows)
-            self.seconds.append(seconds)
-        else:
-            self.rows[self.write] = rows
-            self.seconds[self.write] = seconds
-            self.write = (self.write + 1) % _SAMPLES_PER_TIER
+        self.rows.append(rows)
+        self.seconds.append(seconds)
         # The median; of one or two samples the smaller, because a first forward of a shape may have compiled or
         # allocated something.
         count = len(self.seconds)
@@ -105,7 +95,7 @@ class StepTimeCurve:
         tier = self._tiers.get(index)
         if tier is None:
             tier = self._tiers[index] = _Tier()
-        if tier.is_known:
+        if len(tier.seconds) >= _SAMPLES_OF_PACE:
             self._paces.append(self._pace * seconds / self.seconds(rows))
             self._pace = sorted(self._paces)[len(self._paces) // 2]
         self._changed |= tier.add(rows, seconds / self._pace)

@@ -8,7 +8,6 @@ from pathlib import Path
 from actors.workers.ray_environment import is_loopback
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.tenants.registry import Registry
 from cluster.tenants.registry_file import read_registry
 
 
@@ -21,11 +20,6 @@ class TenantAccess:
     may_be_open: bool
     allow_shared: bool = False
     allow_promoted: bool = True
-
-    def require_registry(self, registry: Registry | None) -> None:
-        """Raises ConfigError."""
-        if registry is None:
-            raise ConfigError(f"{self.file}: there are no tenants; `paceline tenant add NAME` makes the file")
 
 
 def registry_path(config: ClusterConfig, home: Path) -> Path:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
+from prometheus_client import Counter
+
+from cluster.errors import ConfigError
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
 from cluster.tenants.keys import key_digest
@@ -43,18 +45,6 @@ class _Entry:
     is_disabled: bool
 
 
-class RefusalCounts(Protocol):
-    """Counters of the gatekeeper."""
-
-    def count_tenant_refusal(self, reason: str) -> None:
-        """reason: missing_key, unknown_key, disabled, or the name of the limit."""
-        ...
-
-    def count_registry_failure(self) -> None:
-        """Counts an unusable registry file; the registry read before stays in force."""
-        ...
-
-
 class Gatekeeper:
     """One per gateway replica. Follows the registry file and keeps the state of rate limits, but no state of calls."""
 
@@ -62,23 +52,25 @@ class Gatekeeper:
         self,
         access: TenantAccess,
         num_processes: int,
-        counts: RefusalCounts,
+        refusals: Counter,
+        failures: Counter,
         clock: Callable[[], datetime] = now_utc,
         make_limiter: Callable[[TenantLimits, int], TenantLimiter] = TenantLimiter,
     ) -> None:
-        """num_processes: gateways, which share the limits equally. Raises ConfigError if a registry is required and
-        cannot be read."""
+        """num_processes: gateways, which share the limits equally. refusals: by reason, which is missing_key,
+        unknown_key, disabled, or the name of the limit. failures: unusable states of the registry file; the one before
+        stays in force. Raises ConfigError if a registry is required and cannot be read."""
         self._access = access
         self._num_processes = num_processes
-        self._counts = counts
+        self._refusals = refusals
         self._clock = clock
         self._make_limiter = make_limiter
-        self._follower = RegistryFollower(access.file, counts.count_registry_failure)
+        self._follower = RegistryFollower(access.file, failures.inc)
         self._known: Registry | None = None
         self._by_digest: dict[bytes, _Entry] = {}
         self._limiters: dict[str, TenantLimiter] = {}
-        if not access.may_be_open:
-            access.require_registry(self._follower.current())
+        if not access.may_be_open and self._follower.current() is None:
+            raise ConfigError(f"{access.file}: there are no tenants; `paceline tenant add NAME` makes the file")
 
     def enter(self, authorization: Iterable[str]) -> Tenant | None:
         """The tenant of a call, charged with one request. None: there is no registry, so no key is needed.
@@ -102,11 +94,8 @@ class Gatekeeper:
     def counting_refusals(self) -> Iterator[None]:
         try:
             yield
-        except (Unauthenticated, TenantDisabled) as error:
-            self._counts.count_tenant_refusal(error.reason)
-            raise
-        except OverLimit as error:
-            self._counts.count_tenant_refusal(error.limit_name)
+        except (Unauthenticated, TenantDisabled, OverLimit) as error:
+            self._refusals.labels(error.limit_name if isinstance(error, OverLimit) else error.reason).inc()
             raise
 
     def _entry_of(self, key: str) -> _Entry:

@@ -40,18 +40,20 @@ class TenantLimiter:
         if limits == self.limits:
             return
         self.limits = limits
-        now = self._clock()
-        per_second = limits.requests_per_second
-        if per_second is not None:
-            per_second /= self._num_processes
-            self._requests = _changed(self._requests, per_second, max(1.0, per_second), now)
-        else:
-            self._requests = None
-        if limits.tokens_per_minute is not None:
-            per_minute = limits.tokens_per_minute / self._num_processes
-            self._tokens = _changed(self._tokens, per_minute / _MINUTE_S, per_minute, now)
-        else:
-            self._tokens = None
+        self._requests = self._changed(self._requests, limits.requests_per_second, period_s=1.0, least=1.0)
+        self._tokens = self._changed(self._tokens, limits.tokens_per_minute, period_s=_MINUTE_S, least=0.0)
+
+    def _changed(
+        self, bucket: TokenBucket | None, limit: float | None, *, period_s: float, least: float
+    ) -> TokenBucket | None:
+        """A bucket with this process' share of the limit, and room for a period's amount, at least `least`."""
+        if limit is None:
+            return None
+        share, now = limit / self._num_processes, self._clock()
+        if bucket is None:
+            return TokenBucket(share / period_s, max(least, share), now)
+        bucket.change(share / period_s, max(least, share), now)
+        return bucket
 
     @property
     def max_running(self) -> int | None:
@@ -94,10 +96,3 @@ class TenantLimiter:
         """Charge generated tokens."""
         if self._tokens is not None:
             self._tokens.take(num_tokens, self._clock())
-
-
-def _changed(bucket: TokenBucket | None, rate: float, capacity: float, now: float) -> TokenBucket:
-    if bucket is None:
-        return TokenBucket(rate, capacity, now)
-    bucket.change(rate, capacity, now)
-    return bucket

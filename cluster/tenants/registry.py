@@ -94,7 +94,3 @@ def parse_registry(data: bytes, where: str) -> Registry:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         raise RegistryUnusable(f"{where}: {field_path(problem['loc'])}: {limit_of(problem)}") from None
-
-
-def dump_registry(registry: Registry) -> bytes:
-    return registry.model_dump_json(indent=2).encode() + b"\n"

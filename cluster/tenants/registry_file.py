@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.errors import ConfigError
 from cluster.tenants.errors import RegistryUnusable
-from cluster.tenants.registry import Registry, dump_registry, parse_registry
+from cluster.tenants.registry import Registry, parse_registry
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def write_registry(path: Path, registry: Registry) -> None:
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
         with os.fdopen(descriptor, "wb") as file:
-            file.write(dump_registry(registry))
+            file.write(registry.model_dump_json(indent=2).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -25,7 +25,7 @@ from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
-from cluster.gateway.router_client import HandleRouterClient
+from cluster.gateway.router_client import RouterClient
 from paceline_testing.deployed import end_application
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.scraped import value_of
@@ -248,7 +248,7 @@ async def test_a_full_queue_before_a_router_is_told_as_overloaded(served):
         name="Slow", max_ongoing_requests=1, max_queued_requests=2, ray_actor_options={"num_cpus": 0.1}
     )
     handle = serve.run(slow.bind(delay_s=0.3), name="slow", route_prefix=None)
-    client = HandleRouterClient(handle)
+    client = RouterClient(handle)
     request = GenerationRequest(
         request_id="r",
         prompt_token_ids=np.array([1, 2, 3], np.int32),

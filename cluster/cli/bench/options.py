@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,12 +15,6 @@ from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.engine import MAX_GAMMA, ModelOptions, split_names
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-
-
-class Speculation(StrEnum):
-    on = "on"
-    off = "off"
-    both = "both"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +121,9 @@ class ServeOptions:
         int | None, typer.Option(min=1, help="Requests under way at a time; by default no limit.")
     ] = None
     max_tokens: Annotated[int, typer.Option(min=1)] = 128
-    speculation: Annotated[Speculation, typer.Option(help="both: blocks with and without take turns.")] = Speculation.on
+    speculation: Annotated[
+        Literal["on", "off", "both"], typer.Option(help="both: blocks with and without take turns.")
+    ] = "on"
     block_size: Annotated[int, typer.Option(min=1, help="Requests in such a block.")] = 16
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0
     seed: Annotated[int, typer.Option(help="Of arrivals; request i is sampled with seed + i.")] = 0

@@ -80,7 +80,7 @@ def run_serve(prompts: Sequence[BenchPrompt], options: ServeOptions, progress: P
 
 
 async def _measure(prompts: Sequence[BenchPrompt], options: ServeOptions, progress: Progress) -> ServeReport:
-    modes = ("off", "on") if options.speculation == "both" else (options.speculation.value,)
+    modes = ("off", "on") if options.speculation == "both" else (options.speculation,)
     generator = np.random.default_rng(options.seed)
     shuffled = [prompts[index] for index in generator.permutation(len(prompts))]
     hands, num_repeated = deal_prompts(shuffled, len(modes), options.num_prompts)

@@ -15,7 +15,7 @@ from ray.serve._private.request_router.common import RequestRoutingContext
 
 from actors.errors import RouterLost, Unavailable
 from cluster.gateway import router_client as asking
-from cluster.gateway.router_client import HandleRouterClient, ask_all, status_of_all
+from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
 from cluster.router.deployment import READY, ReadyFirst, Router
 from cluster.router.status import RouterStatus
 
@@ -115,24 +115,24 @@ async def test_one_that_hangs_or_fails_keeps_no_other_from_answering(monkeypatch
 
 async def test_a_client_of_several_routers_speaks_of_them_as_one(monkeypatch):
     ready, waiting = status(True), status(False)
-    client = HandleRouterClient(Handle(says(waiting), says(ready)))
+    client = RouterClient(Handle(says(waiting), says(ready)))
     assert (await client.status()).ready
     monkeypatch.setattr(asking, "_STRAGGLERS_S", 0.0)  # whoever stands by answers at once, whoever serves is busy
-    client = HandleRouterClient(Handle(says(waiting), says(ready, after_s=0.1)))
+    client = RouterClient(Handle(says(waiting), says(ready, after_s=0.1)))
     assert (await client.status()).ready
-    busy = HandleRouterClient(Handle(says(("a", "")), says(("b", "# TYPE x gauge\nx 2.0\n"), after_s=0.1)))
+    busy = RouterClient(Handle(says(("a", "")), says(("b", "# TYPE x gauge\nx 2.0\n"), after_s=0.1)))
     assert await busy.metrics_text()
     monkeypatch.undo()
-    pages = HandleRouterClient(Handle(says(("a", "# TYPE x gauge\nx 1.0\n")), says(("b", "# TYPE x gauge\nx 2.0\n"))))
+    pages = RouterClient(Handle(says(("a", "# TYPE x gauge\nx 1.0\n")), says(("b", "# TYPE x gauge\nx 2.0\n"))))
     text = await pages.metrics_text()
     assert 'x{router="a"} 1.0' in text
     assert 'x{router="b"} 2.0' in text
     with pytest.raises(RouterLost, match="no router answered"):
-        await HandleRouterClient(Handle(says(ready, after_s=3600.0)), status_timeout_s=0.05).status()
+        await RouterClient(Handle(says(ready, after_s=3600.0)), status_timeout_s=0.05).status()
     with pytest.raises(Unavailable):
-        await HandleRouterClient(Handle()).status()
+        await RouterClient(Handle()).status()
     with pytest.raises(RouterLost, match="no router is running: it is starting, or it has ended"):
-        await HandleRouterClient(Handle(says(RayActorError()))).status()
+        await RouterClient(Handle(says(RayActorError()))).status()
 
 
 def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls():

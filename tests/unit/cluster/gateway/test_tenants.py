@@ -54,9 +54,14 @@ def router():
     return EchoRouter()
 
 
+def gatekeeper_of(access, metrics):
+    return Gatekeeper(access, 1, metrics.tenant_refusals, metrics.tenant_registry_failures)
+
+
 def make_service(admin, tmp_path, router, tokenizer=TOKENIZER, model=MODEL):
     metrics = GatewayMetrics()
-    gatekeeper = Gatekeeper(TenantAccess(tmp_path / "tenants.json", may_be_open=False, allow_shared=True), 1, metrics)
+    access = TenantAccess(tmp_path / "tenants.json", may_be_open=False, allow_shared=True)
+    gatekeeper = gatekeeper_of(access, metrics)
     return GenerationService(router, tokenizer, model, CONFIG, metrics, gatekeeper)
 
 
@@ -187,7 +192,7 @@ async def test_where_promotion_is_off_its_tenants_are_isolated(admin, tmp_path, 
     issued = admin.add("p", {"policy": "promoted"})
     metrics = GatewayMetrics()
     access = TenantAccess(tmp_path / "tenants.json", may_be_open=False, allow_promoted=False)
-    service = GenerationService(router, TOKENIZER, MODEL, CONFIG, metrics, Gatekeeper(access, 1, metrics))
+    service = GenerationService(router, TOKENIZER, MODEL, CONFIG, metrics, gatekeeper_of(access, metrics))
     async with http_client(service) as client:
         assert (await complete(client, issued)).status_code == 200
     assert (router.requests[0].readable, router.requests[0].promotes) == ((), "")

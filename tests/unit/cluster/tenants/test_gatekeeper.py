@@ -43,7 +43,9 @@ def admin(path):
 
 def gatekeeper(path, **options):
     access = TenantAccess(path, options.pop("may_be_open", False), options.pop("shared", False))
-    return Gatekeeper(access, options.pop("num_processes", 1), options.pop("metrics", GatewayMetrics()), **options)
+    metrics = options.pop("metrics", GatewayMetrics())
+    counters = metrics.tenant_refusals, metrics.tenant_registry_failures
+    return Gatekeeper(access, options.pop("num_processes", 1), *counters, **options)
 
 
 def look_again(keeper):

@@ -18,7 +18,6 @@ from cluster.cli.bench.options import LocalOptions
 from cluster.cli.bench.prompts import BenchPrompt, user_says
 from cluster.cli.bench.report import print_local_report
 from cluster.cli.bench.speed import Difference
-from cluster.cli.engine import Exact
 from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
@@ -118,7 +117,7 @@ def test_sampled_answers_in_batches_are_those_of_plain_decoding_with_the_same_se
         BenchPrompt(str(index), task, user_says(text), prediction="ab ab")
         for index, (task, text) in enumerate([("a", "ab ab ab"), ("a", "cd cd"), ("a", "ef"), ("b", "gh gh")])
     )
-    options = local_options(directory, "suffix,prediction", exact=Exact.bitwise, batch_size=2, max_new_tokens=16)
+    options = local_options(directory, "suffix,prediction", exact="bitwise", batch_size=2, max_new_tokens=16)
     cell = run_local(prompts, replace(options, temperature=0.8, seed=5))
     plain = LocalEngine(str(directory), draft_model="none", drafters=("none",), batch_size=4, exact="bitwise")
     wanted = plain.generate([list(prompt.messages) for prompt in prompts], max_new_tokens=16, temperature=0.8, seed=5)

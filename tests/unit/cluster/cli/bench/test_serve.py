@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from cluster.cli.bench.app import app
-from cluster.cli.bench.options import ServeOptions, Speculation
+from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.serve import arrival_times, deal_prompts, run_serve, take_turns
 from cluster.cli.bench.serve_metrics import format_summary, peak_concurrency, summarise
@@ -245,7 +245,7 @@ def test_counts_come_from_usage_and_gaps_are_those_between_chunks(server):
 
 
 def test_the_body_says_what_was_asked_for(server):
-    sent = {"num_prompts": 6, "max_tokens": 5, "temperature": 0.5, "seed": 40, "speculation": Speculation.off}
+    sent = {"num_prompts": 6, "max_tokens": 5, "temperature": 0.5, "seed": 40, "speculation": "off"}
     assert run_serve((*CHAT, *IDS), ServeOptions(url=server.url, **sent)).summaries["off"]["completed"] == 6
     warm_up, *requests = server.router.requests
     assert warm_up.drafters == ()
@@ -265,7 +265,7 @@ def test_the_body_says_what_was_asked_for(server):
 
 
 def test_both_modes_are_measured_in_turn(server):
-    sent = {"num_prompts": 12, "max_tokens": 6, "block_size": 4, "speculation": Speculation.both}
+    sent = {"num_prompts": 12, "max_tokens": 6, "block_size": 4, "speculation": "both"}
     report = run_serve(IDS, ServeOptions(url=server.url, **sent))
     asked = [request.drafters == () for request in server.router.requests]
     assert asked[:2] == [True, False]  # warm-up
