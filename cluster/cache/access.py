@@ -55,12 +55,16 @@ def data_directory(config: CacheConfig) -> Path:
 
 
 def _secret(field: str, path: Path | None, variable: str) -> str | None:
-    """The stripped contents of a file, else the environment variable, else None."""
+    return read_secret(f"cache.{field} is {str(path)!r}", path, variable)
+
+
+def read_secret(where: str, path: Path | None, variable: str) -> str | None:
+    """The stripped contents of a file, else the environment variable, else None. Raises ConfigError naming `where`."""
     if path is None:
         return os.environ.get(variable) or None
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"cache.{field} is {str(path)!r}: cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"cache.{field} is {str(path)!r}: it must be text in UTF-8") from None
+        raise ConfigError(f"{where}: it must be text in UTF-8") from None

@@ -25,11 +25,7 @@ def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_json(result: Any) -> None:
     """result: a record, several, or a dictionary."""
-    if isinstance(result, list):
-        shown: Any = [asdict(each) for each in result]
-    else:
-        shown = result if isinstance(result, dict) else asdict(result)
-    typer.echo(json.dumps(shown, indent=2))
+    typer.echo(json.dumps(result, indent=2, default=asdict))
 
 
 def shown_size(num_bytes: int) -> str:

@@ -27,7 +27,7 @@ def gcs_redis(values: DeployValues) -> list[Object]:
         return []
     settings = ["maxmemory-policy noeviction", "appendonly yes", "appendfsync everysec", 'save ""']
     gcs = values.gcs
-    return _redis(values, "gcs", settings, gcs.secret, gcs.storage, gcs.cpu, gcs.memory)
+    return _redis(values, "gcs", settings, secret=gcs.secret, storage=gcs.storage, cpu=gcs.cpu, memory=gcs.memory)
 
 
 def cache_redis(values: DeployValues) -> list[Object]:
@@ -36,7 +36,7 @@ def cache_redis(values: DeployValues) -> list[Object]:
     settings = [f"maxmemory {cache_bytes(values)}", "maxmemory-policy volatile-lfu", 'save ""']
     settings += ["appendonly yes", "appendfsync everysec"] if cache.storage is not None else ["appendonly no"]
     memory = times(cache.memory, _OVERHEAD)
-    return _redis(values, "cache", settings, cache.secret, cache.storage, cache.cpu, memory)
+    return _redis(values, "cache", settings, secret=cache.secret, storage=cache.storage, cpu=cache.cpu, memory=memory)
 
 
 def _redis(
@@ -74,7 +74,7 @@ def _redis(
         "selector": {"matchLabels": selector(values, role)},
         "template": {
             "metadata": {"labels": labels(values, role)},
-            "spec": _pod(values, name, secret, storage, cpu, memory),
+            "spec": _pod(values, name, secret=secret, storage=storage, cpu=cpu, memory=memory),
         },
     }
     if storage is not None:

@@ -154,7 +154,8 @@ def _error_answer(error: BaseException) -> Response:
 
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(PacelineError)
-    async def on_known_error(_: Request, error: Exception) -> Response:
+    @app.exception_handler(Exception)
+    async def on_error(_: Request, error: Exception) -> Response:
         return _error_answer(error)
 
     @app.exception_handler(ClientDisconnect)
@@ -167,10 +168,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         body = {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": code}
         return _json({"error": body}, error.status_code, dict(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def on_unknown_error(_: Request, error: Exception) -> Response:
-        return _error_answer(error)
 
 
 def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:

@@ -174,7 +174,10 @@ def completion_call(body: CompletionBody, timeout_s: float | None) -> Generation
 
 
 def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
-    conversation = tuple(ChatMessage(_role(message), _text(message.content)) for message in body.messages)
+    conversation = tuple(
+        ChatMessage("system" if message.role == "developer" else message.role, _text(message.content))
+        for message in body.messages
+    )
     newer = body.max_completion_tokens
     options = _options(body, body.max_tokens if newer is None else newer)
     call = _call(body, options, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
@@ -245,10 +248,6 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if not stop:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def _role(message: Message) -> str:
-    return "system" if message.role == "developer" else message.role
 
 
 def _text(content: str | list[TextPart] | None) -> str:

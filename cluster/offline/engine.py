@@ -119,10 +119,6 @@ class _Running:
     token_ids: list[int] = field(default_factory=list)
     round_tokens: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, request: GenerationRequest) -> _Running:
-        return cls(request.prompt_token_ids.tolist(), time.perf_counter())
-
     def take(self, chunk: TokenChunk) -> None:
         self.token_ids.extend(chunk.token_ids)
         self.round_tokens.append(len(chunk.token_ids))
@@ -170,7 +166,7 @@ class LocalEngine:
         self.drafter_names = _drafter_names(config, source, draft_source)
         drafters = self._cpu_drafters(config, cache)
         speculation = _speculation(config.speculation, self.drafter_names, drafters)
-        self._target = _build_target(config, source, self.drafter_names)
+        self.target = _build_target(config, source, self.drafter_names)
         self._draft: DraftEngine | RetokenizedDraftEngine | None = None
         if needs_draft_model(self.drafter_names) and draft_source is not None:
             self._draft = _build_draft(config, draft_source, source)
@@ -206,25 +202,21 @@ class LocalEngine:
         )
 
     def _target_info(self) -> WorkerInfo:
-        options = self._target.options
-        profile = warm_up(self._target)
+        options = self.target.options
+        profile = warm_up(self.target)
         if self._seconds_of_rows is not None:
             profile = [(rows, self._seconds_of_rows(rows)) for rows, _ in profile]
         return WorkerInfo(
             role="target",
             incarnation=0,
-            vocab_size=self._target.vocab_size,
+            vocab_size=self.target.vocab_size,
             max_model_len=min(self.info.max_model_len, options.num_blocks * options.block_size),
             block_size=options.block_size,
             total_blocks=options.num_blocks,
             step_times=list(profile),
-            has_head=self._target.has_head,
-            row_steps=list(self._target.row_steps),
+            has_head=self.target.has_head,
+            row_steps=list(self.target.row_steps),
         )
-
-    @property
-    def target(self) -> TargetEngine:
-        return self._target
 
     def generate(
         self,
@@ -303,7 +295,7 @@ class LocalEngine:
         started = time.perf_counter()
         prompt, stops = request.prompt_token_ids.tolist(), request.stop_token_ids
         beam = search_beams(
-            self._target.model,
+            self.target.model,
             prompt,
             num_beams=num_beams,
             length_penalty=length_penalty,
@@ -358,7 +350,7 @@ class LocalEngine:
                     request = waiting.popleft()
                     open_ids.append(request.request_id)
                     self._inboxes[request.request_id] = deque()
-                    running[request.request_id] = _Running.of(request)
+                    running[request.request_id] = _Running(request.prompt_token_ids.tolist(), time.perf_counter())
                     self.core.add(request, self.now())
                 if not any(self._inboxes[request_id] for request_id in open_ids):
                     self._run_round(on_round)
@@ -405,7 +397,7 @@ class LocalEngine:
             outcome = run_local_round(self.core, self._verify, self._ask_draft_model, hooks)
         except BaseException:
             # Interrupted, perhaps by Ctrl-C: the KV is inconsistent, so the next round recomputes it from the tokens.
-            self._target.clear()
+            self.target.clear()
             self.core.target_lost()
             raise
         finally:
@@ -439,7 +431,7 @@ class LocalEngine:
 
     def _verify(self, batch: VerifyBatch) -> VerifyResult:
         """The target's result, with the simulated time of the round if there is one."""
-        result = self._target.verify(batch)
+        result = self.target.verify(batch)
         if self._seconds_of_rows is None:
             return result
         seconds = self._seconds_of_rows(max(1, result.rows))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+
+from prometheus_client import Histogram
 
 from actors.messages import VerifyResult
 
@@ -15,20 +18,19 @@ _WAIT_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 _STAGE_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class Distribution:
-    """Counts of values by interval, and their sum: the content of a Prometheus histogram."""
+def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> Callable[[], Histogram]:
+    return partial(Histogram, name, text, buckets=bounds, registry=None)
 
-    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        """bounds: ascending upper bounds, inclusive."""
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # values in each interval; the last one has no end
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+_LATENESS = _histogram(
+    "paceline_draft_lateness_seconds",
+    "How long rounds waited for draft workers when all else was ready",
+    _WAIT_BOUNDS_S,
+)
+_QUEUE_TIME = _histogram("paceline_request_queue_time_seconds", "From arrival to the first round", _STAGE_BOUNDS_S)
+_PREFILL_TIME = _histogram(
+    "paceline_request_prefill_time_seconds", "From the first round to the first token", _STAGE_BOUNDS_S
+)
 
 
 @dataclass(slots=True)
@@ -48,10 +50,9 @@ class RouterCounters:
     drafter_errors: Counter[str] = field(default_factory=Counter)
     ready_drafts: int = 0  # drafts of sequences that a worker drafted ahead for, and had ready
     missed_drafts: int = 0  # the same, not ready
-    # How long each round that asked draft workers waited for the last of them, with all else ready.
-    draft_lateness: Distribution = field(default_factory=lambda: Distribution(_WAIT_BOUNDS_S))
-    queue_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # arrival to first round
-    prefill_time: Distribution = field(default_factory=lambda: Distribution(_STAGE_BOUNDS_S))  # from there to a token
+    draft_lateness: Histogram = field(default_factory=_LATENESS)
+    queue_time: Histogram = field(default_factory=_QUEUE_TIME)
+    prefill_time: Histogram = field(default_factory=_PREFILL_TIME)
     planner_rounds: Counter[str] = field(default_factory=Counter)  # by `PlannerDecision`
     proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
     awaited_drafts: int = 0  # answers of draft workers that rounds waited for

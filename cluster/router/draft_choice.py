@@ -279,7 +279,9 @@ class DraftChoice:
                     entry.sequence.drafts.record = DraftRecord(len(self._names))
                 group = self._calibration.group(entry.sequence.namespace)
                 is_only = len(entry.sequence.drafts.sources) == 1
-                proposals.extend(Proposal(index, source, tree, group, is_only) for source, tree in entry.proposals)
+                proposals.extend(
+                    Proposal(index, source, tree, group=group, is_only=is_only) for source, tree in entry.proposals
+                )
                 stop_tokens.extend(entry.sequence.stop_tokens)
             stop_start.append(len(stop_tokens))
         if not proposals:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from prometheus_client import Histogram
+
 from actors.errors import LinkError
 from actors.links.client import AsyncLink
 from actors.messages import DraftBatch, DraftResult
-from cluster.router.counters import Distribution
 from cluster.router.round import Round
 from cluster.router.run_round import DraftResults
 
@@ -16,7 +17,7 @@ from cluster.router.run_round import DraftResults
 class LinkedDrafts:
     """Leaves a worker without a link, or without an answer in time, out of the round."""
 
-    def __init__(self, deadline_s: float, lateness: Distribution) -> None:
+    def __init__(self, deadline_s: float, lateness: Histogram) -> None:
         """lateness: records how long each round waited for drafts after everything else was ready."""
         self.links: dict[str, AsyncLink] = {}
         self.deadline_s = deadline_s
@@ -44,7 +45,7 @@ class LinkedDrafts:
             return {}
         started = time.perf_counter()
         results = {worker_id: await task for worker_id, task in self._awaited.items()}
-        self._lateness.add(time.perf_counter() - started)
+        self._lateness.observe(time.perf_counter() - started)
         return results
 
     async def _call(self, link: AsyncLink, batch: DraftBatch) -> DraftResult | None:

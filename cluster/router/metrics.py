@@ -9,14 +9,13 @@ from operator import attrgetter
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.utils import floatToGoString
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from cache_service.counts.soft_exchange import SoftExchangeStats
 from cluster.cache.shared_cache import CacheStats, SharedCache
 from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
-from cluster.router.counters import Distribution
+from cluster.router.counters import RouterCounters
 from cluster.router.driver import RouterDriver
 
 _CURVE_ROWS = (1, 4, 16, 64, 256)  # row counts at which the cost curve is shown
@@ -71,13 +70,6 @@ _LABELLED = (
      "Rounds by what was decided about drafts: see `cluster.router.draft_choice.PlannerDecision`"),
     ("paceline_link_messages", "direction", "messages", "Messages on links, at the router's end"),
     ("paceline_link_bytes", "direction", "sizes", "Bytes of these messages"),
-)
-
-_HISTOGRAMS: _Table = (
-    ("paceline_draft_lateness_seconds", "counters.draft_lateness",
-     "How long rounds waited for draft workers when all else was ready"),
-    ("paceline_request_queue_time_seconds", "counters.queue_time", "From arrival to the first round"),
-    ("paceline_request_prefill_time_seconds", "counters.prefill_time", "From the first round to the first token"),
 )
 
 _CACHE_GAUGES: _Table = (
@@ -180,8 +172,7 @@ class RouterMetrics:
         yield from _read(_GAUGES, _COUNTERS, sources)
         for name, label, path, text in _LABELLED:
             yield _labelled(CounterMetricFamily(name, text, labels=[label]), attrgetter(path)(sources))
-        for name, path, text in _HISTOGRAMS:
-            yield _histogram(name, text, attrgetter(path)(sources))
+        yield from _histograms(core.counters)
         text = "Expected time of a target forward by its rows, as the planner has measured it"
         seconds = {str(rows): core.step_times.seconds(rows) for rows in _CURVE_ROWS}
         yield _labelled(GaugeMetricFamily("paceline_step_time_seconds", text, labels=["rows"]), seconds)
@@ -214,12 +205,12 @@ def _labelled(
     return family
 
 
-def _histogram(name: str, text: str, distribution: Distribution) -> HistogramMetricFamily:
-    count, buckets = 0, []
-    for bound, found in zip((*distribution.bounds, float("inf")), distribution.counts, strict=True):
-        count += found
-        buckets.append((floatToGoString(bound), float(count)))  # type: ignore[no-untyped-call]
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=distribution.total)
+def _histograms(counters: RouterCounters) -> Iterator[Metric]:
+    """Without the times at which they were made."""
+    for histogram in (counters.draft_lateness, counters.queue_time, counters.prefill_time):
+        for metric in histogram.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 def cache_metrics(stats: CacheStats) -> Iterator[Metric]:

@@ -72,8 +72,8 @@ class Verdicts:
         """Returns whether the sequence has finished."""
         progress, counters = entry.sequence.progress, self._counters
         if progress.chunk_index == 0 and progress.started_at is not None:
-            counters.queue_time.add(progress.started_at - progress.arrived_at)
-            counters.prefill_time.add(now - progress.started_at)
+            counters.queue_time.observe(progress.started_at - progress.arrived_at)
+            counters.prefill_time.observe(now - progress.started_at)
         chunk = emit_tokens(round, entry, path, next_token, source_names=self._source_names, now=now)
         for source in chunk.sources:
             if source is not TARGET:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 from pathlib import Path
 
+from cluster.cache.access import read_secret
 from cluster.errors import ConfigError
 
 VARIABLE = "PACELINE_CACHE_ADMIN_TOKEN"
@@ -40,17 +40,11 @@ class Credential:
 
 def load_credential(path: Path | None) -> Credential:
     """From a file, else from $PACELINE_CACHE_ADMIN_TOKEN. Raises ConfigError."""
-    if path is None:
-        token = os.environ.get(VARIABLE)
-        if not token:
-            raise ConfigError(f"administrators need a credential: give --credential-file, or set ${VARIABLE}")
-        return Credential(token.strip(), f"${VARIABLE}")
-    try:
-        return Credential(path.read_text(encoding="utf-8").strip(), f"--credential-file {path}")
-    except OSError as error:
-        raise ConfigError(f"--credential-file {path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--credential-file {path}: it must be text in UTF-8") from None
+    source = f"${VARIABLE}" if path is None else f"--credential-file {path}"
+    token = read_secret(source, path, VARIABLE)
+    if token is None:
+        raise ConfigError(f"administrators need a credential: give --credential-file, or set ${VARIABLE}")
+    return Credential(token.strip(), source)
 
 
 def _digest_of(token: bytes) -> bytes:

@@ -180,11 +180,11 @@ class _Guard:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    async def on_known_error(_: Request, error: Exception) -> Response:
+    async def on_error(_: Request, error: Exception) -> Response:
         return _error(status_of(error))
 
-    app.add_exception_handler(PacelineError, on_known_error)
-    app.add_exception_handler(CacheError, on_known_error)
+    for kind in (PacelineError, CacheError, Exception):
+        app.add_exception_handler(kind, on_error)
 
     @app.exception_handler(RequestValidationError)
     async def on_bad_field(_: Request, error: Exception) -> Response:
@@ -204,10 +204,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _json(
             {"error": {"message": str(error.detail), "code": code}}, error.status_code, dict(error.headers or {})
         )
-
-    @app.exception_handler(Exception)
-    async def on_unknown_error(_: Request, error: Exception) -> Response:
-        return _error(status_of(error))
 
 
 def _text(chunks: Iterator[bytes]) -> str:

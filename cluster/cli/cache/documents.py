@@ -114,7 +114,7 @@ def migrate(
             counts, migrated = migration.counts, migration.pieces(pieces, progress)
         result = service.import_documents(chosen.query(), lambda reader: migrated)
     if as_json:
-        print_json({**asdict(result), "migration": None if counts is None else asdict(counts)})
+        print_json({**asdict(result), "migration": counts})
     else:
         typer.echo(_imported(result), err=True)
         if counts is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +15,11 @@ import typer
 
 from actors.errors import InvalidRequest
 from actors.printable import printable
-from cache_service.admin.administration import NamespaceStats
+from cache_service.admin.administration import NamespaceStats, NamespaceSummary
 from cache_service.admin.purge import PurgeResult
 from cache_service.formats.earnings import Earnings
 from cache_service.formats.store_keys import StoreKeys
-from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
+from cluster.cache.admin.service import NamespaceQuery
 from cluster.cache.admin.store_access import told_in_one_line
 from cluster.cli.cache.options import FingerprintOption, Place, StoredNamespace
 from cluster.cli.output import parsed_seconds, print_columns, print_json, shown_seconds, shown_size
@@ -45,7 +45,7 @@ def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json
 def stats(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -> None:
     """Count what a namespace holds, of every model that has it, and what drafts from it have earned."""
     with told_in_one_line(), place.service() as service:
-        found = [service.stats(query) for query in _each(service, chosen.stored())]
+        found = [service.stats(query) for query in _each(service.find(chosen.stored()))]
     if as_json:
         print_json(found)
         return
@@ -103,7 +103,7 @@ def purge(
 def compact(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -> None:
     """Fold the log of a namespace into segments now; a running cluster does so by itself."""
     with told_in_one_line(), place.service() as service:
-        found = [service.compact(query) for query in _each(service, chosen.stored())]
+        found = [service.compact(query) for query in _each(service.find(chosen.stored()))]
     if as_json:
         print_json(found)
         return
@@ -117,9 +117,9 @@ def verify(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -
     """Check every stored object, of one namespace or of all; exit status 1 if one is not whole."""
     with told_in_one_line(), progress_bars() as progress, place.service() as service:
         if chosen.namespace is None and chosen.tenant is None:
-            queries = _all(service, chosen.fingerprint)
+            queries = _each(service.namespaces(chosen.fingerprint or ""))
         else:
-            queries = _each(service, chosen.stored())
+            queries = _each(service.find(chosen.stored()))
         found = []
         for row, query in enumerate(queries):
             found.append(service.verify(query))
@@ -139,13 +139,8 @@ def verify(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -
         raise typer.Exit(1)
 
 
-def _each(service: CacheAdminService, query: NamespaceQuery) -> list[NamespaceQuery]:
-    """One for each model that has the namespace."""
-    return [NamespaceQuery(keys.namespace, "", keys.fingerprint) for keys in service.find(query)]
-
-
-def _all(service: CacheAdminService, fingerprint: str | None) -> list[NamespaceQuery]:
-    return [NamespaceQuery(each.namespace, "", each.fingerprint) for each in service.namespaces(fingerprint or "")]
+def _each(found: Iterable[StoreKeys] | Iterable[NamespaceSummary]) -> list[NamespaceQuery]:
+    return [NamespaceQuery(one.namespace, "", one.fingerprint) for one in found]
 
 
 def _time(option: str, text: str | None, now_s: int) -> int | None:

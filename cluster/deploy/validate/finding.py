@@ -41,7 +41,8 @@ def finding(file: str, line: int, name: str, problem: Problem) -> Finding:
     where = place(problem.where)
     if problem.inner:
         where = f"{where}: {problem.inner}"
-    return Finding(file, line, problem.rule, name, where, problem.what, rule.why, problem.fix or rule.fix, rule.level)
+    told, fix = problem.what, problem.fix or rule.fix
+    return Finding(file, line, problem.rule, name, where=where, what=told, why=rule.why, fix=fix, level=rule.level)
 
 
 def place(where: Location) -> str:

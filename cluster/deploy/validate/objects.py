@@ -119,12 +119,12 @@ def _role(manifest: Manifest) -> Iterator[Problem]:
 
 def _role_binding(manifest: Manifest) -> Iterator[Problem]:
     role = mapping(manifest, "roleRef")
-    yield from one_of(role, "kind", ("Role", "ClusterRole"), ("roleRef",), "role")
+    yield from one_of(role, "kind", ("Role", "ClusterRole"), ("roleRef",), rule="role")
     if role.get("kind") == "Role" and manifest.get("kind") == "ClusterRoleBinding":
         yield Problem("role", ("roleRef", "kind"), "a ClusterRoleBinding binds a ClusterRole")
     for index, subject in items(manifest, "subjects"):
         place = ("subjects", index)
-        yield from one_of(subject, "kind", ("ServiceAccount", "User", "Group"), place, "role")
+        yield from one_of(subject, "kind", ("ServiceAccount", "User", "Group"), place, rule="role")
         if subject.get("kind") == "ServiceAccount":
             if not subject.get("namespace") and manifest.get("kind") == "ClusterRoleBinding":
                 yield Problem("role", (*place, "namespace"), "a ServiceAccount needs one")

@@ -57,9 +57,9 @@ def check_pod(
             if name in names:
                 yield Problem("container-name-unique", (*place, "name"), f"{name!r} names two containers of the pod")
             names.setdefault(name, place)
-        yield from _container(container, place, volumes, pod_context, 30 if grace is None else grace)
+        yield from _container(container, place, volumes, pod_context, grace=30 if grace is None else grace)
     yield from check_volumes(spec, where)
-    yield from one_of(spec, "restartPolicy", restart, where, "pod-restart-policy")
+    yield from one_of(spec, "restartPolicy", restart, where, rule="pod-restart-policy")
     yield from one_of(spec, "dnsPolicy", ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"), where)
     if grace is not None and grace < 0:
         yield Problem("grace-period", (*where, "terminationGracePeriodSeconds"), f"{grace} is below 0")

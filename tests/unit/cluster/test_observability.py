@@ -18,7 +18,6 @@ from cluster.config import RouterConfig, SpeculationConfig
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
-from cluster.router.counters import Distribution
 from cluster.router.driver import RouterDriver
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
@@ -165,11 +164,3 @@ async def test_a_request_shows_in_the_stages_the_planner_and_the_cost_curve(metr
     accepted = sum(value for key, value in found.items() if key[0] == "paceline_spec_decode_num_accepted_tokens_total")
     assert found["paceline_spec_decode_wasted_rows_total",] == verified - accepted
     assert found["paceline_spec_decode_num_proposed_tokens_total",] >= verified
-
-
-def test_a_value_on_a_bound_belongs_below_it():
-    distribution = Distribution((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
-        distribution.add(value)
-    assert distribution.counts == [2, 2, 1]
-    assert distribution.total == 7.5

@@ -173,5 +173,7 @@ def test_where_rounds_are_told_how_long_they_last_requests_wait_by_the_same_cloc
         seconds_of_rows=lambda rows: 1000.0,
     )  # fmt: skip
     engine.generate([PROMPT, PROMPT], max_new_tokens=4, ignore_eos=True)
-    assert engine.core.counters.queue_time.total == 0.0  # each begins when it is taken in
-    assert engine.core.counters.prefill_time.total >= 2000.0
+    times = engine.core.counters.queue_time, engine.core.counters.prefill_time
+    queue_s, prefill_s = ({one.name: one.value for one in time.collect()[0].samples} for time in times)
+    assert queue_s["paceline_request_queue_time_seconds_sum"] == 0.0  # each begins when it is taken in
+    assert prefill_s["paceline_request_prefill_time_seconds_sum"] >= 2000.0
