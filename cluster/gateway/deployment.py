@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from grpc_health.v1 import health_pb2
 from ray import serve
 from ray.serve.config import BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
@@ -56,7 +55,7 @@ def _read_tokenizer(directory: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-class Gateway:
+class Gateway(InferenceServicer):
     """Built by `gateway_application`. Serve finds gRPC methods by name and passes `grpc_context` by keyword."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -94,7 +93,7 @@ class Gateway:
             tracing=self._tracing,
             all_gateways=self._metrics_of_all,
         )
-        self._grpc = InferenceServicer(service, config)
+        super().__init__(service, config)
         self._app = create_app(service, config, answers_request_id=False)
         self._following = asyncio.create_task(service.follow_router())
 
@@ -124,15 +123,10 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
 
-    async def Generate(
-        self, request: inference_pb2.GenerateRequest, grpc_context: RayServegRPCContext
-    ) -> inference_pb2.GenerateResponse:
-        return await self._grpc.Generate(request, grpc_context)
-
     async def GenerateStream(
         self, request: inference_pb2.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        chunks = self._grpc.GenerateStream(request, grpc_context)
+        chunks = super().GenerateStream(request, grpc_context)
         try:
             async for chunk in chunks:
                 yield chunk
@@ -140,22 +134,6 @@ class Gateway:
             await chunks.aclose()
         if grpc_context.code():  # it failed; see `grpc_registration` for why there is one more message
             yield inference_pb2.GenerateChunk()
-
-    async def ListModels(
-        self, request: inference_pb2.ListModelsRequest, grpc_context: RayServegRPCContext
-    ) -> inference_pb2.ListModelsResponse:
-        return await self._grpc.ListModels(request, grpc_context)
-
-    async def Check(
-        self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
-    ) -> health_pb2.HealthCheckResponse:
-        return await self._grpc.Check(request, grpc_context)
-
-    async def Watch(
-        self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
-    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        async for answer in self._grpc.Watch(request, grpc_context):
-            yield answer
 
 
 def gateway_application(

@@ -64,17 +64,17 @@ class Context(Protocol):
 
 
 class InferenceServicer:
-    """Methods have the names of the generated stubs."""
+    """Methods have the names of the generated stubs, and `grpc_context` is what Serve calls it."""
 
     def __init__(self, service: GenerationService, config: GatewayConfig) -> None:
         self._service = service
         self._config = config
 
     async def Generate(
-        self, request: inference_pb2.GenerateRequest, context: Context
+        self, request: inference_pb2.GenerateRequest, grpc_context: Context
     ) -> inference_pb2.GenerateResponse:
         try:
-            prepared = await self._prepare(request, context)
+            prepared = await self._prepare(request, grpc_context)
             texts: list[str] = []
             async with aclosing(self._service.stream(prepared)) as pieces:
                 async for piece in pieces:
@@ -86,14 +86,14 @@ class InferenceServicer:
                 **_ending(piece, prepared),
             )
         except Exception as error:
-            _tell(error, context)
+            _tell(error, grpc_context)
             return inference_pb2.GenerateResponse()  # not sent
 
     async def GenerateStream(
-        self, request: inference_pb2.GenerateRequest, context: Context
+        self, request: inference_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
         try:
-            prepared = await self._prepare(request, context)
+            prepared = await self._prepare(request, grpc_context)
             sequence_number = 0
             shape = prepared.stream_shape
             async with aclosing(self._service.stream(prepared, shape)) as pieces:
@@ -110,30 +110,32 @@ class InferenceServicer:
                     yield chunk
                     sequence_number += 1
         except Exception as error:
-            _tell(error, context)
+            _tell(error, grpc_context)
 
     async def ListModels(
-        self, request: inference_pb2.ListModelsRequest, context: Context
+        self, request: inference_pb2.ListModelsRequest, grpc_context: Context
     ) -> inference_pb2.ListModelsResponse:
         try:
-            self._enter(context)
+            self._enter(grpc_context)
         except PacelineError as error:
-            _tell(error, context)
+            _tell(error, grpc_context)
             return inference_pb2.ListModelsResponse()  # not sent
         model = self._service.model
         return inference_pb2.ListModelsResponse(
             models=[inference_pb2.Model(id=model.name, created=model.created, max_model_len=model.max_model_len)]
         )
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: Context
+    ) -> health_pb2.HealthCheckResponse:
         if request.service not in ("", SERVICE_NAME):
-            context.set_code(grpc.StatusCode.NOT_FOUND)
-            context.set_details(str(InvalidRequest("service", request.service, f"there is {SERVICE_NAME!r}")))
+            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
+            grpc_context.set_details(str(InvalidRequest("service", request.service, f"there is {SERVICE_NAME!r}")))
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         return health_pb2.HealthCheckResponse(status=await self._health())
 
     async def Watch(
-        self, request: health_pb2.HealthCheckRequest, context: Context
+        self, request: health_pb2.HealthCheckRequest, grpc_context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """The status now and at every change. Ends after a minute, since a stopping replica waits for open calls; then
         clients call again."""

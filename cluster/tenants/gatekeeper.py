@@ -55,7 +55,6 @@ class Gatekeeper:
         refusals: Counter,
         failures: Counter,
         clock: Callable[[], datetime] = now_utc,
-        make_limiter: Callable[[TenantLimits, int], TenantLimiter] = TenantLimiter,
     ) -> None:
         """num_processes: gateways, which share the limits equally. refusals: by reason, which is missing_key,
         unknown_key, disabled, or the name of the limit. failures: unusable states of the registry file; the one before
@@ -64,7 +63,6 @@ class Gatekeeper:
         self._num_processes = num_processes
         self._refusals = refusals
         self._clock = clock
-        self._make_limiter = make_limiter
         self._follower = RegistryFollower(access.file, failures.inc)
         self._known: Registry | None = None
         self._by_digest: dict[bytes, _Entry] = {}
@@ -134,7 +132,7 @@ class Gatekeeper:
         """Keeps a tenant's limiter, with what is used up, when the file changes."""
         limiter = self._limiters.get(tenant.id)
         if limiter is None:
-            return self._make_limiter(tenant.limits, self._num_processes)
+            return TenantLimiter(tenant.limits, self._num_processes)
         limiter.change(tenant.limits)
         return limiter
 
