@@ -29,10 +29,24 @@ def toy_info(vocab_size: int, max_model_len: int = 256, block_size: int = 4, **f
     return WorkerInfo("target", 0, vocab_size, max_model_len, block_size, total_blocks=0, **fields)  # type: ignore[arg-type]
 
 
+def toy_core(
+    info: WorkerInfo,
+    *requests: GenerationRequest,
+    drafters: Mapping[str, CpuDrafter] | None = None,
+    config: RouterConfig | None = None,
+    speculation: SpeculationConfig | None = None,
+    **fields: object,
+) -> RouterCore:
+    """A core with these requests. fields: of `RouterCore`."""
+    core = RouterCore(info, config or RouterConfig(), speculation or SpeculationConfig(), drafters or {}, **fields)  # type: ignore[arg-type]
+    for request in requests:
+        core.add(request, 0.0)
+    return core
+
+
 def learning_core(info: WorkerInfo, drafters: Mapping[str, CpuDrafter], **shared: object) -> RouterCore:
     """A core of default options. shared: of `SharedLearning`."""
-    given = SharedLearning(**shared)  # type: ignore[arg-type]
-    return RouterCore(info, RouterConfig(), SpeculationConfig(), drafters, shared=given)
+    return toy_core(info, drafters=drafters, shared=SharedLearning(**shared))  # type: ignore[arg-type]
 
 
 def toy_request(

@@ -6,20 +6,15 @@ import re
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 
 from actors.drafters.registry import create_drafters
 from actors.links.keys import LinkKeys
-from actors.messages import GenerationRequest, SamplingParams
 from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache
-from cluster.config import RouterConfig, SpeculationConfig
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.router.connections import Connections
-from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
-from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
 from paceline_testing.panels import (
     DASHBOARDS,
@@ -31,7 +26,7 @@ from paceline_testing.panels import (
     names_of,
     panels_of,
 )
-from paceline_testing.rounds import serve, toy_info
+from paceline_testing.rounds import learning_core, serve, toy_info, toy_request
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 97
@@ -82,13 +77,8 @@ async def metrics():
     """Those of a router that has answered a request beside a cache that is out of reach."""
     cache = SharedCache(ConnectionSettings("redis://127.0.0.1:1"), "weights")
     drafters = create_drafters(("suffix", "soft_ngram"), delta_bytes=1 << 16)
-    core = RouterCore(
-        toy_info(VOCAB_SIZE, 256, 4),
-        RouterConfig(),
-        SpeculationConfig(),
-        drafters,
-        shared=SharedLearning(token_sink=cache, soft_sharing=cache.share_counts(drafters)),
-    )
+    soft_sharing = cache.share_counts(drafters)
+    core = learning_core(toy_info(VOCAB_SIZE), drafters, token_sink=cache, soft_sharing=soft_sharing)
     driver = RouterDriver(core, verify_timeout_s=1.0, draft_deadline_s=0.1)
     connections = Connections(LinkKeys.generate())
     answer(core)
@@ -105,12 +95,7 @@ def answer(core):
     tokens = [5]
     while len(tokens) < 20:
         tokens.append(prompt.next_token(tokens))
-    request = GenerationRequest(
-        request_id="r",
-        prompt_token_ids=np.array(tokens, np.int32),
-        sampling=SamplingParams(seed=1, temperature=0.0),
-        max_new_tokens=60,
-    )
+    request = toy_request("r", tokens, 60)
     core.add(request, 0.0)
     serve(core, target.verify)
     return request

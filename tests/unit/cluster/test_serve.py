@@ -11,14 +11,7 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
-from cluster.config import (
-    CacheConfig,
-    ClusterConfig,
-    DraftConfig,
-    GatewayConfig,
-    RouterConfig,
-    SpeculationConfig,
-)
+from cluster.config import CacheConfig, ClusterConfig, DraftConfig, GatewayConfig, RouterConfig, SpeculationConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.offline.corpus import build_corpus

@@ -6,13 +6,7 @@ import pytest
 
 from cache_service.errors import SettingError
 from cache_service.formats.key_ring import parse_keys
-from cluster.cache.access import (
-    KEYS_VARIABLE,
-    PASSWORD_VARIABLE,
-    connection_settings,
-    data_directory,
-    key_ring,
-)
+from cluster.cache.access import KEYS_VARIABLE, PASSWORD_VARIABLE, connection_settings, data_directory, key_ring
 from cluster.config import CacheConfig, load_config, paceline_home
 from cluster.errors import ConfigError
 

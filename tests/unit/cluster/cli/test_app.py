@@ -64,9 +64,6 @@ def tiny_model_dir(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-# --- serve
-
-
 @pytest.mark.parametrize("name", ["gateway.http_port", "gateway.grpc_port"])
 def test_a_taken_port_is_named_with_its_setting_and_the_remedy(refuse, free_ports, taken_port, name):
     line = refuse("serve", *free_ports, "--set", f"{name}={taken_port}")
@@ -130,9 +127,6 @@ def test_a_home_that_cannot_be_written_is_refused_before_ray_is_started(
     assert line.startswith(f"{tmp_path}/file/")
     assert "cannot be written" in line
     assert "PACELINE_HOME" in line
-
-
-# --- generate
 
 
 TINY = "a model"  # stands for its directory
@@ -329,9 +323,6 @@ def test_a_call_with_draft_model_temperature_gamma_length_and_device_does_what_i
     assert hotter["token_ids"] != json.loads(out)["token_ids"]
 
 
-# --- compare
-
-
 @pytest.fixture
 def prompts_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
@@ -374,9 +365,6 @@ def test_a_plot_without_matplotlib_says_what_to_install(refuse, prompts_file, tm
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not there
     line = refuse("bench", "local", "--compare", "--prompts", prompts_file, "--plot", tmp_path / "out.png")
     assert line.endswith("it needs matplotlib; install Paceline with the extra [plot]")
-
-
-# --- the rest
 
 
 @pytest.mark.parametrize("action", ["prepare", "path"])

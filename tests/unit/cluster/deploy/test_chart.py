@@ -88,9 +88,6 @@ def containers_of(spec):
     return spec["containers"] + spec.get("initContainers", [])
 
 
-# --- what is committed
-
-
 def test_what_is_committed_is_what_the_values_say():
     rendered = rendered_files() | {f"chart/{name}": text for name, text in chart_files().items()}
     committed = {
@@ -192,9 +189,6 @@ def applied(patch, document):
     return document
 
 
-# --- schemas
-
-
 def closed(schema):
     """The schema with unknown keys refused, as a strict API server does."""
     if isinstance(schema, list):
@@ -247,9 +241,6 @@ def test_core_objects_and_pod_templates_pass_the_strict_schemas_of_kubernetes(na
     for group, spec in pod_specs(name):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": group}, "spec": spec}
         kubernetes_validate.validate(pod, "1.32", strict=True)
-
-
-# --- serveConfigV2
 
 
 @every_profile
@@ -335,9 +326,6 @@ def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_ol
     assert ("max_surge_percent" in deployments["TargetGroup"]) == values.upgrade.second_target
 
 
-# --- what the operator refuses after admission
-
-
 @every_profile
 def test_the_rules_of_the_operator_hold(name):
     service = ray_service_of(name)
@@ -365,9 +353,6 @@ def test_the_rules_of_the_operator_hold(name):
         options = strategy["clusterUpgradeOptions"]
         assert cluster["enableInTreeAutoscaling"]
         assert 0 <= options["stepSizePercent"] <= options["maxSurgePercent"] <= 100
-
-
-# --- what pods may do, and when they end
 
 
 @every_profile
@@ -536,9 +521,6 @@ def test_log_lines_of_the_page_are_those_that_are_written():
     assert [part for line in ours for part in line.split("...") if part not in code] == []
 
 
-# --- values
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
@@ -584,8 +566,6 @@ def test_a_quantity_is_multiplied_and_rounded_up():
     assert times("1Mi", 1.1) == "2Mi"
     assert times("250m", 2) == "500m"
 
-
-# --- the chart
 
 needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on the PATH")
 
@@ -687,8 +667,6 @@ def test_the_marks_of_the_chart_stand_for_themselves_alone():
     for mark in MARKS.values():
         assert str(mark) not in text
 
-
-# --- container files
 
 CONTAINERS = K8S / "containers"
 

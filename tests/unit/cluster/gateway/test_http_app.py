@@ -100,9 +100,6 @@ async def settle(router):
     raise AssertionError(f"still running: {router.running}")
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
 async def test_a_completion_has_text_usage_and_a_finish_reason(client):
     count = len(tokens(FOX))
     answer = (await complete(client, max_tokens=count)).json()
@@ -280,9 +277,6 @@ async def test_speculation_statistics_come_when_asked_for(client):
         assert all("speculation" not in chunk for chunk in chunks[:-1])
 
 
-# --- stop strings ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("stop", ["fox", ["wn f", "zzz"], "n fox 😀", ["😀"]])
 async def test_a_stop_string_never_shows_and_counts_the_same_for_any_chunks(client, router, chunk_tokens, stop):
@@ -335,8 +329,6 @@ async def test_a_stop_token_ends_the_answer_without_its_text(client):
     assert answer["choices"][0]["text"] == TOKENIZER.decode(fox[:-1])
     assert answer["choices"][0]["finish_reason"] == "stop"
 
-
-# --- refusals --------------------------------------------------------------------------------------------------------
 
 REFUSED = [
     ({"temperature": 2.5}, "temperature", "at most 2"),
@@ -591,9 +583,6 @@ async def test_no_body_whatsoever_breaks_the_gateway(path, fields):
     assert response.status_code in (200, 400, 404)
 
 
-# --- trouble ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_router_that_is_full_or_refuses_says_when_to_come_again(client, router, stream):
     router.failures.append((0, Unavailable("draining")))
@@ -699,9 +688,6 @@ async def test_a_client_that_goes_away_closes_the_routers_streams(service, route
         assert router.running == set()
     assert router.num_cancelled == 6
     assert 'reason="cancelled"} 6.0' in service.metrics.text()
-
-
-# --- operation -------------------------------------------------------------------------------------------------------
 
 
 async def test_probes_follow_the_router(client, router, monkeypatch):

@@ -95,9 +95,6 @@ def error_of(answer, status, code):
     return error
 
 
-# --- HTTP ------------------------------------------------------------------------------------------------------------
-
-
 async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin, tmp_path, router):
     admin.add("a", {})
     service = make_service(admin, tmp_path, router)
@@ -375,9 +372,6 @@ async def test_an_answer_under_way_when_its_tenant_is_removed_goes_on_to_its_end
     assert answers[0].json()["choices"] == answers[1].json()["choices"]
 
 
-# --- gRPC ------------------------------------------------------------------------------------------------------------
-
-
 @asynccontextmanager
 async def grpc_channel(service):
     server = grpc.aio.server()
@@ -477,9 +471,6 @@ async def test_grpc_answers_count_against_the_tokens_of_a_minute(admin, tmp_path
             await stub.Generate(generate_request(), metadata=metadata)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "tokens_per_minute" in caught.value.details()
-
-
-# --- isolation, with a real engine -----------------------------------------------------------------------------------
 
 
 class EngineRouter:

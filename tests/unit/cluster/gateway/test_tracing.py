@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from actors.errors import Overloaded, RouterLost
 from actors.logs import ObservabilityConfig
 from actors.messages import GenerationRequest, SamplingParams
-from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.config import GatewayConfig
 from cluster.gateway import tracing as tracing_module
 from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
@@ -29,10 +29,9 @@ from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tracing import Tracing, open_tracing
 from cluster.generation import GenerationOptions
-from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, run_local_round
 from paceline_testing.echo_router import EchoRouter
-from paceline_testing.rounds import toy_info, toy_round
+from paceline_testing.rounds import toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
@@ -53,11 +52,11 @@ class CoreRouter:
 
     async def generate(self, request):
         self.requests.append(request)
-        core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
         target = ToyTarget(eos_token_id=3, seed=4)
         prompt = np.array(request.prompt_token_ids, np.int32) % 90 + 5
         greedy = SamplingParams(seed=1, temperature=0.0)
         changes = {"prompt_token_ids": prompt, "sampling": greedy, "stop_token_ids": (), "timeout_s": None}
+        core = toy_core(toy_info(97, 512))
         core.add(msgspec.structs.replace(request, **changes), 100.0)
         ticks = count(1)
         hooks = RoundHooks(now=lambda: 100.0 + 0.01 * next(ticks))  # a round is planned, assembled and committed
@@ -245,17 +244,10 @@ async def test_a_lost_router_is_an_event_of_the_call(exporter):
 
 
 def test_only_the_first_rounds_are_told_one_by_one():
-    core = RouterCore(toy_info(97, 512, 4), RouterConfig(), SpeculationConfig(), {})
+    core = toy_core(toy_info(97, 512))
     target = ToyTarget(eos_token_id=3, seed=4, seconds=lambda rows: 0.5)
     for name, timed in (("a", 3), ("b", 0), ("c", -1)):
-        request = GenerationRequest(
-            request_id=name,
-            prompt_token_ids=np.array([5, 6, 7], np.int32),
-            sampling=SamplingParams(seed=1, temperature=0.0),
-            max_new_tokens=10,
-            timed_rounds=timed,
-        )
-        core.add(request, 1.0)
+        core.add(toy_request(name, [5, 6, 7], 10, timed_rounds=timed), 1.0)
     now, times = 1.0, {}
     while core.has_work:
         events = toy_round(core, target.verify, now).events

@@ -35,10 +35,8 @@ def serve_many_requests(corpus: Path) -> list[str]:
     from cache_service.automata.static_automaton import StaticAutomaton
     from cache_service.automata.suffix_automaton import SuffixAutomaton
     from cache_service.formats.documents import Piece
-    from cluster.config import RouterConfig, SpeculationConfig
-    from cluster.router.core import RouterCore
     from cluster.router.learning import successors_of
-    from paceline_testing.rounds import toy_info
+    from paceline_testing.rounds import toy_core, toy_info
     from paceline_testing.toy_target import ToyTarget
 
     rng = np.random.default_rng(0)
@@ -57,7 +55,7 @@ def serve_many_requests(corpus: Path) -> list[str]:
             return Automata(open_index(corpus).automaton, 1, tail, 2)
 
     drafters = create_drafters(CPU_DRAFTER_NAMES, corpora=[corpus], index=Index())
-    core = RouterCore(toy_info(VOCAB_SIZE, 8192, 4), RouterConfig(), SpeculationConfig(), drafters)
+    core = toy_core(toy_info(VOCAB_SIZE, 8192), drafters=drafters)
     core.set_draft_workers(["worker"])
     before = versions()
 

@@ -24,12 +24,11 @@ from actors.messages import (
     encode_message,
 )
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed
 from cluster.router.run_round import no_drafts
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import serve as toy_serve
-from paceline_testing.rounds import toy_info, toy_request, toy_round
+from paceline_testing.rounds import toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_drafters import ChainDrafter, ToyDraftWorker, right
 from paceline_testing.toy_target import ToyTarget
 
@@ -58,16 +57,11 @@ def make_core(
     **config,
 ):  # fmt: skip
     """chain: the guess of a drafter of chains. workers: names of draft workers."""
-    core = RouterCore(
-        toy_info(VOCAB_SIZE, max_model_len, 4, step_times=list(profile)),
-        RouterConfig(**config),
-        speculation or SpeculationConfig(),
-        drafters or ({"chain": ChainDrafter(chain)} if chain else {}),
-        draft_shape=DraftShape(4, branch),
-    )
+    info = toy_info(VOCAB_SIZE, max_model_len, 4, step_times=list(profile))
+    drafters = drafters or ({"chain": ChainDrafter(chain)} if chain else {})
+    limits, shape = RouterConfig(**config), DraftShape(4, branch)
+    core = toy_core(info, *requests, drafters=drafters, config=limits, speculation=speculation, draft_shape=shape)
     core.set_draft_workers(list(workers))
-    for one in requests:
-        core.add(one, 0.0)
     return core
 
 
@@ -92,9 +86,6 @@ def text_of(events, request_id="r"):
     assert all(isinstance(chunk, TokenChunk) for chunk in chunks)
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     return [token for chunk in chunks for token in chunk.token_ids], chunks[-1].finish_reason
-
-
-# Ends
 
 
 @pytest.mark.parametrize("end", range(9))
@@ -239,9 +230,6 @@ def test_a_cancelled_request_that_waited_frees_its_place_at_once():
     assert core.num_waiting == 2
 
 
-# Chunks and statistics
-
-
 def test_chunks_carry_sources_and_the_last_one_the_statistics():
     target = Scripted([5, 6, 7, 8, 9, 10, 11, 12])
     core = make_core(
@@ -275,9 +263,6 @@ def test_the_first_chunk_tells_how_much_of_the_prompt_was_cached():
     assert [chunk.num_cached_tokens for chunk in chunks] == [12] + [0] * 19
 
 
-# Prompts
-
-
 def test_a_long_prompt_delays_neither_decoding_nor_shorter_prompts():
     target = ToyTarget(VOCAB_SIZE, 1024)
     core = make_core(request("decodes", max_new_tokens=200, stop_token_ids=()), max_model_len=1024, max_prefill_rows=16)
@@ -301,9 +286,6 @@ def test_a_prompt_that_turns_out_to_be_cached_emits_before_it_was_expected_to():
     events, _ = one_round(core, target)
     assert events[0].token_ids == (2,)
     assert text_of(events + serve(core, target)) == ([2, 3, 4], "length")
-
-
-# Losses
 
 
 def test_a_stale_sequence_is_sent_again_from_the_start():
@@ -483,9 +465,6 @@ def test_a_verdict_that_cannot_be_true_is_not_believed_and_the_first_one_is_logg
     assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
 
 
-# Memory pressure
-
-
 def test_a_sequence_that_can_never_fit_fails_and_says_why():
     target = Scripted(list(range(2, 40)), 12, total_blocks=4, block_size=4)
     core = make_core(request(prompt=[1] * 12), request("small", max_new_tokens=2))
@@ -543,9 +522,6 @@ def test_drafts_are_given_up_before_anyone_is_preempted():
     assert text_of(events, "many") == (list(range(2, 18)), "length")
     assert starved
     assert core.counters.preempted == 0
-
-
-# Drafts
 
 
 def test_a_drafter_that_fails_is_logged_once_and_counted_always(caplog):
@@ -609,9 +585,6 @@ def test_drafts_that_are_never_right_stop_costing_rows_when_rows_cost():
         spent.append(len(batch.items[0].tree))
     assert spent[0] == 1
     assert sum(spent[100:]) <= 12
-
-
-# Draft workers
 
 
 def asking(workers):
@@ -854,9 +827,6 @@ def test_what_a_draft_worker_says_wrongly_is_left_out(fault):
     assert not len(batch.items[0].tree)
     assert len(events[0].token_ids) == 1
     assert core.counters.invalid_trees["draft_model"] == (fault == "arrays")
-
-
-# Rejection
 
 
 def rejection(**fields):

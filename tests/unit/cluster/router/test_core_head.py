@@ -12,7 +12,7 @@ from actors.messages import GenerationRequest, SamplingParams
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from paceline_testing.rounds import serve as toy_serve
-from paceline_testing.rounds import texts_of, toy_info, toy_request, toy_round
+from paceline_testing.rounds import texts_of, toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB_SIZE = 50
@@ -56,28 +56,21 @@ def chain(tokens: list[int]) -> DraftTree:
 def make_core(*requests: GenerationRequest, max_prefill_rows: int = 512, **options) -> RouterCore:
     speculation = SpeculationConfig(drafters=("eagle",), **options)
     config = RouterConfig(max_prefill_rows=max_prefill_rows)
-    core = RouterCore(toy_info(VOCAB_SIZE, has_head=True), config, speculation, {})
-    for one in requests:
-        core.add(one, 0.0)
-    return core
-
-
-def request(request_id: str = "r", prompt=(1,), **fields) -> GenerationRequest:
-    return toy_request(request_id, prompt, **fields)
+    return toy_core(toy_info(VOCAB_SIZE, has_head=True), *requests, config=config, speculation=speculation)
 
 
 def serve(core: RouterCore, target: TargetWithHead) -> dict[str, list[int]]:
     return texts_of(toy_serve(core, target.verify))
 
 
-def truth(prompt=(1,)) -> list[int]:
+def truth(prompt=(1, 2, 3)) -> list[int]:
     return TargetWithHead().text_after(prompt, 40)
 
 
 def test_its_trees_are_verified_in_the_round_that_follows():
-    core, target = make_core(request()), TargetWithHead()
-    core.add(request("s", (2, 3)), 0.0)
-    assert serve(core, target) == {"r": truth(), "s": truth((2, 3))}
+    core, target = make_core(toy_request()), TargetWithHead()
+    core.add(toy_request("s", (4, 5)), 0.0)
+    assert serve(core, target) == {"r": truth(), "s": truth((4, 5))}
     assert core.counters.accepted_tokens["eagle"] > 40
     assert core.counters.rounds < 30
     assert not core.counters.invalid_trees
@@ -85,9 +78,9 @@ def test_its_trees_are_verified_in_the_round_that_follows():
 
 def test_it_is_never_asked_for_more_than_can_be_emitted_and_not_at_all_by_others():
     core, target = make_core(max_draft_tokens=8), TargetWithHead()
-    core.add(request(max_new_tokens=6), 0.0)
-    core.add(request("plain", drafters=()), 0.0)
-    core.add(request("rejecting", sampling=SamplingParams(seed=1, temperature=0.0, acceptance="rejection")), 0.0)
+    core.add(toy_request(max_new_tokens=6), 0.0)
+    core.add(toy_request("plain", drafters=()), 0.0)
+    core.add(toy_request("rejecting", sampling=SamplingParams(seed=1, temperature=0.0, acceptance="rejection")), 0.0)
     serve(core, target)
     first, *others = target.asked
     assert sorted(first.values()) == [-1, -1, 4]  # of 6 tokens one comes of this round and one of the next
@@ -96,7 +89,7 @@ def test_it_is_never_asked_for_more_than_can_be_emitted_and_not_at_all_by_others
 
 
 def test_prompts_are_shown_to_it_in_every_round():
-    core, target = make_core(request(prompt=[7] * 40), max_prefill_rows=16), TargetWithHead()
+    core, target = make_core(toy_request(prompt=[7] * 40), max_prefill_rows=16), TargetWithHead()
     serve(core, target)
     assert [next(iter(asked.values())) for asked in target.asked[:3]] == [0, 0, 16]
 
@@ -119,13 +112,13 @@ def with_trees(change):
     ids=["too few", "of others", "beyond the vocabulary", "children first", "of other lengths", "wrong"],
 )
 def test_what_it_sends_wrong_costs_its_drafts_and_nothing_else(spoil):
-    core, target = make_core(request()), TargetWithHead(spoil)
+    core, target = make_core(toy_request()), TargetWithHead(spoil)
     assert serve(core, target) == {"r": truth()}
     assert core.counters.accepted_tokens["eagle"] < 5
 
 
 def test_a_tree_grown_behind_other_tokens_is_dropped_and_one_whose_round_was_lost_is_used_again():
-    core, target = make_core(request()), TargetWithHead()
+    core, target = make_core(toy_request()), TargetWithHead()
     toy_round(core, target.verify)
     for _ in range(2):  # the first of them is abandoned
         round, _ = core.plan_round(0.1)
@@ -145,7 +138,7 @@ def test_a_head_that_takes_longer_than_it_saves_is_asked_ever_more_seldom():
     for target in (slow, quick):
         core = make_core()
         for number in range(6):
-            core.add(request(f"r{number}"), 0.0)
+            core.add(toy_request(f"r{number}"), 0.0)
             assert serve(core, target)[f"r{number}"] == truth()
         asked[target] = sum(any(nodes > 0 for nodes in asked.values()) for asked in target.asked) / len(target.asked)
         assert core.counters.head_s > 0

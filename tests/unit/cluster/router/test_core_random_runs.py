@@ -15,14 +15,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import DeadlineExceeded, ModelError, Overloaded
-from actors.messages import (
-    GenerationRequest,
-    SamplingParams,
-    TokenChunk,
-    Verdict,
-    decode_message,
-    encode_message,
-)
+from actors.messages import GenerationRequest, SamplingParams, TokenChunk, Verdict, decode_message, encode_message
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.worker_drafting import DraftShape

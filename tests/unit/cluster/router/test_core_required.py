@@ -9,11 +9,11 @@ import pytest
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import InvalidRequest
 from actors.messages import GenerationRequest, SamplingParams, VerifyBatch, VerifyResult
-from cluster.config import RouterConfig, SpeculationConfig
+from cluster.config import SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
 from paceline_testing.rounds import serve as toy_serve
-from paceline_testing.rounds import texts_of, toy_info, toy_request, toy_round
+from paceline_testing.rounds import texts_of, toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
 
 VOCAB = 89
@@ -28,13 +28,12 @@ class Wheel(ToyTarget):
 
 
 def core_with(
-    *requests: GenerationRequest, drafter: LookaheadDrafter | None = None, profile=(), **speculation
+    *requests: GenerationRequest, drafter: LookaheadDrafter | None = None, profile=(), **options
 ) -> RouterCore:
-    config, info = SpeculationConfig(drafters=("lookahead",), **speculation), toy_info(VOCAB, step_times=list(profile))
-    core = RouterCore(info, RouterConfig(), config, {"lookahead": drafter or LookaheadDrafter()})
-    for one in requests:
-        core.add(one, 0.0)
-    return core
+    info = toy_info(VOCAB, step_times=list(profile))
+    drafters = {"lookahead": drafter or LookaheadDrafter()}
+    speculation = SpeculationConfig(drafters=("lookahead",), **options)
+    return toy_core(info, *requests, drafters=drafters, speculation=speculation)
 
 
 def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **fields) -> GenerationRequest:

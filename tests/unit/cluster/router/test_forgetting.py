@@ -11,13 +11,11 @@ from actors.drafters.registry import create_drafters
 from actors.engine.options import EngineOptions
 from actors.lookahead.phrase_pool import PhrasePool
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
-from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.calibration import SourceCalibration
-from cluster.router.core import RouterCore
 from cluster.router.draft_wait import TrafficRecords
 from cluster.router.draft_workers import DraftWorkers
 from paceline_testing.integrity import check_integrity
-from paceline_testing.rounds import toy_info, toy_request, toy_round
+from paceline_testing.rounds import toy_core, toy_info, toy_request, toy_round
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.toy_target import ToyTarget
 
@@ -30,7 +28,7 @@ PROMPT = np.arange(1, 9, dtype=np.int32)
 class Router:
     def __init__(self, *names):
         self.drafters = create_drafters(names)
-        self.core = RouterCore(toy_info(VOCAB_SIZE, 256, 4), RouterConfig(), SpeculationConfig(), self.drafters)
+        self.core = toy_core(toy_info(VOCAB_SIZE), drafters=self.drafters)
         self.target = ToyTarget(VOCAB_SIZE)
         self.now = 0.0
 
@@ -82,8 +80,7 @@ def test_who_keeps_a_namespace_can_drop_it():
 
 def test_counts_of_a_request_that_runs_begin_anew_with_what_it_says_then():
     (drafter,) = create_drafters(("ngram_table",)).values()
-    core = RouterCore(toy_info(VOCAB_SIZE, 256, 4), RouterConfig(), SpeculationConfig(), {"ngram_table": drafter})
-    core.add(request("a", 40), 0.0)
+    core = toy_core(toy_info(VOCAB_SIZE), request("a", 40), drafters={"ngram_table": drafter})
     target, now = ToyTarget(VOCAB_SIZE), 0.0
     for turn in range(40):
         round, _ = core.plan_round(now)
@@ -134,9 +131,6 @@ def test_records_and_curves_of_a_namespace_begin_anew():
     calibration.drop("nobody")
     assert levels("a") == new
     assert levels("b") == learnt != new
-
-
-# --- draft workers
 
 
 def test_workers_hear_of_it_until_one_of_their_answers_has_come():

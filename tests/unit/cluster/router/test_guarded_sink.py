@@ -12,10 +12,8 @@ import pytest
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
 from cache_service.formats.documents import DOCUMENT_ID_BYTES
-from cluster.config import RouterConfig, SpeculationConfig
-from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
-from paceline_testing.rounds import serve, texts_of, toy_info, toy_request, toy_round
+from paceline_testing.rounds import serve, texts_of, toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_drafters import ChainDrafter, right
 from paceline_testing.toy_target import ToyTarget
 
@@ -83,11 +81,7 @@ def request(name="r", prompt=(1, 2, 3), **fields):
 
 
 def make_core(sink, *requests, drafters=None):
-    shared = SharedLearning(token_sink=sink)
-    core = RouterCore(toy_info(VOCAB_SIZE), RouterConfig(), SpeculationConfig(), drafters or {}, shared=shared)
-    for one in requests:
-        core.add(one, 0.0)
-    return core
+    return toy_core(toy_info(VOCAB_SIZE), *requests, drafters=drafters, shared=SharedLearning(token_sink=sink))
 
 
 def run(core, target):

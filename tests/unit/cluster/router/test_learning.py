@@ -26,11 +26,11 @@ from actors.messages import (
     VerifyItem,
     VerifyResult,
 )
-from cluster.config import RouterConfig, SpeculationConfig
+from cluster.config import RouterConfig
 from cluster.router.core import RouterCore
 from cluster.router.learning import rows_of_prompt, successors_of
 from paceline_testing.drafting import tree_to_verify
-from paceline_testing.rounds import toy_info, toy_request, toy_round
+from paceline_testing.rounds import toy_core, toy_info, toy_request, toy_round
 from paceline_testing.tiny_models import save_tiny_model
 
 VOCAB = 50
@@ -56,11 +56,8 @@ class Pupil(CpuDrafter):
 
 
 def core_with(pupil: object, *requests: GenerationRequest, max_prefill_rows: int = 512) -> RouterCore:
-    info, config = toy_info(VOCAB, 1 << 14, 16), RouterConfig(max_prefill_rows=max_prefill_rows)
-    core = RouterCore(info, config, SpeculationConfig(drafters=("auto",)), {"pupil": pupil})
-    for one in requests:
-        core.add(one, 0.0)
-    return core
+    config = RouterConfig(max_prefill_rows=max_prefill_rows)
+    return toy_core(toy_info(VOCAB, 1 << 14, 16), *requests, drafters={"pupil": pupil}, config=config)
 
 
 def request(prompt: list[int], namespace: str = "a", request_id: str = "r") -> GenerationRequest:

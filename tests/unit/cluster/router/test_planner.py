@@ -275,8 +275,6 @@ def test_no_proposals_are_merged_to_nothing():
     assert len(choose_nodes(merged, np.full(3, 4, np.int32), 3.0, 0.0, np.ones(5))) == len(is_valid) == 0
 
 
-# Required nodes
-
 BATCHES = st.lists(
     st.lists(st.tuples(st.integers(0, 2), draft_trees(requires=True)), max_size=3), min_size=1, max_size=4
 )

@@ -62,9 +62,6 @@ def refusals(metrics):
     }
 
 
-# --- registry and file -----------------------------------------------------------------------------------------------
-
-
 def test_a_key_is_nowhere_but_where_it_is_shown(admin, path):
     issued = [admin.add("a", {}), admin.rotate("a", timedelta(hours=1)), admin.add("b", {"policy": "promoted"})]
     written = b"".join(file.read_bytes() for file in path.parent.iterdir())
@@ -219,9 +216,6 @@ def test_a_broken_file_keeps_what_was_read_before_and_is_counted_once(admin, pat
     assert len(failures) == 2
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
-
-
 @given(
     st.integers(1, 50),
     st.integers(1, 50),
@@ -329,9 +323,6 @@ def test_errors_survive_pickling():
     for error in (OverLimit("max_concurrent", 3, 1.5), Unauthenticated("missing_key"), TenantDisabled()):
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
-
-
-# --- who is let in ---------------------------------------------------------------------------------------------------
 
 
 def test_a_key_leads_to_its_tenant(admin, path):
@@ -458,9 +449,6 @@ def test_a_tenant_added_again_finds_nothing_of_its_namesake(admin, path):
         namespaces.add(gatekeeper(path).enter([f"Bearer {key}"]).sharing.namespace)
         admin.remove("a")
     assert len(namespaces) == 2
-
-
-# --- when a cluster is open ------------------------------------------------------------------------------------------
 
 
 def access_of(home, **sections):

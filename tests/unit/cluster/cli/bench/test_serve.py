@@ -36,8 +36,6 @@ EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
 FOX = tuple(TOKENIZER.backend_tokenizer.encode("the quick brown fox jumps over the lazy dog").ids)
 
 
-# --- arithmetic ------------------------------------------------------------------------------------------------------
-
 RECORDS = [
     RequestRecord("a", 0.0, ttft=0.1, latency=0.5, itls=[0.1, 0.3], prompt_tokens=10, output_tokens=5, rounds=3),
     RequestRecord("b", 0.2, ttft=0.3, latency=0.3, prompt_tokens=20, output_tokens=1, rounds=1, draft_tokens=4),
@@ -120,9 +118,6 @@ def test_peak_concurrency_is_the_most_requests_at_any_moment(spans):
     assert peak_concurrency(records) == wanted
 
 
-# --- arrivals, prompts and turns -------------------------------------------------------------------------------------
-
-
 def test_arrivals_are_a_poisson_process_that_the_seed_decides():
     times = arrival_times(20_001, 8.0, np.random.default_rng(3))
     gaps = np.diff(times)
@@ -173,9 +168,6 @@ def test_modes_take_turns_in_blocks_and_at_going_first():
         ("on", 4, 5),
     ]
     assert take_turns(("on",), 5, 2) == [("on", 0, 5)]
-
-
-# --- against a gateway -----------------------------------------------------------------------------------------------
 
 
 class Server:

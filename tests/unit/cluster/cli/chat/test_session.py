@@ -81,9 +81,6 @@ def contents(session: ChatSession) -> list[str]:
     return [message["content"] for message in session.turns]
 
 
-# --- who said what
-
-
 @given(st.lists(st.tuples(st.text(max_size=3), st.sampled_from("abc"))), st.text(max_size=3))
 def test_spans_keep_every_character_and_join_neighbours_of_one_source(tokens, rest):
     text = "".join(part for part, _ in tokens) + rest
@@ -109,9 +106,6 @@ def test_a_model_cannot_steer_the_terminal(text):
     assert not any(char != "\n" and char != "\t" and (ord(char) < 32 or 127 <= ord(char) < 160) for char in shown)
     assert printable("\x1b[2J\x9b") == "\ufffd[2J\ufffd"
     assert printable("naïve 漢\n\t😀") == "naïve 漢\n\t😀"
-
-
-# --- lines
 
 
 def test_help_fits_on_one_screen_and_has_every_command_and_setting(chat):
@@ -173,9 +167,6 @@ def test_commands_change_settings(chat, line, fields):
     assert chat.session.options == changed(OPTIONS, fields)
     assert (out, chat.session.num_failures) == ("", 0)
     assert err
-
-
-# --- turns
 
 
 def test_answers_alone_go_to_standard_output_without_escape_codes(chat):
@@ -247,9 +238,6 @@ def test_figures_of_a_turn_are_told_by_source():
     assert plain == "3 tokens in 1 round, 3.00 a round | no draft tokens | 6.0 tokens/s, the first after 0.50 s"
 
 
-# --- the terminal
-
-
 def terminal(monkeypatch, **environment: str) -> tuple[View, io.StringIO]:
     """A view whose consoles take one buffer for a terminal."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE"):
@@ -317,9 +305,6 @@ def test_what_an_encoding_does_not_have_is_replaced():
         assert file.buffer.getvalue() == b"? a\n"
 
 
-# --- a keyboard
-
-
 READ_LINES = """
 import pathlib, sys
 from cluster.cli.chat.lines import read_lines
@@ -381,9 +366,6 @@ def test_lines_are_kept_for_their_owner_and_no_color_means_no_escape_codes(tmp_p
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-# --- an engine
-
-
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory) -> LocalEngine:
     directory = save_tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -412,9 +394,6 @@ def test_a_conversation_that_is_too_long_is_one_line(engine):
     assert err.getvalue().startswith("prompt is '20")
     assert err.getvalue().count("\n") == 1
     assert contents(session) == []
-
-
-# --- a server
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://"])

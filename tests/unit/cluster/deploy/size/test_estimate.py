@@ -39,8 +39,6 @@ def placed(model="llama-70b", gpus="h200:8", dtype="bfloat16", efficiency=0.8) -
     return PlacedModel(shape=MODELS[model], device=name, gpu=gpu, count=count, dtype=dtype, efficiency=efficiency)
 
 
-# --- published figures
-
 # GPUs, weights, bound by bandwidth alone and realistic speed of Llama 3.3 70B, one stream, tokens/s.
 SPEEDS = [
     ("h100:4", "bfloat16", 96, 69),
@@ -159,9 +157,6 @@ def test_the_tables_of_the_page_are_the_ones_that_are_tested():
     assert [(float(a), float(c), float(s), int(g), tuple(map(float, h))) for a, c, s, g, *h in rows] == RATIOS
 
 
-# --- local configurations
-
-
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_local_configuration_has_the_parameters_of_the_model_itself(tmp_path, kind):
     model = make_tiny_model(kind)
@@ -208,8 +203,6 @@ def test_experts_of_a_local_configuration_are_counted(tmp_path):
     assert shape.num_expert_parameters == 2 * 4 * 3 * 64 * 96
     assert (shape.num_experts, shape.experts_per_token) == (4, 2)
 
-
-# --- properties
 
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 placements = st.builds(
@@ -329,8 +322,6 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
     assert sizing_of(few).speeds[1].ratio > 1.5
     assert sizing_of(many).fastest.drafting == "none"
 
-
-# --- the command
 
 SIZE = ["size", "--target", "llama-70b", "--gpus", "h200:8", "--dtype", "fp8", "--concurrency", "32"]
 

@@ -44,9 +44,6 @@ def written(tmp_path):
     return write
 
 
-# --- files and lines
-
-
 def test_findings_name_file_and_line(run, written):
     file = written("cluster.yaml", CONFIG)
     status, out, _ = run("validate", file)
@@ -161,9 +158,6 @@ def test_a_service_forwards_to_a_port_that_its_pods_have(run, written):
     assert "service-target" in out
 
 
-# --- overlays
-
-
 @pytest.fixture
 def overlay(written):
     if shutil.which("kubectl") is None and shutil.which("kustomize") is None:
@@ -198,9 +192,6 @@ def test_an_overlay_that_cannot_be_built_says_why(run, overlay):
     assert "other" in out
 
 
-# --- formats
-
-
 def test_for_github_every_finding_is_a_line(run, written):
     file = written("cluster.yaml", CONFIG)
     status, out, _ = run("validate", file, "--format", "github")
@@ -231,9 +222,6 @@ def test_without_the_extra_a_manifest_is_refused_in_one_line(run, written, monke
     assert status == 2
     assert err.count("\n") == 1
     assert "pip install 'paceline[k8s]'" in err
-
-
-# --- parts
 
 
 def test_the_page_lists_the_rules():

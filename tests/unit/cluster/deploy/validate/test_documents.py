@@ -42,9 +42,6 @@ def judged(run, tmp_path):
     return judge
 
 
-# --- files
-
-
 @pytest.mark.parametrize(
     ("data", "rules"),
     [
@@ -154,9 +151,6 @@ def test_a_name_beyond_all_limits_is_one_line(run):
     assert err.endswith(": File name too long\n")
 
 
-# --- definitions
-
-
 def test_definitions_that_are_none_are_told_even_where_none_is_needed(judged, tmp_path):
     config = "target: {model: smollm2}\n"
     assert "no such directory" in judged(config, "x.yaml", "--crds", tmp_path / "nowhere")
@@ -174,9 +168,6 @@ def test_a_definition_of_any_shape_is_read(judged, tmp_path, spec):
     text = f"kind: CustomResourceDefinition\nmetadata: {{name: a}}\nspec: {spec}\n"
     (crds / "a.yaml").write_text(text)
     assert judged("apiVersion: a.b/v1\nkind: A\nmetadata: {name: x}\n", "x.yaml", "--crds", crds) == []
-
-
-# --- overlays
 
 
 @pytest.fixture
@@ -229,9 +220,6 @@ def test_without_a_program_that_builds_it_is_one_line(run, tmp_path, monkeypatch
     assert "takes kubectl or kustomize" in err
 
 
-# --- formats
-
-
 def test_annotations_stay_within_their_line(run, tmp_path):
     name = "50%, a:b\nc\x1b[31m"
     directory = tmp_path / name
@@ -252,9 +240,6 @@ def test_notes_are_shown_in_every_format(run, tmp_path):
     for form, start in (("text", "note: "), ("github", "::notice::")):
         assert f"{start}{tmp_path} has nothing in it" in run("validate", tmp_path, "--format", form)[1]
     assert len(json.loads(run("validate", tmp_path, "--format", "json")[1])["notes"]) == 1
-
-
-# --- secrets
 
 
 def secret(data):
@@ -309,9 +294,6 @@ def test_no_secret_is_told(run, tmp_path, manifest, form):
     status, out, _ = run("validate", tmp_path / "x.yaml", "--format", form)
     assert status == 1
     assert str(PASSWORD) not in out
-
-
-# --- configurations
 
 
 @pytest.mark.parametrize(
