@@ -24,3 +24,17 @@ def run(monkeypatch, capfd):
         return status, out, err
 
     return call
+
+
+@pytest.fixture
+def refuse(run):
+    """Run a command that is wrong and return the one line that says why."""
+
+    def call(*arguments):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, ""), err
+        assert err.startswith("paceline: ")
+        assert err.count("\n") == 1, err
+        return err.removeprefix("paceline: ").rstrip("\n")
+
+    return call

@@ -27,20 +27,6 @@ COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", 
 
 
 @pytest.fixture
-def refuse(run):
-    """Run a command that is wrong and return the one line that says why."""
-
-    def call(*arguments):
-        status, out, err = run(*arguments)
-        assert (status, out) == (2, ""), err
-        assert err.startswith("paceline: ")
-        assert err.count("\n") == 1, err
-        return err.removeprefix("paceline: ").rstrip("\n")
-
-    return call
-
-
-@pytest.fixture
 def taken_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

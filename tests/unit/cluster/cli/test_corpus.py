@@ -41,18 +41,16 @@ def build(run, target, tmp_path):
 
 
 @pytest.fixture
-def refuse(run, target, tmp_path):
-    """Build an index that must fail: the one line that says why. Nothing is left at --out."""
+def fail(refuse, target, tmp_path):
+    """Build an index that must fail: the one line that says why. Nothing new is left at --out."""
 
     def call(*arguments, out: Path | None = None) -> str:
         out = out or tmp_path / "index"
-        status, printed, err = run("corpus", "build", *arguments, "--out", out, "--target", target)
-        assert (status, printed) == (2, ""), err
-        assert err.startswith("paceline: ")
-        assert err.count("\n") == 1, err
-        assert not (tmp_path / "index").exists()
-        assert not list(tmp_path.glob(".index.new-*"))
-        return err.removeprefix("paceline: ").rstrip("\n")
+        is_there = out.exists()
+        line = refuse("corpus", "build", *arguments, "--out", out, "--target", target)
+        assert is_there or not out.exists()
+        assert not list(tmp_path.glob(".*.new-*"))
+        return str(line)
 
     return call
 
@@ -169,23 +167,20 @@ def test_the_last_document_ends_with_the_last_piece(tmp_path, target, pieces):
     assert index.automaton.arrays["text"][-1] == -1
 
 
-def test_an_index_is_replaced_and_nothing_else_is(build, refuse, run, target, tmp_path):
+def test_an_index_is_replaced_and_nothing_else_is(build, fail, refuse, target, tmp_path):
     (tmp_path / "a").write_text("first")
     (tmp_path / "b").write_text("second")
     build(tmp_path / "a")
     assert documents_of(build(tmp_path / "b")) == [ids("second")]
     (tmp_path / "index" / "thesis.tex").write_text("years of work")
-    status, _, err = run("corpus", "build", tmp_path / "a", "--out", tmp_path / "index", "--target", target)
-    assert status == 2
-    assert err.endswith("exists and is no corpus index; choose another directory\n")
+    assert fail(tmp_path / "a").endswith("exists and is no corpus index; choose another directory")
     assert documents_of(open_index(tmp_path / "index")) == [ids("second")]
     (tmp_path / "file").write_text("")
-    status, _, err = run("corpus", "build", tmp_path / "a", "--out", tmp_path / ("x" * 300), "--target", target)
-    assert (status, err.count("\n")) == (2, 1), err
+    refuse("corpus", "build", tmp_path / "a", "--out", tmp_path / ("x" * 300), "--target", target)
     for entry in (HEADER_FILE, ARRAYS_FILE, "thesis.tex"):
         (tmp_path / "index" / entry).unlink()
     (tmp_path / "index").rmdir()
-    assert "is no corpus index" in refuse(tmp_path / "a", out=tmp_path / "file")
+    assert "is no corpus index" in fail(tmp_path / "a", out=tmp_path / "file")
 
 
 def test_a_link_stays_and_the_directory_behind_it_is_replaced(build, tmp_path):
@@ -211,14 +206,14 @@ def test_a_link_stays_and_the_directory_behind_it_is_replaced(build, tmp_path):
     ],
     ids=str,
 )
-def test_files_of_others_are_never_taken_for_an_index(run, target, tmp_path, files):
+def test_files_of_others_are_never_taken_for_an_index(fail, tmp_path, files):
     out = tmp_path / "out"
     for name, content in files.items():
         (out / name).parent.mkdir(exist_ok=True, parents=True)
         (out / name).write_text(content)
     (tmp_path / "a").write_text("some text")
-    status, _, err = run("corpus", "build", tmp_path / "a", "--out", out, "--target", target)
-    assert (status, err) == (2, f"paceline: --out {out}: exists and is no corpus index; choose another directory\n")
+    expected = f"--out {out}: exists and is no corpus index; choose another directory"
+    assert fail(tmp_path / "a", out=out) == expected
     assert {name: (out / name).read_text() for name in files} == files
 
 
@@ -246,12 +241,11 @@ def test_a_file_that_appears_during_the_build_is_kept(target, tmp_path):
     assert not list(tmp_path.glob(".out.new-*"))
 
 
-def test_what_can_be_no_directory_is_named(run, target, tmp_path):
+def test_what_can_be_no_directory_is_named(fail, tmp_path):
     (tmp_path / "a").write_text("some text")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    status, _, err = run("corpus", "build", tmp_path / "a", "--out", tmp_path / "circle", "--target", target)
-    assert (status, err.count("\n")) == (2, 1), err
-    assert err.startswith(f"paceline: --out '{tmp_path / 'circle'}': is no path: ")
+    circle = tmp_path / "circle"
+    assert fail(tmp_path / "a", out=circle).startswith(f"--out '{circle}': is no path: ")
 
 
 @pytest.mark.parametrize(
@@ -272,27 +266,27 @@ def test_what_can_be_no_directory_is_named(run, target, tmp_path):
         (b'{"token_ids": [-1]}', ":1: token_ids holds -1; token ids are from 0 to 258"),
     ],
 )
-def test_a_broken_row_is_named_with_its_line(refuse, tmp_path, content, expected):
+def test_a_broken_row_is_named_with_its_line(fail, tmp_path, content, expected):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    line = refuse(path)
+    line = fail(path)
     assert line.startswith(str(path))
     assert expected in line
 
 
-def test_files_that_cannot_be_read_are_named(refuse, tmp_path):
-    assert refuse(tmp_path / "none.txt") == f"{tmp_path / 'none.txt'}: cannot be read: No such file or directory"
-    assert refuse(tmp_path) == f"{tmp_path}: is a directory; give files"
+def test_files_that_cannot_be_read_are_named(fail, tmp_path):
+    assert fail(tmp_path / "none.txt") == f"{tmp_path / 'none.txt'}: cannot be read: No such file or directory"
+    assert fail(tmp_path) == f"{tmp_path}: is a directory; give files"
     (tmp_path / "latin1.txt").write_bytes("Grüße".encode("latin-1"))
-    assert refuse(tmp_path / "latin1.txt").startswith(f"{tmp_path / 'latin1.txt'}: not UTF-8 text")
+    assert fail(tmp_path / "latin1.txt").startswith(f"{tmp_path / 'latin1.txt'}: not UTF-8 text")
     (tmp_path / "empty.txt").write_text("")
-    assert refuse(tmp_path / "empty.txt") == "the corpus has no tokens; give files with text in them"
-    assert refuse() == "give files to index, or --from-responses"
+    assert fail(tmp_path / "empty.txt") == "the corpus has no tokens; give files with text in them"
+    assert fail() == "give files to index, or --from-responses"
     (tmp_path / "file").write_text("x")
-    assert "cannot be written" in refuse(tmp_path / "file", out=tmp_path / "file" / "index")
+    assert "cannot be written" in fail(tmp_path / "file", out=tmp_path / "file" / "index")
 
 
-def test_answers_of_the_target_are_indexed_after_their_prompts(build, refuse, tmp_path):
+def test_answers_of_the_target_are_indexed_after_their_prompts(build, fail, tmp_path):
     prompts = write(tmp_path / "prompts.jsonl", {"prompt": "abc"}, {"prompt_token_ids": [1, 2, 3]})
     index = build("--from-responses", prompts, "--max-new-tokens", 9, "--device", "cpu")
     first, second = documents_of(index)
@@ -301,17 +295,17 @@ def test_answers_of_the_target_are_indexed_after_their_prompts(build, refuse, tm
     assert len(first) == len(second) == 12
 
 
-def test_prompts_and_sampling_are_checked_before_a_model_is_loaded(refuse, tmp_path):
+def test_prompts_and_sampling_are_checked_before_a_model_is_loaded(fail, tmp_path):
     prompts = write(tmp_path / "prompts.jsonl", {"text": "abc"})
-    assert "a row needs exactly one of prompt, messages, prompt_token_ids" in refuse("--from-responses", prompts)
+    assert "a row needs exactly one of prompt, messages, prompt_token_ids" in fail("--from-responses", prompts)
     prompts.write_text("")
-    assert refuse("--from-responses", prompts).endswith("it must have at least one row")
+    assert fail("--from-responses", prompts).endswith("it must have at least one row")
     write(prompts, {"prompt": "abc"})
-    assert refuse("--from-responses", prompts, "--temperature", 3).startswith("--temperature is 3.0")
-    assert refuse("--from-responses", prompts, "--max-new-tokens", 0).startswith("--max-new-tokens is 0")
+    assert fail("--from-responses", prompts, "--temperature", 3).startswith("--temperature is 3.0")
+    assert fail("--from-responses", prompts, "--max-new-tokens", 0).startswith("--max-new-tokens is 0")
 
 
-def test_info_says_what_an_index_holds_and_what_is_wrong_with_it(build, run, tmp_path, target):
+def test_info_says_what_an_index_holds_and_what_is_wrong_with_it(build, run, refuse, tmp_path, target):
     (tmp_path / "a").write_text("some text")
     index = build(tmp_path / "a")
     status, out, _ = run("corpus", "info", index.path)
@@ -321,21 +315,15 @@ def test_info_says_what_an_index_holds_and_what_is_wrong_with_it(build, run, tmp
     data = bytearray((index.path / ARRAYS_FILE).read_bytes())
     data[0] ^= 1
     (index.path / ARRAYS_FILE).write_bytes(data)
-    status, out, err = run("corpus", "info", index.path)
-    assert (status, out) == (2, "")
-    assert "the checksum is" in err
+    assert "the checksum is" in refuse("corpus", "info", index.path)
 
 
-def test_generate_names_a_corpus_that_it_cannot_use(build, run, tmp_path, target):
+def test_generate_names_a_corpus_that_it_cannot_use(build, refuse, tmp_path, target):
     (tmp_path / "a").write_text("some text")
     index = build(tmp_path / "a")
     header = index.path / HEADER_FILE
     header.write_text(header.read_text().replace(index.header.tokenizer_fingerprint, "another"))
     arguments = ["generate", "--model", target, "--device", "cpu", "--prompt", "some", "--draft-model", "none"]
-    status, _, err = run(*arguments, "--corpus", index.path)
-    assert status == 2
-    assert err.startswith(f"paceline: corpus {index.path}: made with the tokenizer of ")
-    assert err.count("\n") == 1
-    status, _, err = run(*arguments, "--corpus", index.path, "--drafter", "suffix")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "drafters must include retrieval to use it" in err
+    arguments += ["--corpus", index.path]
+    assert refuse(*arguments).startswith(f"corpus {index.path}: made with the tokenizer of ")
+    assert "drafters must include retrieval to use it" in refuse(*arguments, "--drafter", "suffix")

@@ -48,6 +48,21 @@ class Scripted(ToyTarget):
         return self.script[len(tokens) - self.num_prompt]
 
 
+@pytest.fixture
+def target():
+    return Scripted(list(range(2, 40)))
+
+
+@pytest.fixture
+def toy_target():
+    return ToyTarget(VOCAB_SIZE)
+
+
+@pytest.fixture
+def worker(toy_target):
+    return ToyDraftWorker(right(toy_target))
+
+
 def request(request_id="r", prompt=(1,), **fields):
     return toy_request(request_id, prompt, **{"max_new_tokens": 20, "stop_token_ids": (EOS,)} | fields)
 
@@ -99,8 +114,7 @@ def test_a_stop_token_ends_the_request_wherever_a_round_meets_it(end, count):
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("count", [0, 2, 16])
-def test_max_new_tokens_is_exact(max_new_tokens, count):
-    target = Scripted(list(range(2, 40)))
+def test_max_new_tokens_is_exact(target, max_new_tokens, count):
     core = make_core(request(max_new_tokens=max_new_tokens), chain=right(target, count))
     assert text_of(serve(core, target)) == (list(range(2, 2 + max_new_tokens)), "length")
 
@@ -123,8 +137,7 @@ def test_a_prompt_without_room_for_a_token_is_refused_with_the_limit():
     assert core.num_waiting == 1
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back():
-    target = Scripted(list(range(2, 40)))
+def test_a_full_queue_refuses_and_says_when_to_come_back(target):
     core = make_core(*(request(f"r{index}", max_new_tokens=4) for index in range(5)), max_running=2, max_waiting=3)
     with pytest.raises(Overloaded) as unknown:
         core.add(request("late"), 0.0)
@@ -141,8 +154,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
     assert core.counters.refused == 2
 
 
-def test_a_stream_that_another_router_began_is_taken_beyond_a_full_queue_and_runs_next():
-    target = Scripted(list(range(2, 40)))
+def test_a_stream_that_another_router_began_is_taken_beyond_a_full_queue_and_runs_next(target):
     core = make_core(max_running=2, max_waiting=1)
     for name in ("runs", "too", "waits"):
         core.add(request(name, max_new_tokens=2 if name == "runs" else 8), 0.0)
@@ -164,8 +176,7 @@ def test_a_queue_of_no_length_still_lets_requests_run():
     assert (core.num_running, core.num_waiting) == (2, 0)
 
 
-def test_a_deadline_ends_running_and_waiting_requests_alike():
-    target = Scripted(list(range(2, 40)))
+def test_a_deadline_ends_running_and_waiting_requests_alike(target):
     core = make_core(
         request("runs", timeout_s=1.0),
         request("waits", timeout_s=0.5),
@@ -194,8 +205,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up():
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running", "planned", "assembled", "verified"])
-def test_a_cancelled_request_ends_at_once_with_nothing_after_it(moment):
-    target = Scripted(list(range(2, 40)))
+def test_a_cancelled_request_ends_at_once_with_nothing_after_it(target, moment):
     core = make_core(max_running=1)
     if moment == "waiting":
         core.add(request("other", max_new_tokens=1), 0.0)
@@ -303,8 +313,7 @@ def test_a_stale_sequence_is_sent_again_from_the_start():
 
 
 @pytest.mark.parametrize("was_carried_out", [False, True])
-def test_an_abandoned_round_loses_nothing_whether_the_target_took_it_or_not(was_carried_out):
-    target = Scripted(list(range(2, 40)))
+def test_an_abandoned_round_loses_nothing_whether_the_target_took_it_or_not(target, was_carried_out):
     core = make_core(request(max_new_tokens=9), chain=right(target, 2))
     events, _ = one_round(core, target)
     round, batch = assembled(core)
@@ -405,8 +414,7 @@ def test_a_request_that_fails_the_target_fails_alone(poison_at, chunk):
     assert not core.has_work
 
 
-def test_sequences_that_were_only_beside_a_failure_are_together_again_soon():
-    target = Scripted(list(range(2, 40)))
+def test_sequences_that_were_only_beside_a_failure_are_together_again_soon(target):
     core = make_core(*(request(str(index), max_new_tokens=12) for index in range(4)))
     failures = iter([True, True])
     events, batches = serve_with_failures(core, target, lambda batch: next(failures, False))
@@ -418,8 +426,7 @@ def test_sequences_that_were_only_beside_a_failure_are_together_again_soon():
         assert text_of(events, str(index)) == (list(range(2, 14)), "length")
 
 
-def test_new_requests_do_not_wait_until_all_that_are_isolated_have_been_tried():
-    target = Scripted(list(range(2, 40)))
+def test_new_requests_do_not_wait_until_all_that_are_isolated_have_been_tried(target):
     core = make_core(request("slow", [1], max_new_tokens=2), max_prefill_rows=1)
     for _ in range(2):
         core.abandon_round(core.plan_round(0.0)[0])
@@ -431,8 +438,7 @@ def test_new_requests_do_not_wait_until_all_that_are_isolated_have_been_tried():
     assert ends == {"slow": "failed", "new": "length"}
 
 
-def test_a_result_of_another_round_is_an_error_and_changes_nothing():
-    target = Scripted(list(range(2, 40)))
+def test_a_result_of_another_round_is_an_error_and_changes_nothing(target):
     core = make_core(request())
     round, batch = assembled(core)
     result = target.verify(batch)
@@ -448,8 +454,7 @@ def test_a_result_of_another_round_is_an_error_and_changes_nothing():
     [(VOCAB_SIZE, [], 3), (-2, [], 3), (-1, [0], 3), (2, [], 4), (2, [], -1), (2, [0, 1], 1)]
     + [(2, path, 3) for path in ([1], [0, 0], [0, 2], [3], [-1])],
 )
-def test_a_verdict_that_cannot_be_true_is_not_believed_and_the_first_one_is_logged(token, path, nodes, caplog):
-    target = Scripted(list(range(2, 40)))
+def test_a_verdict_that_cannot_be_true_is_not_believed_and_the_first_one_is_logged(target, token, path, nodes, caplog):
     core = make_core(request(), chain=lambda tokens, _: [2, 3, 4])
     round, batch = assembled(core)
     assert batch.items[0].tree.parents.tolist() == [-1, 0, 1]
@@ -524,11 +529,10 @@ def test_drafts_are_given_up_before_anyone_is_preempted():
     assert core.counters.preempted == 0
 
 
-def test_a_drafter_that_fails_is_logged_once_and_counted_always(caplog):
+def test_a_drafter_that_fails_is_logged_once_and_counted_always(target, caplog):
     def fail(tokens, most):
         raise RuntimeError("bug")
 
-    target = Scripted(list(range(2, 40)))
     core = make_core(request(), drafters={"bad": ChainDrafter(fail), "good": ChainDrafter(right(target, 1))})
     with caplog.at_level(logging.WARNING):
         assert text_of(serve(core, target)) == (list(range(2, 22)), "length")
@@ -537,9 +541,8 @@ def test_a_drafter_that_fails_is_logged_once_and_counted_always(caplog):
     assert core.counters.accepted_tokens["good"] >= 9
 
 
-def test_requests_choose_their_drafters_and_how_much_they_draft():
-    target = ToyTarget(VOCAB_SIZE)
-    one, two = ChainDrafter(right(target)), ChainDrafter(right(target))
+def test_requests_choose_their_drafters_and_how_much_they_draft(toy_target):
+    one, two = ChainDrafter(right(toy_target)), ChainDrafter(right(toy_target))
     core = make_core(drafters={"one": one, "two": two}, speculation=SpeculationConfig(drafters=("one",)))
     for name, fields in (
         ("default", {}),
@@ -550,7 +553,7 @@ def test_requests_choose_their_drafters_and_how_much_they_draft():
         ("zero", {"max_draft_tokens": 0}),
     ):
         core.add(request(name, prompt=[len(name)], stop_token_ids=(), **fields), 0.0)
-    _, batch = one_round(core, target)
+    _, batch = one_round(core, toy_target)
     assert [len(ids) for ids in (one.asked[0], two.asked[0])] == [3, 2]
     counts = [len(item.tree) for item in batch.items]
     assert counts[1] == counts[5] == 0
@@ -595,31 +598,30 @@ def drafts_of(worker, round):
     return {name: worker.draft(batch) for name, batch in round.asked.batches.items()}
 
 
-def test_sequences_stick_to_their_worker_and_move_when_it_goes():
-    target = ToyTarget(VOCAB_SIZE)
-    workers = {name: ToyDraftWorker(right(target)) for name in ("a", "b", "c")}
+def test_sequences_stick_to_their_worker_and_move_when_it_goes(toy_target):
+    workers = {name: ToyDraftWorker(right(toy_target)) for name in ("a", "b", "c")}
     requests = [request(f"r{index}", prompt=[index], stop_token_ids=(), max_new_tokens=60) for index in range(12)]
     core = make_core(*requests, workers=workers, max_running=12, speculation=SpeculationConfig(max_rows=200))
     events = []
     for _ in range(3):
-        events += one_round(core, target, draft=asking(workers))[0]
+        events += one_round(core, toy_target, draft=asking(workers))[0]
     held = {name: set(worker.sequences) for name, worker in workers.items()}
     assert sum(map(len, held.values())) == 12
     assert max(map(len, held.values())) <= 6
     assert min(map(len, held.values())) >= 1
     core.set_draft_workers(["a", "b"])
     for _ in range(2):
-        events += one_round(core, target, draft=asking(workers))[0]
+        events += one_round(core, toy_target, draft=asking(workers))[0]
     assert set(workers["a"].sequences) | set(workers["b"].sequences) == set.union(*held.values())
     assert held["a"] <= set(workers["a"].sequences)
     assert all(item.delta.start > 0 for item in workers["a"].batches[-1].items)
-    workers["c"] = ToyDraftWorker(right(target))
+    workers["c"] = ToyDraftWorker(right(toy_target))
     core.set_draft_workers(["a", "b", "c"])
-    events += serve(core, target, draft=asking(workers))
+    events += serve(core, toy_target, draft=asking(workers))
     assert not workers["c"].batches
     assert not any(worker.sequences for worker in workers.values())
     for one in requests:
-        assert text_of(events, one.request_id) == target.complete(one)
+        assert text_of(events, one.request_id) == toy_target.complete(one)
     assert core.counters.accepted_tokens["draft_model"] > 200
 
 
@@ -634,12 +636,10 @@ def test_draft_workers_are_asked_for_trees_of_the_depth_and_breadth_that_are_set
 
 
 @pytest.mark.parametrize(("method", "source", "most"), [("lookahead", "ouroboros", 16), ("tree", "draft_model", 12)])
-def test_a_draft_worker_drafts_by_lookahead_where_that_is_named(method, source, most):
-    target = ToyTarget(VOCAB_SIZE)
-    worker = ToyDraftWorker(right(target))
+def test_a_draft_worker_drafts_by_lookahead_where_that_is_named(toy_target, worker, method, source, most):
     one = request(stop_token_ids=(), max_new_tokens=60)
     core = make_core(one, branch=3, speculation=SpeculationConfig(drafters=(source,)), workers=["w"])
-    assert text_of(serve(core, target, draft=asking({"w": worker}))) == target.complete(one)
+    assert text_of(serve(core, toy_target, draft=asking({"w": worker}))) == toy_target.complete(one)
     items = [item for batch in worker.batches for item in batch.items]
     assert {item.method for item in items} == {method}
     assert max(item.max_nodes for item in items) == most
@@ -727,22 +727,18 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
     assert bool(len(sequence.drafts.corrections)) == (event == "purge of another namespace")
 
 
-def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start():
-    target = ToyTarget(VOCAB_SIZE)
-    worker = ToyDraftWorker(right(target))
+def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start(toy_target, worker):
     core = make_core(request(stop_token_ids=()), workers=["w"])
-    one_round(core, target, draft=asking({"w": worker}))
+    one_round(core, toy_target, draft=asking({"w": worker}))
     worker.sequences.clear()
-    one_round(core, target, draft=asking({"w": worker}))
-    one_round(core, target, draft=asking({"w": worker}))
+    one_round(core, toy_target, draft=asking({"w": worker}))
+    one_round(core, toy_target, draft=asking({"w": worker}))
     assert [batch.items[0].delta.start for batch in worker.batches][::2] == [0, 0]
     assert worker.batches[2].items[0].begin is not None
     assert core.counters.stale_drafts == 1
 
 
-def test_drafts_that_a_worker_had_ready_and_had_not_are_counted():
-    target = ToyTarget(VOCAB_SIZE)
-    worker = ToyDraftWorker(right(target))
+def test_drafts_that_a_worker_had_ready_and_had_not_are_counted(toy_target, worker):
     core = make_core(request(stop_token_ids=()), workers=["w"])
     for num_ahead, num_ready in ((0, 0), (1, 1), (1, 0), (1, 1)):
 
@@ -750,18 +746,16 @@ def test_drafts_that_a_worker_had_ready_and_had_not_are_counted():
             result = worker.draft(batch)
             return DraftResult(result.round_id, result.seq_ids, result.trees, [], 0.0, *figures)
 
-        one_round(core, target, draft=answer)
+        one_round(core, toy_target, draft=answer)
     assert (core.counters.ready_drafts, core.counters.missed_drafts) == (2, 1)
 
 
-def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_when_nobody_waits():
-    target = ToyTarget(VOCAB_SIZE)
-    worker = ToyDraftWorker(right(target))
+def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_when_nobody_waits(toy_target, worker):
     core = make_core(request("long", prompt=[1] * 20, stop_token_ids=()), max_prefill_rows=8, workers=["w"])
     round, _ = core.plan_round(0.0)
     assert round.asked.awaited == ()
     assert [item.max_nodes for item in round.asked.batches["w"].items] == [0]
-    core.commit(round, target.verify(core.assemble(round, {"w": worker.draft(round.asked.batches["w"])})), 0.0)
+    core.commit(round, toy_target.verify(core.assemble(round, {"w": worker.draft(round.asked.batches["w"])})), 0.0)
     core.add(request("short", prompt=[1] * 2, stop_token_ids=()), 0.0)
     for _ in range(2):
         round, _ = core.plan_round(0.0)
@@ -769,16 +763,15 @@ def test_a_worker_is_asked_for_sequences_that_emit_and_sent_other_prompts_only_w
             entry = next(entry for entry in round.entries if entry.seq_id == item.delta.seq_id)
             assert entry.emits
             assert item.max_nodes == 4
-        core.commit(round, target.verify(core.assemble(round, drafts_of(worker, round))), 0.0)
+        core.commit(round, toy_target.verify(core.assemble(round, drafts_of(worker, round))), 0.0)
     assert core.counters.stale_drafts == 0
 
 
-def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom():
-    target = ToyTarget(VOCAB_SIZE)
+def test_a_worker_that_does_not_answer_is_asked_ever_more_seldom(toy_target):
     core = make_core(request(stop_token_ids=(), max_new_tokens=100), workers=["w"])
     asked = [0]
     for _ in range(60):
-        one_round(core, target)
+        one_round(core, toy_target)
         asked.append(core.counters.awaited_drafts)
     assert np.flatnonzero(np.diff(asked)).tolist() == [0, 2, 5, 10, 19, 36]
     assert core.counters.late_drafts == core.counters.awaited_drafts == 6
@@ -806,9 +799,7 @@ def test_a_slow_draft_model_is_left_alone_and_tried_again_later():
 
 
 @pytest.mark.parametrize("fault", ["round", "lengths", "stranger", "arrays"])
-def test_what_a_draft_worker_says_wrongly_is_left_out(fault):
-    target = ToyTarget(VOCAB_SIZE)
-    worker = ToyDraftWorker(right(target))
+def test_what_a_draft_worker_says_wrongly_is_left_out(toy_target, worker, fault):
     core = make_core(workers=["w"])
 
     def draft(name, batch):
@@ -823,7 +814,7 @@ def test_what_a_draft_worker_says_wrongly_is_left_out(fault):
         return msgspec.structs.replace(good, **bad)
 
     core.add(request(stop_token_ids=()), 0.0)
-    events, batch = one_round(core, target, draft=draft)
+    events, batch = one_round(core, toy_target, draft=draft)
     assert not len(batch.items[0].tree)
     assert len(events[0].token_ids) == 1
     assert core.counters.invalid_trees["draft_model"] == (fault == "arrays")
@@ -920,13 +911,12 @@ def test_under_rejection_an_accepted_stop_token_ends_the_request():
     assert events[0].finish_reason == "stop"
 
 
-def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_round_asks():
-    target = ToyTarget(VOCAB_SIZE)
+def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_round_asks(toy_target):
     core = make_core(workers=["a", "b"])
     for name in "pqrs":
         core.add(request(name, stop_token_ids=()), 0.0)
     asked = []
     for _ in range(6):
-        one_round(core, target, draft=lambda name, batch: asked.append(name))
+        one_round(core, toy_target, draft=lambda name, batch: asked.append(name))
     assert set(asked) == {"a", "b"}
     assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)

@@ -76,6 +76,16 @@ class Contexts(CpuDrafter):
         return [DraftTree.empty()] * len(contexts)
 
 
+@pytest.fixture
+def sink():
+    return Sink()
+
+
+@pytest.fixture
+def target():
+    return ToyTarget(VOCAB_SIZE)
+
+
 def request(name="r", prompt=(1, 2, 3), **fields):
     return toy_request(name, prompt, **{"max_new_tokens": 30, "stop_token_ids": (EOS,)} | fields)
 
@@ -89,9 +99,8 @@ def run(core, target):
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_every_committed_token_is_told_once_where_it_stands(drafts):
+def test_every_committed_token_is_told_once_where_it_stands(sink, drafts):
     target = ToyTarget(VOCAB_SIZE, eos_token_id=EOS, total_blocks=24)  # too few for all: some are preempted
-    sink = Sink()
     requests = [request(f"r{n}", prompt=range(1, 4 + n), namespace=f"tenant{n % 2}") for n in range(6)]
     core = make_core(sink, *requests, drafters={"right": ChainDrafter(right(target, 5))} if drafts else {})
     texts = run(core, target)
@@ -103,8 +112,7 @@ def test_every_committed_token_is_told_once_where_it_stands(drafts):
 
 
 @pytest.mark.parametrize("cache", ["off", "read"])
-def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
-    sink = Sink()
+def test_a_request_that_may_not_be_learnt_from_is_not_told(sink, cache):
     core = make_core(sink, request(cache=cache, namespace="a", readable=("b", "c")))
     run(core, ToyTarget(VOCAB_SIZE))
     assert sink.documents == []
@@ -113,17 +121,14 @@ def test_a_request_that_may_not_be_learnt_from_is_not_told(cache):
 
 @pytest.mark.parametrize("cache", ["off", "read", "read_write"])
 @pytest.mark.parametrize("cache_bytes", [None, 1000])
-def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(cache, cache_bytes):
-    sink = Sink()
+def test_how_much_a_tenant_may_add_is_told_with_a_request_that_adds(sink, cache, cache_bytes):
     core = make_core(sink, request(cache=cache, namespace="a", tenant="t", cache_bytes=cache_bytes))
     run(core, ToyTarget(VOCAB_SIZE))
     assert sink.calls["bounded"] == ([("a", "t", cache_bytes)] if cache == "read_write" else [])
 
 
 @pytest.mark.parametrize("cache", ["off", "read", "read_write"])
-def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
-    target = ToyTarget(VOCAB_SIZE)
-    sink = Sink()
+def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(sink, target, cache):
     core = make_core(sink, drafters={"cache": ChainDrafter(right(target, 5))})
     core.add(request(cache=cache, namespace="a"), 0.0)
     (text,) = run(core, target).values()
@@ -140,8 +145,7 @@ def test_what_the_cache_has_earned_is_told_at_the_end_of_a_request(cache):
     assert (earned.proposed_worse, earned.shares_right["worse"]) == (0, None)
 
 
-def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_is():
-    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_is(sink, target):
     core = make_core(sink, request("whole", promotes="org"))
     text = run(core, target)["whole"]
     assert sink.calls["answered"] == [("org", text)]
@@ -159,19 +163,17 @@ def test_a_whole_answer_is_offered_where_the_request_says_so_and_no_part_of_one_
     assert core.counters.sink_faults == 0
 
 
-def test_an_answer_that_stops_at_once_has_nothing_to_tell():
+def test_an_answer_that_stops_at_once_has_nothing_to_tell(sink):
     class AtOnce(ToyTarget):
         def next_token(self, tokens):
             return EOS
 
-    sink = Sink()
     core = make_core(sink, request())
     assert run(core, AtOnce(VOCAB_SIZE)) == {"r": []}
     assert not sink.calls["prompted"] + sink.calls["committed"]
 
 
-def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood():
-    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood(sink, target):
     core = make_core(sink, request("whole"))
     text = run(core, target)["whole"]
     core.add(request("rest", prompt=(1, 2, 3, *text[:10]), num_output_in_prompt=10, max_new_tokens=20), 0.0)
@@ -180,8 +182,7 @@ def test_a_stream_that_another_router_has_begun_goes_on_where_it_stood():
     assert one == other
 
 
-def test_requests_of_one_name_are_other_documents_and_so_are_those_of_another_router():
-    sink, target = Sink(), ToyTarget(VOCAB_SIZE)
+def test_requests_of_one_name_are_other_documents_and_so_are_those_of_another_router(sink, target):
     for _ in range(2):
         core = make_core(sink)
         for _ in range(2):
@@ -200,8 +201,7 @@ def test_drafters_are_told_what_a_sequence_may_read():
     assert scopes == {("own", ("group", "public"), True), ("own", (), False)}
 
 
-def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_there():
-    sink = Sink()
+def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_there(sink):
     requests = [request(name, namespace=name[0]) for name in ("a 1", "a 2", "b 1")]
     core = make_core(sink, *requests)
     assert sink.watched == ["a", "a", "b"]
@@ -216,8 +216,7 @@ def test_a_namespace_that_has_ended_is_watched_again_for_the_requests_that_are_t
     assert core.counters.sink_faults == 0
 
 
-def test_a_sink_that_fails_costs_no_round_and_is_reported_once(caplog):
-    target = ToyTarget(VOCAB_SIZE)
+def test_a_sink_that_fails_costs_no_round_and_is_reported_once(target, caplog):
     core = make_core(Broken())
     with caplog.at_level(logging.WARNING):
         core.add(request(), 0.0)

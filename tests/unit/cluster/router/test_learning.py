@@ -55,6 +55,11 @@ class Pupil(CpuDrafter):
         self.taught.append(rows)
 
 
+@pytest.fixture
+def pupil():
+    return Pupil()
+
+
 def core_with(pupil: object, *requests: GenerationRequest, max_prefill_rows: int = 512) -> RouterCore:
     config = RouterConfig(max_prefill_rows=max_prefill_rows)
     return toy_core(toy_info(VOCAB, 1 << 14, 16), *requests, drafters={"pupil": pupil}, config=config)
@@ -117,8 +122,7 @@ def test_rows_of_a_tree_have_the_path_to_them_as_context():
     assert pupil.taught[2].contexts[0].tolist() == [5, 21, 23, 30]
 
 
-def test_namespaces_are_taught_apart():
-    pupil = Pupil()
+def test_namespaces_are_taught_apart(pupil):
     core = core_with(pupil, request([1, 2, 3], "a", "one"), request([4, 5, 6], "b", "two"))
     round_of(core, 9, [], numbered)
     taught = {(rows.namespace, tuple(rows.contexts[-1].tolist())): rows for rows in pupil.taught}
@@ -144,8 +148,7 @@ def test_every_row_of_a_round_knows_the_row_of_its_parent_among_those_of_its_nam
     assert all(rows.namespace in told for rows in prompts_taught(pupil))  # whose rows have no parents
 
 
-def test_only_rows_without_a_prompt_of_sequences_that_may_be_learnt_from_may_be_shared():
-    pupil = Pupil()
+def test_only_rows_without_a_prompt_of_sequences_that_may_be_learnt_from_may_be_shared(pupil):
     core = core_with(pupil)
     for name in ("read", "read_write"):
         core.add(msgspec.structs.replace(request([1, 2, 3, 4, 5], "a", name), cache=name), 0.0)
@@ -167,8 +170,7 @@ def prompts_taught(pupil: Pupil) -> list[VerifiedRows]:
     return [rows for rows in pupil.taught if (rows.probs[:, 0] == 1.0).all()]
 
 
-def test_a_long_prompt_is_taught_in_parts_while_its_sequence_runs():
-    pupil = Pupil()
+def test_a_long_prompt_is_taught_in_parts_while_its_sequence_runs(pupil):
     prompt = np.random.default_rng(0).integers(0, VOCAB, 5000)
     core = core_with(pupil, request(prompt), request([1, 2, 3], "b", "short"), max_prefill_rows=1 << 14)
     counts = []
@@ -182,8 +184,7 @@ def test_a_long_prompt_is_taught_in_parts_while_its_sequence_runs():
     assert np.concatenate([rows.contexts[:, -1] for rows in told]).tolist() == prompt[:-1].tolist()
 
 
-def test_a_prompt_with_several_answers_is_taught_once():
-    pupil = Pupil()
+def test_a_prompt_with_several_answers_is_taught_once(pupil):
     core = core_with(pupil)
     prompt = list(range(20))
     for answer in range(4):
@@ -210,8 +211,7 @@ def test_a_prompt_with_several_answers_is_taught_once():
         lambda told: msgspec.structs.replace(told, probs=told.probs + 1),
     ],
 )
-def test_successors_that_cannot_be_true_teach_nothing_and_the_round_goes_on(spoil):
-    pupil = Pupil()
+def test_successors_that_cannot_be_true_teach_nothing_and_the_round_goes_on(pupil, spoil):
     core = core_with(pupil, request([1, 2, 3]))
     round_of(core, 9, [], lambda *size: spoil(numbered(*size)))
     assert len(pupil.taught) == 1  # the prompt

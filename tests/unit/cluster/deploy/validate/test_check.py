@@ -44,39 +44,36 @@ def written(tmp_path):
     return write
 
 
-def test_findings_name_file_and_line(run, written):
+def test_findings_name_file_and_line(validated, written):
     file = written("cluster.yaml", CONFIG)
-    status, out, _ = run("validate", file)
-    assert status == 1
+    out = validated(file, status=1)
     assert f"{file}:3: error config-unknown-key: target.tensor_paralel" in out
     assert "did you mean tensor_parallel?" in out
     assert f"{file}:5: error config-value: router.max_running" in out
     assert out.endswith("1 documents, 2 errors, 0 warnings\n")
 
 
-def test_a_line_of_serve_config_is_the_line_in_the_file(run, written):
+def test_a_line_of_serve_config_is_the_line_in_the_file(validated, written):
     service = right("ray_service")
     text = service["spec"].pop("serveConfigV2").replace("http_options", "http_option")
     body = yaml.safe_dump(service, sort_keys=False).splitlines()
     at = body.index("spec:") + 1
     body[at:at] = ["  serveConfigV2: |", *(f"    {line}" for line in text.splitlines())]
     file = written("service.yaml", "\n".join(body))
-    status, out, _ = run("validate", file, "--format", "json")
-    assert status == 1
+    out = validated(file, "--format", "json", status=1)
     (found,) = json.loads(out)["findings"]
     assert "http_option" in file.read_text().splitlines()[found["line"] - 1]
     assert found["rule"] == "serve-unknown-key"
 
 
-def test_what_a_rule_finds_can_be_left_out(run, written):
+def test_what_a_rule_finds_can_be_left_out(refuse, validated, written):
     file = written("cluster.yaml", CONFIG)
-    status, out, _ = run("validate", file, "--ignore", "config-unknown-key")
-    assert (status, "config-unknown-key" in out, "config-value" in out) == (1, False, True)
-    status, out, _ = run("validate", file, "--ignore", "config-unknown-key", "--ignore", "config-value")
-    assert (status, out) == (0, "1 documents, 0 errors, 0 warnings\n")
-    status, _, err = run("validate", file, "--ignore", "config-unknown-keys")
-    assert status == 2
-    assert "there is no such rule; did you mean config-unknown-key?" in err
+    ignored = (file, "--ignore", "config-unknown-key")
+    out = validated(*ignored, status=1)
+    assert ("config-unknown-key" in out, "config-value" in out) == (False, True)
+    assert validated(*ignored, "--ignore", "config-value") == "1 documents, 0 errors, 0 warnings\n"
+    line = refuse("validate", file, "--ignore", "config-unknown-keys")
+    assert "there is no such rule; did you mean config-unknown-key?" in line
 
 
 def test_what_is_right_is_quiet(run, written):
@@ -89,9 +86,8 @@ def test_what_is_right_is_quiet(run, written):
     assert "2 documents, 0 errors" in out
 
 
-def test_the_configurations_that_come_along_are_right(run):
-    status, out, _ = run("validate", ROOT / "configs")
-    assert status == 0, out
+def test_the_configurations_that_come_along_are_right(validated):
+    validated(ROOT / "configs")
 
 
 @pytest.mark.parametrize(
@@ -104,10 +100,9 @@ def test_the_configurations_that_come_along_are_right(run):
         ("a: " + "[" * 5000 + "]" * 5000, "yaml-syntax", 1),
     ],
 )
-def test_files_that_cannot_be_read(run, written, text, rule, line):
+def test_files_that_cannot_be_read(validated, written, text, rule, line):
     file = written("x.yaml", text)
-    status, out, _ = run("validate", file, "--format", "json")
-    assert status == 1
+    out = validated(file, "--format", "json", status=1)
     assert (rule, line) in {(found["rule"], found["line"]) for found in json.loads(out)["findings"]}
 
 
@@ -127,35 +122,29 @@ def test_items_of_a_list_have_their_own_lines():
     assert documents[1].find(Problem("enum", ("metadata", "name"), "x")).line == 8
 
 
-def test_a_path_that_is_not_there_is_one_line(run, tmp_path):
-    status, out, err = run("validate", tmp_path / "none.yaml")
-    assert (status, out) == (2, "")
-    assert err == f"paceline: {tmp_path / 'none.yaml'}: No such file or directory\n"
+def test_a_path_that_is_not_there_is_one_line(refuse, tmp_path):
+    path = tmp_path / "none.yaml"
+    assert refuse("validate", path) == f"{path}: No such file or directory"
 
 
-def test_an_object_is_defined_once(run, written):
+def test_an_object_is_defined_once(validated, written):
     text = yaml.safe_dump(right("config_map"))
-    status, out, _ = run("validate", written("x.yaml", f"{text}---\n{text}"))
-    assert status == 1
-    assert "object-twice" in out
+    assert "object-twice" in validated(written("x.yaml", f"{text}---\n{text}"), status=1)
 
 
-def test_examples_in_a_directory_may_define_the_same_object(run, written):
+def test_examples_in_a_directory_may_define_the_same_object(validated, written):
     for name in ("one", "two"):
         file = written(f"samples/{name}.yaml", right("config_map"))
-    status, out, _ = run("validate", file.parent)
-    assert status == 0
+    out = validated(file.parent)
     assert "warning object-in-files" in out
     assert "0 errors, 1 warnings" in out
 
 
-def test_a_service_forwards_to_a_port_that_its_pods_have(run, written):
+def test_a_service_forwards_to_a_port_that_its_pods_have(validated, written):
     service = right("service")
     service["spec"]["ports"][0]["targetPort"] = "https"
     written("a.yaml", right("deployment"))
-    status, out, _ = run("validate", written("b.yaml", service).parent)
-    assert status == 1
-    assert "service-target" in out
+    assert "service-target" in validated(written("b.yaml", service).parent, status=1)
 
 
 @pytest.fixture
@@ -175,40 +164,35 @@ def overlay(written):
 PATCH = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec: {replicas: %s}\n"
 
 
-def test_an_overlay_is_built_and_checked(run, overlay):
-    status, out, _ = run("validate", overlay(PATCH % 3))
-    assert status == 0, out
+def test_an_overlay_is_built_and_checked(validated, overlay):
+    validated(overlay(PATCH % 3))
     directory = overlay(PATCH % -3)
-    status, out, _ = run("validate", directory)
-    assert status == 1
+    out = validated(directory, status=1)
     assert f"{directory / 'kustomization.yaml'}:" in out
     assert "replicas: Deployment/web: spec.replicas" in out
 
 
-def test_an_overlay_that_cannot_be_built_says_why(run, overlay):
-    status, out, _ = run("validate", overlay((PATCH % 3).replace("name: web", "name: other")))
-    assert status == 1
+def test_an_overlay_that_cannot_be_built_says_why(validated, overlay):
+    out = validated(overlay((PATCH % 3).replace("name: web", "name: other")), status=1)
     assert "kustomize-build" in out
     assert "other" in out
 
 
-def test_for_github_every_finding_is_a_line(run, written):
+def test_for_github_every_finding_is_a_line(validated, written):
     file = written("cluster.yaml", CONFIG)
-    status, out, _ = run("validate", file, "--format", "github")
-    assert status == 1
+    out = validated(file, "--format", "github", status=1)
     lines = out.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith(f"::error file={file},line=3,title=config-unknown-key::")
 
 
-def test_for_programs_there_is_json(run, written):
-    _, out, _ = run("validate", written("cluster.yaml", CONFIG), "--format", "json")
-    report = json.loads(out)
+def test_for_programs_there_is_json(validated, written):
+    report = json.loads(validated(written("cluster.yaml", CONFIG), "--format", "json", status=1))
     assert (report["documents"], report["errors"], report["warnings"]) == (1, 2, 0)
     assert set(report["findings"][0]) == {"file", "line", "rule", "object", "where", "what", "why", "fix", "level"}
 
 
-def test_without_the_extra_a_manifest_is_refused_in_one_line(run, written, monkeypatch):
+def test_without_the_extra_a_manifest_is_refused_in_one_line(refuse, validated, written, monkeypatch):
     real = builtins.__import__
 
     def without(name, *arguments, **keywords):
@@ -217,11 +201,9 @@ def test_without_the_extra_a_manifest_is_refused_in_one_line(run, written, monke
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert run("validate", written("cluster.yaml", "target: {model: smollm2}\n"))[0] == 0
-    status, _, err = run("validate", written("deployment.yaml", right("deployment")))
-    assert status == 2
-    assert err.count("\n") == 1
-    assert "pip install 'paceline[k8s]'" in err
+    validated(written("cluster.yaml", "target: {model: smollm2}\n"))
+    manifest = written("deployment.yaml", right("deployment"))
+    assert "pip install 'paceline[k8s]'" in refuse("validate", manifest)
 
 
 def test_the_page_lists_the_rules():

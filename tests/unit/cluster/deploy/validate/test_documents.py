@@ -70,12 +70,10 @@ def test_whatever_a_file_holds_there_is_an_answer(judged, data, rules):
     assert judged(data) == rules
 
 
-def test_of_a_file_without_end_only_so_much_is_read(judged, monkeypatch, run):
+def test_of_a_file_without_end_only_so_much_is_read(judged, monkeypatch, validated):
     monkeypatch.setattr(check, "MAX_BYTES", 64)
     assert judged(CONFIG_MAP + "# " + "x" * 64) == [("yaml-syntax", 1)]
-    status, out, _ = run("validate", "/dev/zero")
-    assert status == 1
-    assert "more than 64 bytes" in out
+    assert "more than 64 bytes" in validated("/dev/zero", status=1)
 
 
 def test_a_text_of_many_values_is_given_up_before_it_is_read_whole():
@@ -89,66 +87,54 @@ def test_a_tab_is_named(run, tmp_path):
     assert "the line begins with a tab" in run("validate", tmp_path / "x.yaml")[1]
 
 
-def test_a_template_is_recognised(run, tmp_path):
+def test_a_template_is_recognised(validated, tmp_path):
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: a\n")
     (tmp_path / "templates").mkdir()
     template = tmp_path / "templates" / "x.yaml"
     template.write_text("{{- if .Values.x }}\n" + CONFIG_MAP + "{{- end }}\n")
-    status, out, _ = run("validate", template)
-    assert status == 1
-    assert "`helm template`" in out
+    assert "`helm template`" in validated(template, status=1)
     for directory in (tmp_path, template.parent):
-        status, out, _ = run("validate", directory)
-        assert status == 0
-        assert "give what `helm template` renders of it" in out
+        assert "give what `helm template` renders of it" in validated(directory)
 
 
-def test_links_that_lead_in_a_circle_are_followed_once(run, tmp_path):
+def test_links_that_lead_in_a_circle_are_followed_once(validated, tmp_path):
     (tmp_path / "x.yaml").write_text(CONFIG_MAP)
     (tmp_path / "below").mkdir()
     for name in ("one", "two"):
         (tmp_path / "below" / name).symlink_to(tmp_path, target_is_directory=True)
-    status, out, _ = run("validate", tmp_path)
-    assert status == 0
+    out = validated(tmp_path)
     assert "1 documents" in out
 
 
-def test_what_lies_beside_manifests_is_passed_over(run, tmp_path):
+def test_what_lies_beside_manifests_is_passed_over(validated, tmp_path):
     (tmp_path / "x.yaml").write_text(CONFIG_MAP)
     (tmp_path / "playbook.yaml").write_text("- secret: !vault |\n    abc\n")
     (tmp_path / "data.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "blank.yaml").write_text("\n" * 100_000 + "\t{")
     (tmp_path / "kind.yaml").write_text("apiVersion: kind.x-k8s.io/v1alpha4\nkind: Cluster\nnodes: []\n")
     (tmp_path / "skaffold.yaml").write_text("apiVersion: skaffold/v4beta11\nkind: Config\nbuild: {}\n")
-    status, out, _ = run("validate", tmp_path)
-    assert status == 0, out
+    out = validated(tmp_path)
     assert out.count("is neither manifest nor cluster configuration") == 3
     (tmp_path / "broken.yaml").write_text(CONFIG_MAP + "data: [\n")
-    assert run("validate", tmp_path)[0] == 1
+    validated(tmp_path, status=1)
     (tmp_path / "broken.yaml").unlink()
     (tmp_path / "broken.json").write_text('{"apiVersion": "v1", "kind": "ConfigMap", "data": [}')
-    assert run("validate", tmp_path)[0] == 1
+    validated(tmp_path, status=1)
 
 
-def test_a_directory_with_nothing_to_check_says_so(run, tmp_path):
-    status, out, _ = run("validate", tmp_path)
-    assert status == 0
-    assert f"note: {tmp_path} has nothing in it to check" in out
+def test_a_directory_with_nothing_to_check_says_so(validated, tmp_path):
+    assert f"note: {tmp_path} has nothing in it to check" in validated(tmp_path)
 
 
-def test_a_name_that_is_no_text_can_be_told(run, tmp_path):
+def test_a_name_that_is_no_text_can_be_told(validated, tmp_path):
     file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.yaml"))
     file.write_text("a: [\n")
     for form in ("text", "json", "github"):
-        status, out, _ = run("validate", file, "--format", form)
-        assert status == 1
-        assert "yaml-syntax" in out
+        assert "yaml-syntax" in validated(file, "--format", form, status=1)
 
 
-def test_a_name_beyond_all_limits_is_one_line(run):
-    status, _, err = run("validate", "x" * 5000)
-    assert status == 2
-    assert err.endswith(": File name too long\n")
+def test_a_name_beyond_all_limits_is_one_line(refuse):
+    assert refuse("validate", "x" * 5000).endswith(": File name too long")
 
 
 def test_definitions_that_are_none_are_told_even_where_none_is_needed(judged, tmp_path):
@@ -212,22 +198,19 @@ def test_why_a_build_fails_is_told_without_times_and_passwords(program, tmp_path
     assert why == "no https://...@host/x"
 
 
-def test_without_a_program_that_builds_it_is_one_line(run, tmp_path, monkeypatch):
+def test_without_a_program_that_builds_it_is_one_line(refuse, tmp_path, monkeypatch):
     (tmp_path / "kustomization.yaml").write_text("resources: []\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    status, out, err = run("validate", tmp_path)
-    assert (status, out) == (2, "")
-    assert "takes kubectl or kustomize" in err
+    assert "takes kubectl or kustomize" in refuse("validate", tmp_path)
 
 
-def test_annotations_stay_within_their_line(run, tmp_path):
+def test_annotations_stay_within_their_line(validated, tmp_path):
     name = "50%, a:b\nc\x1b[31m"
     directory = tmp_path / name
     directory.mkdir()
     manifest = yaml.safe_load(CONFIG_MAP) | {"metadata": {"name": "x%y\n::error::z"}}
     (directory / "x.yaml").write_text(yaml.safe_dump(manifest))
-    status, out, _ = run("validate", directory, "--format", "github")
-    assert status == 1
+    out = validated(directory, "--format", "github", status=1)
     (line,) = out.splitlines()
     position, message = re.fullmatch(r"::error (.*?)::(.*)", line).groups()
     assert [part.partition("=")[0] for part in position.split(",")] == ["file", "line", "title"]
@@ -236,10 +219,10 @@ def test_annotations_stay_within_their_line(run, tmp_path):
     assert "\x1b" not in line
 
 
-def test_notes_are_shown_in_every_format(run, tmp_path):
+def test_notes_are_shown_in_every_format(validated, tmp_path):
     for form, start in (("text", "note: "), ("github", "::notice::")):
-        assert f"{start}{tmp_path} has nothing in it" in run("validate", tmp_path, "--format", form)[1]
-    assert len(json.loads(run("validate", tmp_path, "--format", "json")[1])["notes"]) == 1
+        assert f"{start}{tmp_path} has nothing in it" in validated(tmp_path, "--format", form)
+    assert len(json.loads(validated(tmp_path, "--format", "json"))["notes"]) == 1
 
 
 def secret(data):
@@ -289,11 +272,9 @@ def served(**settings):
     ids=lambda manifest: manifest.get("kind", "config"),
 )
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_no_secret_is_told(run, tmp_path, manifest, form):
+def test_no_secret_is_told(validated, tmp_path, manifest, form):
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(manifest))
-    status, out, _ = run("validate", tmp_path / "x.yaml", "--format", form)
-    assert status == 1
-    assert str(PASSWORD) not in out
+    assert str(PASSWORD) not in validated(tmp_path / "x.yaml", "--format", form, status=1)
 
 
 @pytest.mark.parametrize(
@@ -314,11 +295,9 @@ def test_no_secret_is_told(run, tmp_path, manifest, form):
         *((f"{section}: {value}", section) for section in ClusterConfig.model_fields for value in ("3", "[]", "null")),
     ],
 )  # fmt: skip
-def test_a_mistyped_configuration_is_told_by_its_field(run, tmp_path, text, where):
+def test_a_mistyped_configuration_is_told_by_its_field(validated, tmp_path, text, where):
     (tmp_path / "x.yaml").write_text(text)
-    status, out, _ = run("validate", tmp_path / "x.yaml", "--format", "json")
-    assert status == 1
-    (found,) = json.loads(out)["findings"]
+    (found,) = json.loads(validated(tmp_path / "x.yaml", "--format", "json", status=1))["findings"]
     assert found["where"].startswith(where)
 
 

@@ -1,0 +1,17 @@
+"""The command that is tested here."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def validated(run):
+    """validated(*arguments, status=0): what `paceline validate` prints on stdout when it ends with this status."""
+
+    def call(*arguments, status=0):
+        found, out, err = run("validate", *arguments)
+        assert found == status, out + err
+        return out
+
+    return call
