@@ -248,9 +248,6 @@ def test_a_wrong_password_is_an_outage_that_does_not_show_it(shared_server):
     assert "wrong-secret" not in str(raised.value) + repr(raised.value)
 
 
-# --- TLS
-
-
 def certificate(directory, name, issuer=None):
     """Files <name>.pem and <name>.key; returns what signs others."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -331,9 +328,6 @@ def test_tls_refuses_strangers_on_both_sides(tls_server, tmp_path):
     for settings in (no_certificate, stranger, other_authority, other_name):
         with pytest.raises(StoreUnavailable):
             Namespace(settings).append(GIVEN[0])
-
-
-# --- Cluster and Sentinel
 
 
 def test_cluster(engine, tmp_path):

@@ -225,9 +225,6 @@ def test_an_export_tells_what_it_could_not_read(http, redis_server):
     assert (len(exported.text.splitlines()), exported.headers["x-paceline-unread"]) == (2, "1")
 
 
-# --- parts
-
-
 async def test_who_comes_when_all_threads_are_busy_is_told_to_come_again():
     from actors.errors import Overloaded
 

@@ -79,9 +79,6 @@ def keys_of(namespace):
     )
 
 
-# --- import and export
-
-
 token_lists = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 any_pieces = st.lists(
     st.builds(
@@ -207,9 +204,6 @@ def test_followers_draft_from_an_import_at_once(namespace):
         assert until(lambda: documents.contents == contents([document(1, 2, 3)]))
     finally:
         assert follower.close(20)
-
-
-# --- purges
 
 
 @ON_ONE_SERVER
@@ -509,9 +503,6 @@ def test_a_namespace_with_something_else_in_place_of_a_key_can_be_purged(namespa
     assert namespace.read()[0].num_tokens == 1
 
 
-# --- looking
-
-
 def test_list_and_stats(namespace):
     admin = administration(namespace)
     with pytest.raises(NamespaceUnknown, match="no namespace"):
@@ -626,9 +617,6 @@ def test_verify_names_every_damaged_object(namespace):
     assert problems[digests[3]] == "it never expires"
     redis.hset(key("manifest"), "body", b"garbage")
     assert "manifest" in {problem.kind for problem in admin.verify(namespace.keys).problems}
-
-
-# --- the audit log
 
 
 def test_actions_are_told_with_who_did_them_and_how_they_ended(namespace, tmp_path):

@@ -139,9 +139,6 @@ def assert_recovered(client: Client, model, server: EmbeddedServer | SentinelGro
         assert until(lambda: newcomer.ask() > 0)
 
 
-# --- the server
-
-
 def kill(server):
     os.kill(server.pid, signal.SIGKILL)
 
@@ -241,9 +238,6 @@ def test_old_data_that_are_restored_are_what_is_known_from_then_on(engine, model
         assert_recovered(one, model, server, tmp_path, wanted)
 
 
-# --- a primary, a replica and their sentinels
-
-
 def test_sentinels_choose_another_primary_and_the_old_one_comes_back(engine, model, wanted, tmp_path):
     with (
         sentinel_group(tmp_path / "group", engine) as group,
@@ -275,9 +269,6 @@ def last_written(member: Member) -> tuple[int, int]:
     (name,) = member.redis.keys("sd:{*}:log")
     time_ms, _, number = member.redis.xinfo_stream(name)["last-generated-id"].decode().partition("-")
     return int(time_ms), int(number)
-
-
-# --- the way to it
 
 
 def silent(network: BadNetwork) -> None:

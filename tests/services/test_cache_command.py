@@ -324,9 +324,6 @@ def test_an_interrupted_import_goes_on(server, target, fingerprint, tmp_path):
     assert [json.loads(line)["outcome"] for line in lines] == ["begun", "interrupted"]
 
 
-# --- tenants
-
-
 def test_a_tenants_namespaces_are_found_by_its_name_and_purged_with_all_their_parts(run, server, tmp_path):
     home = tmp_path / "home"
     tenants = TenantAdministration(home / "tenants.json")
@@ -358,9 +355,6 @@ def test_names_that_are_listed_are_themselves_and_others_are_parts():
     for whole in ("open", "public", own, f"{own}-{own}", f"{own}.docs", f"{own}-{own}.docs", "open.docs"):
         assert names.one(whole, None) == whole
     assert (names.one("docs", None), names.one("open-source", None)) == ("open.docs", "open.open-source")
-
-
-# --- from one model to another
 
 
 def test_migration_keeps_the_text(run, server, target, fingerprint, tmp_path):

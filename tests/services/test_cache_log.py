@@ -246,9 +246,6 @@ def test_what_was_said_twice_outlives_its_generation_once(namespace):
     assert often not in say(*(text[::-1] for text in others[:4]))
 
 
-# --- damage
-
-
 def test_damaged_entries_and_segments_are_left_out(namespace):
     given = [piece(f"d{number}", 0, range(number, number + 100)) for number in range(4)]
     folding = compactor(namespace, segment_tokens=100)
@@ -383,9 +380,6 @@ def test_a_listener_that_fails_is_logged_and_told_the_rest(namespace, caplog):
     catch_up(reader)
     assert documents.contents == contents([piece("a", 0, [1, 2])])
     assert caplog.text.count("a listener of namespace") == 2
-
-
-# --- several compactors
 
 
 def test_only_the_holder_of_the_lease_folds(namespace):

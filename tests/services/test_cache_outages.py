@@ -264,9 +264,6 @@ def lying_server(answer):
             server.shutdown()
 
 
-# --- the publisher alone
-
-
 def test_publish_takes_anything_and_raises_nothing(namespace):
     publisher = Publisher(namespace.open, PublisherSettings(flush_s=0.01))
     name = namespace.keys.namespace

@@ -15,13 +15,7 @@ from actors.errors import ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_draft_model, load_model, load_tokenizer, read_model_info
 from actors.models.source import ModelSource
-from actors.training.drafter_build import (
-    CARD_FILE,
-    BuildRun,
-    DrafterExists,
-    build_drafter,
-    default_drafter_dir,
-)
+from actors.training.drafter_build import CARD_FILE, BuildRun, DrafterExists, build_drafter, default_drafter_dir
 from actors.training.recipes import DrafterRecipe
 from actors.training.target_text import encode_prompts, write_answers
 from actors.training.target_writer import TargetWriter, batches_by_length

@@ -124,9 +124,6 @@ async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> 
     return time.monotonic() - started
 
 
-# --- what links are for
-
-
 async def test_requests_get_their_answers() -> None:
     with working() as server, linked(server.address) as link:
         assert await link.call(Hello(), PATIENCE_S) == INFO
@@ -209,9 +206,6 @@ async def test_links_work_over_ipv6() -> None:
         server.close()
 
 
-# --- answers that are late, wrong or missing
-
-
 async def test_a_call_without_an_answer_ends_in_time_and_its_late_answer_is_dropped() -> None:
     held: list[tuple[Peer, Message]] = []
 
@@ -273,9 +267,6 @@ async def test_garbage_from_a_worker_is_dropped_by_the_client() -> None:
         assert link.stats.dropped == {"garbage": 2}
 
 
-# --- bounded queues
-
-
 async def test_a_full_queue_refuses_the_next_call_at_once() -> None:
     with (
         working(lambda *_: None) as server,
@@ -307,9 +298,6 @@ async def test_a_client_that_does_not_read_loses_answers_and_holds_up_nobody() -
         assert server.stats.dropped == {"full": sum(refused)}
         assert sum(refused) > 0
         assert await link.call(Hello(), PATIENCE_S) == INFO
-
-
-# --- peers that are up to no good
 
 
 async def test_what_is_not_a_message_is_dropped_counted_and_not_answered() -> None:
@@ -418,9 +406,6 @@ async def test_a_client_connects_while_the_worker_computes() -> None:
             await until(lambda: link.is_alive)  # nobody calls recv here
     finally:
         server.close()
-
-
-# --- peers that die
 
 
 WORKER = """
@@ -545,9 +530,6 @@ async def test_an_answer_to_a_client_that_has_left_is_dropped() -> None:
         assert server.recv(0.1) is None
         assert not server.send(read[0], INFO)
         assert server.stats.dropped == {"gone": 1}
-
-
-# --- opening and closing
 
 
 async def test_closing_a_link_fails_its_calls_and_every_later_one() -> None:

@@ -361,8 +361,6 @@ def test_without_a_server_texts_wait_and_the_oldest_are_dropped():
     assert thread._turns.num_faults == 0
 
 
-# --- random histories
-
 TENANTS = range(9)
 PHRASES = [(1,), (1, 2, 3, 4), tuple(range(16)), (5,) * 16]
 TOO_LONG = tuple(range(17))

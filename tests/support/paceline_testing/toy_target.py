@@ -8,15 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.messages import (
-    GenerationRequest,
-    SequenceDelta,
-    Successors,
-    Verdict,
-    VerifyBatch,
-    VerifyItem,
-    VerifyResult,
-)
+from actors.messages import GenerationRequest, SequenceDelta, Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult
 from cache_service.splitmix64 import MIX_1, STEP
 
 _MASK = (1 << 64) - 1

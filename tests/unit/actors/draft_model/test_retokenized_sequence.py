@@ -14,12 +14,7 @@ from actors.draft_tree import DraftTree
 from actors.messages import SamplingParams, SequenceStart
 from actors.models.token_text import TokenText
 from paceline_testing.integrity import check_integrity
-from paceline_testing.other_vocabularies import (
-    TEXT,
-    changing_tokenizer,
-    merging_tokenizer,
-    sentence_piece_tokenizer,
-)
+from paceline_testing.other_vocabularies import TEXT, changing_tokenizer, merging_tokenizer, sentence_piece_tokenizer
 from paceline_testing.tiny_models import make_byte_tokenizer
 
 VOCABULARIES = {

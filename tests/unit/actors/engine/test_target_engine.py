@@ -201,9 +201,6 @@ def test_a_sequence_is_idle_only_when_long_unmentioned():
     assert idle.due(400.0) == []
 
 
-# Models
-
-
 def tiny_llama(**changes):
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = LlamaConfig(**{"vocab_size": 61, "intermediate_size": 64, "max_position_embeddings": 128, **sizes})

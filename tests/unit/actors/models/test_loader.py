@@ -41,9 +41,6 @@ def copy_of(tmp_path, sources):
     return make
 
 
-# --- tiny models
-
-
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_a_tiny_model_survives_its_directory(sources, kind):
     model = load_model(sources[kind])
@@ -53,9 +50,6 @@ def test_a_tiny_model_survives_its_directory(sources, kind):
     assert not torch.equal(fresh(ids).logits, make_tiny_model(kind, seed=5, vocab_size=259)(ids).logits)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-# --- what is known of a model
 
 
 @pytest.mark.parametrize("kind", TINY_KINDS)
@@ -118,9 +112,6 @@ def test_fingerprints_agree_between_copies_and_differ_between_weights(sources, c
     assert here.tokenizer_fingerprint() != there.tokenizer_fingerprint()
 
 
-# --- what is refused
-
-
 @pytest.mark.parametrize("config", [WhisperConfig(), ViTConfig()], ids=["speech", "vision"])
 def test_what_is_no_language_model_is_refused(tmp_path, config):
     config.save_pretrained(tmp_path)
@@ -177,9 +168,6 @@ def test_settings_that_cannot_be_met_are_named(sources):
             load_model(sources["llama"], device="cuda:3")
 
 
-# --- draft models
-
-
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_a_reduced_draft_model_says_what_the_whole_one_says_in_its_own_words(copy_of, kind):
     source = copy_of(kind)
@@ -208,9 +196,6 @@ def test_a_vocabulary_map_that_is_no_map_is_refused(copy_of):
     (source.path / VOCAB_MAP_FILE).write_bytes(b"garbage")
     with pytest.raises(ModelError, match="cannot be read"):
         load_draft_model(source)
-
-
-# --- prompts
 
 
 def test_built_in_prompts_are_many_and_the_same_for_the_same_seed():

@@ -15,7 +15,7 @@ from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
 from cache_service.automata.tree_options import TreeOptions
 from cache_service.formats.documents import Piece, assemble
-from cache_service.formats.piece_codec import decode_columns, encode_pieces
+from cache_service.formats.piece_codec import decode_pieces, encode_pieces
 from paceline_testing.automata import assert_sound
 from paceline_testing.cache_stores import piece
 
@@ -170,9 +170,6 @@ def test_a_document_that_has_gone_on_is_not_forked():
     assert length_of(automaton, [4]) == 1
 
 
-# --- the tail
-
-
 pieces = st.lists(
     st.builds(
         lambda name, begin, size: piece(name, begin, [(ord(name) * 7 + at) % 5 for at in range(begin, begin + size)]),
@@ -286,11 +283,8 @@ def test_readers_beside_a_writer_never_see_half_a_batch():
     assert_sound(tail._front.automaton)
 
 
-# --- segments
-
-
 def columns_of(parts):
-    return decode_columns(encode_pieces(parts), 1000, 100_000)
+    return decode_pieces(encode_pieces(parts), 1000, 100_000)
 
 
 @given(st.lists(pieces.filter(bool), max_size=3))

@@ -161,9 +161,6 @@ def rows_of(draw: st.DrawFn, vocab: int) -> Row:
     return context, [(t, part / total) for t, part in zip(token_ids, sorted(parts, reverse=True), strict=True)]
 
 
-# The table
-
-
 @given(st.integers(1, MAX_ORDER), st.sampled_from([4, 14]), st.data())
 @settings(max_examples=150)
 def test_drafts_are_the_best_trees_of_the_mixture(order: int, vocab: int, data: st.DataObject) -> None:
@@ -340,9 +337,6 @@ def test_another_version_or_order_is_refused_by_name() -> None:
         decode_entries(data.replace(struct.pack("<I", 1), struct.pack("<I", 9), 1), 2)
 
 
-# What it is given
-
-
 def test_read_only_strided_and_wide_arrays_are_taken_as_they_are() -> None:
     table = SoftNgramTable(ROOMY)
     contexts = np.array([[1, 0, 2, 0], [1, 0, 2, 0]], np.int64)[:, ::2]
@@ -407,9 +401,6 @@ def test_rows_whose_shapes_differ_or_whose_weight_is_none_are_refused() -> None:
         with pytest.raises(ValueError, match="weight is"):
             table.learn(*rows, weight)
     assert len(table) == 0
-
-
-# The drafter
 
 
 def drafts(

@@ -177,9 +177,6 @@ def test_an_entry_is_bounded():
         encode_entry(PLAIN, [piece("a", 0, [1])] * (MAX_ENTRY_PIECES + 1))
 
 
-# --- encryption
-
-
 def test_an_older_key_still_opens_and_the_newest_encrypts():
     old = encode_entry(FrameCodec(KEYS, KeyRing({1: b"1" * 32})), [piece("a", 0, [1])])
     assert values(decode_entry(SEALED, old)) == values([piece("a", 0, [1])])
@@ -231,9 +228,6 @@ def test_a_key_ring_shows_no_secret_and_refuses_bad_ones():
         assert "short" not in str(raised.value)
 
 
-# --- manifest
-
-
 def manifest_of(*generations, **fields):
     return Manifest("epoch", 3, 2, generations=tuple(generations), **fields)
 
@@ -281,8 +275,6 @@ def test_a_manifest_of_a_later_format_is_known_as_one_whatever_its_fields():
         Manifest.decode(PLAIN, PLAIN.pack(Content.MANIFEST, body))
     assert raised.value.reason == "newer"
 
-
-# --- documents
 
 cuts = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.integers(1, 8)), min_size=1, max_size=12)
 

@@ -90,9 +90,6 @@ def test_documents_of_equal_tokens_have_one_name():
     assert len(content_id(np.array([1], np.int32))) == 16
 
 
-# --- purged times
-
-
 @given(st.lists(ranges, max_size=40), times)
 def test_purged_times_are_kept_and_cover_what_any_of_them_does(purged, time_s):
     noted = PurgedTimes()
@@ -126,9 +123,6 @@ def test_a_range_holds_and_meets_what_it_should(purged, one, other):
 def test_ranges_name_what_is_wrong(since_s, until_s):
     with pytest.raises(SettingError, match=r"since_s|until_s"):
         TimeRange(since_s, until_s)
-
-
-# --- names of keys
 
 
 def test_keys_are_parsed_back():

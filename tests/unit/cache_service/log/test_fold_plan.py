@@ -29,9 +29,6 @@ def entry(num_tokens, num_bytes=1):
     return SegmentEntry(f"{num_tokens:064x}", num_tokens, num_bytes, 0, 0)
 
 
-# --- circuit breaker
-
-
 def test_the_breaker_opens_after_three_failures_and_doubles_its_pauses():
     breaker = CircuitBreaker()
     pauses = []
@@ -45,9 +42,6 @@ def test_the_breaker_opens_after_three_failures_and_doubles_its_pauses():
     breaker.succeeded()
     assert not breaker.is_open
     assert breaker.wait_s(now) == 0
-
-
-# --- folds
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=300))
@@ -120,8 +114,6 @@ def test_there_are_never_more_segments_than_a_manifest_holds():
     Manifest("e", 40, 1, generations=generations).encode(FrameCodec(StoreKeys("fp", "ns")))
 
 
-# --- reading
-
 MANIFEST = Manifest(
     "e",
     4,
@@ -155,9 +147,6 @@ def test_a_warm_start_takes_the_newest_segments_oldest_first():
 )
 def test_when_a_reader_begins_again(version, anchored, view, reason):
     assert reset_reason(Place("e", version, "7-0", is_anchored=anchored), view) == reason
-
-
-# --- keys, addresses, settings
 
 
 def test_all_keys_of_a_namespace_share_one_hash_tag():

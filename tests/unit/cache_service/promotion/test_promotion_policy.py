@@ -21,8 +21,6 @@ from cache_service.promotion.promotion_policy import (
 )
 from cache_service.promotion.sensitive_spans import SensitiveSpans
 
-# --- sensitive spans: one token a byte, so that what is blocked can be read
-
 BYTES = SensitiveSpans(lambda token: bytes([token]))
 
 
@@ -95,9 +93,6 @@ def test_no_phrase_of_allowed_tokens_has_four_digits_in_a_row(before, after):
         assert not any(bytes(phrase[i : i + 4]).isdigit() for i in range(len(phrase) - 3))
 
 
-# --- phrases
-
-
 def test_texts_that_share_a_passage_share_its_phrases():
     rng = np.random.default_rng(0)
     passage = rng.integers(0, 40_000, 200)
@@ -136,8 +131,6 @@ def test_bytes_that_are_no_phrase_are_refused(data):
     with pytest.raises(FormatError, match="phrase"):
         decode_phrase(data)
 
-
-# --- verdicts
 
 POLICY = PromotionPolicy(min_tenants=5, min_age_s=100, window_s=1000)
 
