@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import pty
@@ -10,21 +9,14 @@ import select
 import subprocess
 import sys
 import termios
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from cluster.cli.main import main
-from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
-from cluster.gateway.http_app import create_app
-from cluster.gateway.service import GenerationService
-from paceline_testing.echo_router import EchoRouter
+from paceline_testing.echo_gateway import echo_gateway
 from paceline_testing.tiny_models import save_tiny_model
-from paceline_testing.toy_tokenizer import toy_tokenizer
 
 COMMAND = [str(Path(sys.executable).with_name("paceline")), "chat"]
 NOBODY = ["--url", "http://127.0.0.1:9"]
@@ -40,33 +32,8 @@ def engine_options(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def url():
-    """A gateway over an echoing router."""
-    ports: list[int] = []
-    started = threading.Event()
-    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    async def serve() -> None:
-        tokenizer = toy_tokenizer()
-        model = ServedModel("echo", max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=())
-        config = GatewayConfig()
-        app = create_app(GenerationService(EchoRouter(), tokenizer, model, config), config)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        running = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-            await asyncio.sleep(0.01)
-        ports.append(server.servers[0].sockets[0].getsockname()[1])
-        stopping.append((asyncio.get_running_loop(), asyncio.Event()))
-        started.set()
-        await stopping[0][1].wait()
-        server.should_exit = True
-        await running
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(30)
-    yield f"http://127.0.0.1:{ports[0]}"
-    stopping[0][0].call_soon_threadsafe(stopping[0][1].set)
-    thread.join(30)
+    with echo_gateway("echo") as (address, _, _):
+        yield f"http://{address}"
 
 
 class Terminal:

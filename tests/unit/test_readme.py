@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shlex
-import threading
 from itertools import pairwise
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 import typer
-import uvicorn
 
 from cluster.cli.app import app
-from cluster.config import ClusterConfig, GatewayConfig
-from cluster.gateway.call import ServedModel
-from cluster.gateway.grpc_servicer import InferenceServicer
-from cluster.gateway.http_app import create_app
-from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from cluster.config import ClusterConfig
 from cluster.gateway.schema import SpeculationFields
-from cluster.gateway.service import GenerationService
-from paceline_testing.echo_router import EchoRouter
-from paceline_testing.toy_tokenizer import toy_tokenizer
+from paceline_testing.echo_gateway import echo_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,38 +34,8 @@ HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:9000"
 
 @pytest.fixture(scope="module")
 def gateway():
-    """A gateway over an echoing router, listening on ports of its own: ("host:port", "host:port") of HTTP and gRPC."""
-    addresses: list[str] = []
-    started, stop = threading.Event(), asyncio.Event()
-    loops = []
-
-    async def serve() -> None:
-        tokenizer = toy_tokenizer()
-        model = ServedModel("smollm2", max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=())
-        config = GatewayConfig()
-        service = GenerationService(EchoRouter(), tokenizer, model, config)
-        server = uvicorn.Server(uvicorn.Config(create_app(service, config), port=0, log_level="error"))
-        running = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-            await asyncio.sleep(0.01)
-        addresses.append(f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
-        grpc_server = grpc.aio.server()
-        add_InferenceServicer_to_server(InferenceServicer(service, config), grpc_server)
-        addresses.append(f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}")
-        await grpc_server.start()
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await stop.wait()
-        await grpc_server.stop(None)
-        server.should_exit = True
-        await running
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(30)
-    yield addresses
-    loops[0].call_soon_threadsafe(stop.set)
-    thread.join(30)
+    with echo_gateway("smollm2") as addresses:
+        yield addresses
 
 
 @pytest.mark.parametrize("program", [text for text in PROGRAMS if HTTP in text or GRPC in text])

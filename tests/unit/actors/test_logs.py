@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 
-import httpx
 import pytest
 
 from actors.errors import RouterLost
@@ -13,9 +12,9 @@ from actors.logs import OTHERS, PACKAGES, ObservabilityConfig, configure_logging
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
-from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
+from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
@@ -55,8 +54,7 @@ def service(router):
 
 @pytest.fixture
 async def client(service):
-    transport = httpx.ASGITransport(create_app(service, GatewayConfig()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with gateway_client(service, GatewayConfig()) as client:
         yield client
 
 
@@ -157,8 +155,7 @@ async def test_every_answer_has_the_id_of_its_call_or_a_new_one(client, path):
 
 
 async def test_behind_serve_the_id_is_left_to_its_proxy(service):
-    transport = httpx.ASGITransport(create_app(service, GatewayConfig(), answers_request_id=False))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with gateway_client(service, GatewayConfig(), answers_request_id=False) as client:
         assert "x-request-id" not in (await client.get("/readyz", headers={"x-request-id": "mine"})).headers
 
 

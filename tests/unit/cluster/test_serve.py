@@ -26,13 +26,13 @@ def model(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("model"), layers=1, hidden_size=16)
 
 
+def plan_of(model, speculation, draft=None, home=Path("/nonexistent"), **target):
+    sections = {"target": {"model": str(model), "device": "cpu", **target}, "speculation": speculation}
+    return plan_cluster(ClusterConfig.model_validate({**sections, "draft": draft or {}}), home)
+
+
 def plan(model, draft, drafters):
-    config = {
-        "target": {"model": str(model), "device": "cpu"},
-        "draft": {"model": str(draft), "workers": 2, "device": "cpu"},
-        "speculation": {"drafters": drafters},
-    }
-    return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+    return plan_of(model, {"drafters": drafters}, {"model": str(draft), "workers": 2, "device": "cpu"})
 
 
 @pytest.mark.parametrize("drafters", [["none"], [], ["suffix"], ["suffix", "prompt_lookup"]])
@@ -45,9 +45,7 @@ def test_drafters_without_the_draft_model_start_no_draft_workers_and_build_nothi
 
 
 def test_a_cluster_of_another_rule_tells_its_gateways(model):
-    config = {"target": {"model": str(model)}, "draft": {"model": "none"}, "speculation": {"acceptance": "rejection"}}
-    planned = plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
-    assert served_model(planned).acceptance == "rejection"
+    assert served_model(plan_of(model, {"acceptance": "rejection"}, {"model": "none"})).acceptance == "rejection"
     assert served_model(plan(model, "none", ["auto"])).acceptance == "coupled"
 
 
@@ -72,12 +70,7 @@ def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
     assert {"draft_model", "ouroboros"} & set(built.drafters)
     assert built.draft.spec == "auto"
     assert built.build_progress.parent == built.draft.path.parent
-    unbuilt = plan_cluster(
-        ClusterConfig.model_validate(
-            {"target": {"model": str(model)}, "draft": {"build": False}, "speculation": {"drafters": drafters}}
-        ),
-        model.parent,
-    )
+    unbuilt = plan_of(model, {"drafters": drafters}, {"build": False}, model.parent)
     assert (unbuilt.draft, unbuilt.builds_drafter, unbuilt.build_progress) == (None, False, None)
 
 
@@ -123,9 +116,8 @@ def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
     with pytest.raises(ModelError, match="drafter 'ouroboros' needs a model without"):
         plan(target, target, ["ouroboros"])
     for settings in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int4"}):
-        config = {"target": {"model": str(target), "device": "cpu", **settings}}
         with pytest.raises(ModelError, match=r"t5 has an encoder; .* needs a model without"):
-            plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+            plan_of(target, {}, **settings)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +131,11 @@ def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
     ],
 )
 def test_options_of_drafters_are_looked_at_before_anything_is_started(model, options, message):
-    config = {
-        "target": {"model": str(model), "device": "cpu"},
-        "speculation": {"drafters": ["suffix", "lookahead"], "drafter_options": options},
-    }
+    speculation = {"drafters": ["suffix", "lookahead"], "drafter_options": options}
     with pytest.raises(InvalidRequest, match=message):
-        plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
-    config["speculation"]["drafter_options"] = {"suffix": {"len_threshold": 3, "alpha": 2.0, "by_frequency": True}}
-    assert plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent")).drafters == ("suffix", "lookahead")
+        plan_of(model, speculation)
+    speculation["drafter_options"] = {"suffix": {"len_threshold": 3, "alpha": 2.0, "by_frequency": True}}
+    assert plan_of(model, speculation).drafters == ("suffix", "lookahead")
 
 
 def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
@@ -156,11 +145,7 @@ def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
     build_corpus(pieces, dataclasses.replace(info, tokenizer_fingerprint="another"), tmp_path / "other")
 
     def with_corpus(name: str, drafters: list[str]):
-        config = {
-            "target": {"model": str(model), "device": "cpu"},
-            "speculation": {"drafters": drafters, "corpora": [str(tmp_path / name)]},
-        }
-        return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+        return plan_of(model, {"drafters": drafters, "corpora": [str(tmp_path / name)]})
 
     assert "retrieval" in with_corpus("good", ["retrieval"]).drafters
     with pytest.raises(InvalidRequest, match=r"speculation\.corpora.*must include retrieval"):
@@ -172,12 +157,7 @@ def test_corpora_are_looked_at_before_anything_is_started(model, tmp_path):
 
 
 def plan_with_head(model, head, drafters, **target):
-    config = {
-        "target": {"model": str(model), "device": "cpu", "eagle_head": str(head), **target},
-        "draft": {"model": "none"},
-        "speculation": {"drafters": drafters},
-    }
-    return plan_cluster(ClusterConfig.model_validate(config), Path("/nonexistent"))
+    return plan_of(model, {"drafters": drafters}, {"model": "none"}, eagle_head=str(head), **target)
 
 
 def test_a_head_joins_auto_and_asking_for_one_that_is_not_there_is_an_error(model, tmp_path):

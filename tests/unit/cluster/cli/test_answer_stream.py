@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actors.errors import Unavailable
@@ -15,6 +15,7 @@ def texts_of(events: list[StreamEvent]) -> list[str]:
     return [choice.new_text for event in events for choice in event.choices]
 
 
+@example(["a\u2028b", "a\u2029b", "a\x85b"], 7)  # breaks of lines to others, not to a stream of events
 @given(st.lists(st.text(min_size=1)), st.integers(1, 50))
 @pytest.mark.parametrize(
     "end", [b"data: [DONE]\n\ndata: left alone\n\n", b": a comment\r\nevent: end", b"data: [DONE]"]

@@ -203,18 +203,18 @@ def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
         ('{"prompt_token_ids": []}', "it must hold integers, at least one"),
     ],
 )
-def test_a_bad_row_of_a_prompts_file_is_named_by_its_line(refuse, tmp_path, row, expected):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "fine"}}\n\n{row}\n')
-    line = refuse("generate", "--prompts-file", path)
-    assert line.startswith(f"--prompts-file {path}:3")
+def test_a_bad_row_of_a_prompts_file_is_named_by_its_line(refuse, prompts_file, row, expected):
+    prompts_file.write_text(f'{{"prompt": "fine"}}\n\n{row}\n')
+    line = refuse("generate", "--prompts-file", prompts_file)
+    assert line.startswith(f"--prompts-file {prompts_file}:3")
     assert expected in line
 
 
-def test_a_line_of_a_prompts_file_ends_where_json_lines_do(refuse, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('\ufeff{"prompt": "one\u2028line\x85"}\r\n{', encoding="utf-8")  # the mark that some editors write
-    assert refuse("generate", "--prompts-file", path).startswith(f"--prompts-file {path}:2 is '{{'; not valid JSON")
+def test_a_line_of_a_prompts_file_ends_where_json_lines_do(refuse, prompts_file):
+    text = '\ufeff{"prompt": "one\u2028line\x85"}\r\n{'  # with the mark that some editors write
+    prompts_file.write_text(text, encoding="utf-8")
+    line = refuse("generate", "--prompts-file", prompts_file)
+    assert line.startswith(f"--prompts-file {prompts_file}:2 is '{{'; not valid JSON")
 
 
 def test_a_prompts_file_that_is_absent_empty_or_no_text_is_named(refuse, tmp_path):
@@ -240,10 +240,9 @@ def test_a_command_line_that_is_not_utf8_is_no_traceback():
     assert done.stderr == b"paceline: --prompt is 'caf\\udce9 noir'; it must be UTF-8: invalid continuation byte\n"
 
 
-def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt_token_ids": [1, 99999]}\n')
-    line = refuse("generate", "--model", tiny_model_dir, "--drafter", "none", "--prompts-file", path)
+def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, prompts_file):
+    prompts_file.write_text('{"prompt_token_ids": [1, 99999]}\n')
+    line = refuse("generate", "--model", tiny_model_dir, "--drafter", "none", "--prompts-file", prompts_file)
     assert line.startswith("prompts[0] is 99999; token ids are from 0 to ")
 
 
@@ -307,13 +306,6 @@ def test_a_call_with_draft_model_temperature_gamma_length_and_device_does_what_i
     assert max(map(int, re.findall(r"proposed draft_model (\d+)", err))) == 2
     hotter = json.loads(run("generate", *arguments, "--temperature", "1.9")[1])
     assert hotter["token_ids"] != json.loads(out)["token_ids"]
-
-
-@pytest.fixture
-def prompts_file(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "abc abc"}\n')
-    return path
 
 
 @pytest.mark.parametrize(

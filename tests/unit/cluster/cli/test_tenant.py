@@ -120,7 +120,7 @@ def test_a_key_for_a_server_goes_into_its_header_and_nowhere_else():
     assert "secret" not in repr(ServeOptions(api_key="secret"))
 
 
-def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, tmp_path):
+def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, prompts_file):
     seen = []
 
     class Recorder(BaseHTTPRequestHandler):
@@ -130,14 +130,12 @@ def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, tmp_p
 
         def log_message(self, *arguments): ...
 
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "a"}\n')
     with ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as listener:
         threading.Thread(target=listener.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{listener.server_port}"
         assert run("chat", "--url", url, "--api-key", "pl-1")[0] == 2
         monkeypatch.setenv("PACELINE_API_KEY", "pl-2")
-        status, out, err = run("bench", "serve", "--url", url, "--prompts", prompts)
+        status, out, err = run("bench", "serve", "--url", url, "--prompts", prompts_file)
         assert status == 2
         assert "401" in err
         assert "pl-2" not in out + err

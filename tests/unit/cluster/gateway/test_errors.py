@@ -42,6 +42,7 @@ TABLE = [
 def test_every_error_has_its_status_also_when_ray_wrapped_it(error, http, code, name):
     wrapped = RayTaskError("generate", "traceback", error)
     across = pickle.loads(pickle.dumps(error))
+    assert (type(across), str(across), vars(across)) == (type(error), str(error), vars(error))
     for one in (error, across, wrapped, wrapped.as_instanceof_cause(), RayTaskError("outer", "traceback", wrapped)):
         status = status_of(one)
         assert (status.http, status.grpc, status.code) == (http, code, name)

@@ -10,7 +10,6 @@ import asyncio
 import json
 from dataclasses import replace
 
-import httpx
 import openai
 import pytest
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from cluster.gateway.http_app import create_app
 from cluster.gateway.schema import ChatBody, CompletionBody
 from cluster.gateway.service import GenerationService
 from cluster.router.status import RouterStatus
+from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
@@ -56,8 +56,7 @@ def service(router):
 
 @pytest.fixture
 async def client(service):
-    transport = httpx.ASGITransport(create_app(service, CONFIG))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with gateway_client(service, CONFIG) as client:
         yield client
 
 
@@ -69,8 +68,9 @@ async def official(client):
         yield official
 
 
-async def complete(client, **fields):
-    return await client.post("/v1/completions", json={"prompt": FOX, "temperature": 0, **fields})
+async def complete(client, timeout_s=None, **fields):
+    headers = {} if timeout_s is None else {"x-request-timeout-seconds": timeout_s}
+    return await client.post("/v1/completions", json={"prompt": FOX, "temperature": 0, **fields}, headers=headers)
 
 
 async def chat(client, **fields):
@@ -575,8 +575,7 @@ JSON_VALUES = st.recursive(
 async def test_no_body_whatsoever_breaks_the_gateway(path, fields):
     base = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     service = GenerationService(EchoRouter(), TOKENIZER, MODEL, CONFIG)
-    transport = httpx.ASGITransport(create_app(service, CONFIG))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with gateway_client(service, CONFIG) as client:
         response = await client.post(f"/v1/{path}", content=json.dumps({**base, **fields}, ensure_ascii=False).encode())
     if response.status_code != 200:
         assert error_of(response, response.status_code)["message"]
@@ -597,8 +596,7 @@ async def test_a_router_that_is_full_or_refuses_says_when_to_come_again(client, 
 
 async def test_a_passed_deadline_is_a_504_and_frees_the_sequence(client, router):
     router.delay_s = 0.05
-    request = {"prompt": FOX, "max_tokens": 100}
-    response = await client.post("/v1/completions", json=request, headers={"x-request-timeout-seconds": "0.3"})
+    response = await complete(client, "0.3", max_tokens=100)
     assert error_of(response, 504)["code"] == "deadline_exceeded"
     assert response.headers["x-should-retry"] == "false"
     assert 0.2 < router.requests[0].timeout_s <= 0.3
@@ -606,8 +604,7 @@ async def test_a_passed_deadline_is_a_504_and_frees_the_sequence(client, router)
     router.failures.append((0, DeadlineExceeded("too late")))
     assert error_of(await complete(client), 504)["message"] == "too late"
     for wrong in ("soon", "-1", "nan", "inf"):
-        answer = await client.post("/v1/completions", json=request, headers={"x-request-timeout-seconds": wrong})
-        assert error_of(answer, 400)["param"] == "x-request-timeout-seconds"
+        assert error_of(await complete(client, wrong), 400)["param"] == "x-request-timeout-seconds"
 
 
 async def test_an_error_in_a_stream_is_told_and_ends_it(client, router):
@@ -655,17 +652,12 @@ async def test_a_stream_waits_when_the_router_that_is_to_carry_it_on_is_full(cli
 
 async def test_a_stream_waits_for_a_place_no_longer_than_until_its_deadline(client, router):
     router.failures += [(6, Unavailable("lost")), (0, Overloaded("full", 60.0))]
-    request = {"prompt": FOX, "max_tokens": 40}
-    response = await client.post("/v1/completions", json=request, headers={"x-request-timeout-seconds": "0.4"})
-    assert error_of(response, 504)["code"] == "deadline_exceeded"
+    assert error_of(await complete(client, "0.4", max_tokens=40), 504)["code"] == "deadline_exceeded"
 
 
 async def test_a_stream_whose_routers_keep_failing_ends_with_its_error(client, router):
     router.failures += [(3, Unavailable("lost"))] + [(0, Unavailable("gone"))] * 10
-    response = await client.post(
-        "/v1/completions", json={"prompt": FOX, "max_tokens": 90}, headers={"x-request-timeout-seconds": "1"}
-    )
-    assert response.status_code in (503, 504)
+    assert (await complete(client, "1", max_tokens=90)).status_code in (503, 504)
     assert len(router.requests) < 6
 
 
@@ -748,7 +740,7 @@ async def test_requests_that_cannot_be_read_count_as_failures(client, service):
     await client.post("/v1/chat/completions", content=b"[]")
     await complete(client, temperature=9)
     await complete(client, temprature=1)
-    await client.post("/v1/completions", json={"prompt": FOX}, headers={"x-request-timeout-seconds": "soon"})
+    await complete(client, "soon")
     await client.post("/v1/completions", content=b"x" * 30_000)
     await complete(client, max_tokens=500)
     text = service.metrics.text()

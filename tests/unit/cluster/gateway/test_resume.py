@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from actors.errors import RouterLost
-from actors.messages import GenerationRequest, SamplingParams, TokenChunk
+from actors.messages import GenerationRequest, TokenChunk
 from actors.workers.directory import TTL_S
 from cluster.gateway import resume
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
+from paceline_testing.rounds import toy_request
 
-REQUEST = GenerationRequest(
-    request_id="r",
-    prompt_token_ids=np.array([1, 2], np.int32),
-    sampling=SamplingParams(seed=1, temperature=0.0),
-    max_new_tokens=3,
-)
+REQUEST = toy_request(max_new_tokens=3)
 
 
 class Waits:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import grpc
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -32,6 +31,7 @@ from cluster.router.status import RouterStatus
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper
+from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.tiny_models import save_tiny_model
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -65,11 +65,6 @@ def make_service(admin, tmp_path, router, tokenizer=TOKENIZER, model=MODEL):
     return GenerationService(router, tokenizer, model, CONFIG, metrics, gatekeeper)
 
 
-def http_client(service):
-    transport = httpx.ASGITransport(create_app(service, CONFIG))
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
-
-
 def bearer(issued):
     return {"Authorization": f"Bearer {issued.key}"}
 
@@ -99,7 +94,7 @@ async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin
     admin.add("a", {})
     service = make_service(admin, tmp_path, router)
     app = create_app(service, CONFIG)
-    async with http_client(service) as client:
+    async with gateway_client(service, CONFIG) as client:
         for path in OPEN_PATHS:
             assert (await client.get(path)).status_code == 200
             assert (await client.head(path)).status_code == 200
@@ -119,7 +114,7 @@ async def test_no_key_a_wrong_one_and_a_disabled_tenant(admin, tmp_path, router)
     off = admin.rotate("off", keep_old_for=timedelta(0))
     admin.change("off", {"disabled": True})
     service = make_service(admin, tmp_path, router)
-    async with http_client(service) as client:
+    async with gateway_client(service, CONFIG) as client:
         answer = await complete(client, None)
         error_of(answer, 401, "invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -143,7 +138,7 @@ async def test_a_key_is_asked_for_before_a_body_is_read(admin, tmp_path, router)
         read.append(1)
         yield b"{}"
 
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         assert (await client.post(COMPLETIONS, content=body())).status_code == 401
     sent = []
 
@@ -163,7 +158,7 @@ async def test_a_key_is_asked_for_before_a_body_is_read(admin, tmp_path, router)
 
 async def test_requests_carry_their_tenant_and_its_namespace(admin, tmp_path, router):
     a, b = admin.add("a", {}), admin.add("b", {})
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         for issued in (a, a, b):
             assert (await complete(client, issued)).status_code == 200
     assert [request.tenant for request in router.requests] == [a.tenant.id, a.tenant.id, b.tenant.id]
@@ -175,7 +170,7 @@ async def test_requests_carry_their_tenant_and_its_namespace(admin, tmp_path, ro
 async def test_all_keys_of_a_tenant_are_one_organisation_to_the_public_pool(admin, tmp_path, router):
     keys = [admin.add("a", {"policy": "promoted"}), admin.rotate("a", timedelta(hours=1))]
     keys += [admin.add("b", {"policy": "promoted"}), admin.add("c", {})]
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         for issued in keys:
             assert (await complete(client, issued)).status_code == 200
         assert (await complete(client, keys[0], speculation={"cache": "read"})).status_code == 200
@@ -190,13 +185,13 @@ async def test_where_promotion_is_off_its_tenants_are_isolated(admin, tmp_path, 
     metrics = GatewayMetrics()
     access = TenantAccess(tmp_path / "tenants.json", may_be_open=False, allow_promoted=False)
     service = GenerationService(router, TOKENIZER, MODEL, CONFIG, metrics, gatekeeper_of(access, metrics))
-    async with http_client(service) as client:
+    async with gateway_client(service, CONFIG) as client:
         assert (await complete(client, issued)).status_code == 200
     assert (router.requests[0].readable, router.requests[0].promotes) == ((), "")
 
 
 async def test_without_tenants_requests_are_nobodys(router):
-    async with http_client(GenerationService(router, TOKENIZER, MODEL, CONFIG)) as client:
+    async with gateway_client(GenerationService(router, TOKENIZER, MODEL, CONFIG), CONFIG) as client:
         assert (await complete(client, None)).status_code == 200
     assert (router.requests[0].tenant, router.requests[0].namespace) == ("", OPEN)
 
@@ -208,7 +203,7 @@ async def test_what_a_request_draws_on_is_by_its_tenants_policy_and_its_own_wish
         "g": admin.add("g", {"policy": "group"}),
         "poor": admin.add("poor", {"cache_bytes": 0}),
     }
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
 
         async def scope(name, **fields):
             answer = await complete(client, keys[name], **fields)
@@ -237,7 +232,7 @@ async def test_how_much_may_be_learnt_of_a_tenant_goes_with_its_requests_but_not
         "group": admin.add("group", {"cache_bytes": 1000, "policy": "group", "group": "g"}),
     }
     told = {}
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         for name, key in keys.items():
             assert (await complete(client, key)).status_code == 200
             told[name] = router.requests[-1].cache_bytes
@@ -254,7 +249,7 @@ async def test_counts_that_would_tell_of_other_tenants_are_not_told(admin, tmp_p
         ("shared", {"policy": "shared"}),
     ):
         issued = admin.add(name, fields)
-        async with http_client(make_service(admin, tmp_path, router)) as client:
+        async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
             answer = await complete(
                 client, issued, stream=stream, speculation={"stats": True},
                 **({"stream_options": {"include_usage": True}} if stream else {}),
@@ -277,7 +272,7 @@ async def test_streams_of_tenants_are_padded_to_few_sizes_and_the_text_is_the_sa
         texts = [choice["text"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
         return {len(chunk.encode()) for chunk in chunks}, texts
 
-    async with http_client(service) as client:
+    async with gateway_client(service, CONFIG) as client:
         whole = (await complete(client, issued, max_tokens=60)).json()["choices"][0]["text"]
         padded, texts = await sizes_of(client, None)
         assert padded <= set(SIZES)
@@ -300,7 +295,7 @@ async def test_streams_of_tenants_are_padded_to_few_sizes_and_the_text_is_the_sa
 
 async def test_over_the_rate_of_requests(admin, tmp_path, router):
     slow, other = admin.add("slow", {"requests_per_second": 0.01}), admin.add("other", {})
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         assert (await complete(client, slow)).status_code == 200
         answer = await complete(client, slow)
         assert error_of(answer, 429, "rate_limit_exceeded")["param"] == "requests_per_second"
@@ -316,7 +311,7 @@ async def test_over_the_rate_of_requests(admin, tmp_path, router):
 async def test_over_the_tokens_of_a_minute(admin, tmp_path, router, stream):
     minute = NUM_FOX + 8
     issued = admin.add("a", {"tokens_per_minute": minute})
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         assert (await complete(client, issued, stream=stream, max_tokens=50)).status_code == 200
         answer = await complete(client, issued, stream=stream)
         assert error_of(answer, 429, "rate_limit_exceeded")["param"] == "tokens_per_minute"
@@ -329,7 +324,7 @@ async def test_over_the_tokens_of_a_minute(admin, tmp_path, router, stream):
 async def test_places_are_held_until_a_stream_ends_or_is_left(admin, tmp_path, router):
     issued = admin.add("a", {"max_concurrent": 2})
     service = make_service(admin, tmp_path, router)
-    async with http_client(service) as client:
+    async with gateway_client(service, CONFIG) as client:
         assert "at most 2" in error_of(await complete(client, issued, n=3), 400, "invalid_value")["message"]
         router.delay_s = 0.05
         slow = asyncio.create_task(complete(client, issued, n=2, max_tokens=128))
@@ -360,7 +355,7 @@ async def test_an_answer_under_way_when_its_tenant_is_removed_goes_on_to_its_end
 
     issued, other = admin.add("a", {}), admin.add("b", {})
     router = Gated()
-    async with http_client(make_service(admin, tmp_path, router)) as client:
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
         running = asyncio.create_task(complete(client, issued, max_tokens=64))
         await until(lambda: router.running)
         admin.remove("a")
@@ -511,7 +506,7 @@ def test_isolated_tenants_share_neither_prefix_blocks_nor_drafts(admin, tmp_path
 
     async def ask(name, issued):
         namespaces[name] = service.enter([f"Bearer {issued.key}"]).sharing.namespace
-        async with http_client(service) as client:
+        async with gateway_client(service, CONFIG) as client:
             answer = (await complete(client, issued, prompt=prompt, max_tokens=24)).json()
         return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]
 

@@ -9,7 +9,6 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -24,12 +23,12 @@ from cluster.config import GatewayConfig
 from cluster.gateway import tracing as tracing_module
 from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
-from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tracing import Tracing, open_tracing
 from cluster.generation import GenerationOptions
 from cluster.router.run_round import RoundHooks, run_local_round
+from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.rounds import toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
@@ -84,8 +83,7 @@ async def post(service, path="/v1/completions", headers=None, **fields):
     body = {"prompt": f"the quick {SECRET}", "temperature": 0, "max_tokens": 12} | fields
     if "messages" in fields:
         del body["prompt"]
-    transport = httpx.ASGITransport(create_app(service, CONFIG))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with gateway_client(service, CONFIG) as client:
         return await client.post(path, json=body, headers=headers or {})
 
 

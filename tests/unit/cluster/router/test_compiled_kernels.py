@@ -28,7 +28,7 @@ def test_no_kernel_of_the_router_is_compiled_after_it_was_built():
 def serve_many_requests(corpus: Path) -> list[str]:
     """Every drafter, prompts of all lengths, arrays as they come from messages: the kernels that got a version more."""
     from actors.drafters.registry import CPU_DRAFTER_NAMES, create_drafters
-    from actors.messages import GenerationRequest, SamplingParams, Successors, decode_message, encode_message
+    from actors.messages import SamplingParams, Successors, decode_message, encode_message
     from cache_service.automata.automata_index import Automata
     from cache_service.automata.corpus_index import CorpusHeader, open_index, write_index
     from cache_service.automata.live_tail import LiveTail
@@ -36,7 +36,7 @@ def serve_many_requests(corpus: Path) -> list[str]:
     from cache_service.automata.suffix_automaton import SuffixAutomaton
     from cache_service.formats.documents import Piece
     from cluster.router.learning import successors_of
-    from paceline_testing.rounds import toy_core, toy_info
+    from paceline_testing.rounds import toy_core, toy_info, toy_request
     from paceline_testing.toy_target import ToyTarget
 
     rng = np.random.default_rng(0)
@@ -66,15 +66,10 @@ def serve_many_requests(corpus: Path) -> list[str]:
 
     for index, length in enumerate([1, 2, 3, 4, 5, 40, 3000]):
         for acceptance in ("coupled", "rejection"):
-            request = GenerationRequest(
-                request_id=f"{acceptance} {index}",
-                prompt_token_ids=tokens(length),
-                sampling=SamplingParams(seed=0, temperature=0.0, acceptance=acceptance),
-                max_new_tokens=24,
-                namespace=str(index % 3),
-                prediction_token_ids=tokens(length - 1),
-            )
-            core.add(request, 0.0)
+            sampling = SamplingParams(seed=0, temperature=0.0, acceptance=acceptance)
+            fields = {"prompt_token_ids": tokens(length), "prediction_token_ids": tokens(length - 1)}
+            request = toy_request(f"{acceptance} {index}", (), 24, sampling=sampling, namespace=str(index % 3))
+            core.add(msgspec.structs.replace(request, **fields), 0.0)
     num_accepted = num_finished = 0
     for _ in range(500):
         if not core.has_work:

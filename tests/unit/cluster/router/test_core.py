@@ -824,11 +824,6 @@ def rejection(**fields):
     return request(sampling=SamplingParams(seed=1, acceptance="rejection"), **fields)
 
 
-def test_under_rejection_nothing_is_drafted_by_lookahead():
-    core = make_core(rejection(), workers=["w"], speculation=SpeculationConfig(drafters=("ouroboros",)))
-    assert not core.plan_round(0.0)[0].asked.batches
-
-
 def chain_with_probs(tokens, confidence, probs=None, k=2):
     ids = np.array([[token, (token + 1) % VOCAB_SIZE] for token in tokens], np.int32).ravel()
     probs = np.tile(np.array([0.75, 0.25], np.float32), len(tokens)) if probs is None else probs

@@ -6,10 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from actors.errors import InvalidRequest
-from cluster.cli.bench.app import app
 from cluster.cli.bench.cache import CacheReport, run_cache
 from cluster.cli.bench.cache_filling import stale_answer
 from cluster.cli.bench.cache_prompts import make_scenarios
@@ -131,13 +129,13 @@ def test_figures_go_by_the_times_that_were_given(report):
         assert 0.03 * rounds < cold.seconds < 0.045 * (rounds + cold.num_prompts)
 
 
-def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory, tmp_path):
+def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(run, directory, tmp_path):
     saved = tmp_path / "out.json"
     options = ["--model", directory, "--rows", 1, "--max-new-tokens", 4, "--drafters", "cache"]
-    result = CliRunner().invoke(app, ["cache", *map(str, [*options, "--json", saved])], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "\x1b" not in result.stdout
-    rows = [line.split() for line in result.stdout.splitlines()]
+    status, out, _ = run("bench", "cache", *options, "--json", saved)
+    assert status == 0
+    assert "\x1b" not in out
+    rows = [line.split() for line in out.splitlines()]
     kinds = [kind for kind in KINDS if kind != "unrelated"]
     for name in kinds:
         assert [row[-1] for row in rows if row and row[0] == name] == ["1/1"]
@@ -154,6 +152,5 @@ def test_the_command_prints_plain_text_in_a_pipe_and_saves_everything(directory,
         (["--json", "/nowhere/out.json"], "--json is '/nowhere/out.json'; it cannot be written: No such file"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(options, message):
-    result = CliRunner().invoke(app, ["cache", *options])
-    assert message in str(result.exception)
+def test_an_option_that_cannot_be_used_is_named(refuse, options, message):
+    assert message in refuse("bench", "cache", *options)

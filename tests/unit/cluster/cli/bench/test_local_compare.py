@@ -161,10 +161,11 @@ def test_a_head_a_chain_and_quantized_weights_are_compared_on_the_same_terms(dir
         assert [answer["token_ids"] for block in blocks for answer in block["answers"]] == wanted
 
 
-def test_every_gamma_has_a_row_of_its_own_and_drafters_without_a_draft_model_have_one(directory, tmp_path):
-    rows, saved = tmp_path / "rows.jsonl", tmp_path / "out.json"
-    rows.write_text('{"prompt": "one two one two"}\n')
-    options = ["--prompts", rows, "--model", directory, "--draft-model", directory, "--gamma", "1,3,1"]
+def test_every_gamma_has_a_row_of_its_own_and_drafters_without_a_draft_model_have_one(
+    directory, prompts_file, tmp_path
+):
+    saved = tmp_path / "out.json"
+    options = ["--prompts", prompts_file, "--model", directory, "--draft-model", directory, "--gamma", "1,3,1"]
     options += ["--drafter", "suffix", "--drafter", "suffix,draft_model", "--max-new-tokens", 12, "--json", saved]
     assert "gamma 1,3,1, " in compare(*options)
     report = json.loads(saved.read_text())

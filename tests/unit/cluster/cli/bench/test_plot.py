@@ -6,10 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from cluster.cli.bench.acceptance import Acceptance, PositionAcceptance
-from cluster.cli.bench.app import app
 from cluster.cli.bench.measure import Comparison, MethodResult
 from cluster.cli.bench.plot import draw_comparison
 from cluster.cli.bench.speed import Speed
@@ -40,16 +38,12 @@ def report(*methods):
     return Comparison(list(methods), [])
 
 
-def test_the_command_draws_a_png_or_an_svg_as_the_name_says(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "abc abc abc"}\n')
+def test_the_command_draws_a_png_or_an_svg_as_the_name_says(run, prompts_file, tmp_path):
     directory = save_tiny_model(tmp_path / "model")
     for name in ("plot.png", "plot.SVG"):
-        options = ["--prompts", rows, "--model", directory, "--draft-model", "none", "--max-new-tokens", 8]
+        options = ["--prompts", prompts_file, "--model", directory, "--draft-model", "none", "--max-new-tokens", 8]
         options += ["--drafter", "prompt_lookup", "--plot", tmp_path / name]
-        assert (
-            CliRunner().invoke(app, ["local", "--compare", *map(str, options)], catch_exceptions=False).exit_code == 0
-        )
+        assert run("bench", "local", "--compare", *options)[0] == 0
     assert BLUE in colours_of(tmp_path / "plot.png")
     assert ElementTree.parse(tmp_path / "plot.SVG").getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert "#0072b2" in (tmp_path / "plot.SVG").read_text()

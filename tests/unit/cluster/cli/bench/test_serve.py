@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import math
 import socket
-import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from actors.errors import DeadlineExceeded, InvalidRequest, Unavailable
-from cluster.cli.bench.app import app
 from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.serve import arrival_times, deal_prompts, run_serve, take_turns
 from cluster.cli.bench.serve_metrics import format_summary, peak_concurrency, summarise
 from cluster.cli.bench.stream_client import RequestRecord, send_request
-from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
-from cluster.gateway.http_app import create_app
-from cluster.gateway.service import GenerationService
-from paceline_testing.echo_router import EchoRouter
+from paceline_testing.echo_gateway import echo_gateway
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -170,46 +163,19 @@ def test_modes_take_turns_in_blocks_and_at_going_first():
     assert take_turns(("on",), 5, 2) == [("on", 0, 5)]
 
 
-class Server:
-    """A gateway over an echoing router on a port of its own."""
-
-    def __init__(self):
-        self.router = EchoRouter()
-        model = ServedModel("toy", max_model_len=512, vocab_size=len(TOKENIZER), eos_token_ids=(EOS,), created=1)
-        config = GatewayConfig(request_timeout_s=20)
-        service = GenerationService(self.router, TOKENIZER, model, config)
-        self._server = uvicorn.Server(uvicorn.Config(create_app(service, config), log_level="error", lifespan="off"))
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-
-    def reset(self):
-        self.router.requests.clear()
-        self.router.failures.clear()
-        self.router.delay_s, self.router.max_running = 0.0, 1000
-
-    def close(self):
-        self._server.should_exit = True
-        self._thread.join(10)
-        self._socket.close()
-
-
 @pytest.fixture(scope="module")
 def running():
-    server = Server()
-    yield server
-    server.close()
+    with echo_gateway("toy", (EOS,)) as (address, _, router):
+        yield SimpleNamespace(url=f"http://{address}", router=router)
 
 
 @pytest.fixture
 def server(running):
-    running.reset()
+    """A gateway over an echoing router as it was at first: its `url` and its `router`."""
     yield running
-    running.reset()
+    running.router.requests.clear()
+    running.router.failures.clear()
+    running.router.delay_s, running.router.max_running = 0.0, 1000
 
 
 IDS = tuple(BenchPrompt(str(index), "ids", token_ids=(*FOX, index + 1)) for index in range(40))
@@ -299,18 +265,14 @@ def test_failures_are_counted_and_said_and_keep_out_of_the_figures(server):
     assert any(error.startswith("HTTP 400: prompt is 1; no") for error in summary["error_counts"])
 
 
-def test_a_full_server_is_an_error_of_the_request_and_of_the_command(server, tmp_path):
+def test_a_full_server_is_an_error_of_the_request_and_of_the_command(server, run, refuse, prompts_file):
     server.router.max_running = 0
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "hello"}\n')
-    options = ["--url", server.url, "--prompts", str(rows), "--num-prompts", "2", "--num-warmups", "0"]
-    result = CliRunner().invoke(app, ["serve", *options])
-    assert result.exit_code == 1
-    assert "Failed requests:                         2" in result.stdout
-    assert "2 x HTTP 429: " in result.stdout
-    result = CliRunner().invoke(app, ["serve", *options[:-1], "1"])
-    assert isinstance(result.exception, Unavailable)
-    assert "the first request failed: HTTP 429" in str(result.exception)
+    options = ["bench", "serve", "--url", server.url, "--prompts", prompts_file, "--num-prompts", 2]
+    status, out, _ = run(*options, "--num-warmups", 0)
+    assert status == 1
+    assert "Failed requests:                         2" in out
+    assert "2 x HTTP 429: " in out
+    assert "the first request failed: HTTP 429" in refuse(*options, "--num-warmups", 1)
 
 
 def test_a_server_that_is_not_there_is_named():
@@ -351,24 +313,14 @@ async def test_a_stream_that_breaks_off_is_a_failure(stream, said):
     assert said in (await read(stream)).error
 
 
-@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
-async def test_line_breaks_of_unicode_in_an_answer_are_text(text):
-    event = {
-        "choices": [{"text": text, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 1},
-    }
-    record = await read(f"data: {json.dumps(event, ensure_ascii=False)}\n\ndata: [DONE]\n\n")
-    assert (record.error, record.prompt_tokens, record.output_tokens) == ("", 3, 1)
-
-
-def test_the_command_prints_both_blocks_and_saves_vllms_names(server, tmp_path):
+def test_the_command_prints_both_blocks_and_saves_vllms_names(server, run, tmp_path):
     rows, saved = tmp_path / "rows.jsonl", tmp_path / "result.json"
     rows.write_text("\n".join(json.dumps({"prompt": f"say {index}"}) for index in range(12)))
-    options = ["--url", server.url, "--prompts", rows, "--num-prompts", 6, "--block-size", 2, "--max-tokens", 8]
-    options += ["--speculation", "both", "--goodput", "ttft:5000", "--save-result", saved]
-    result = CliRunner().invoke(app, ["serve", *map(str, options)], catch_exceptions=False)
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
+    command = ["bench", "serve", "--url", server.url, "--prompts", rows, "--max-tokens", 8, "--save-result", saved]
+    both = ["--num-prompts", 6, "--block-size", 2, "--speculation", "both", "--goodput", "ttft:5000"]
+    status, out, _ = run(*command, *both)
+    assert status == 0
+    lines = out.splitlines()
     assert [line.strip("= ") for line in lines if "Result" in line] == [
         "Serving Benchmark Result, speculation off",
         "Serving Benchmark Result, speculation on",
@@ -385,8 +337,7 @@ def test_the_command_prints_both_blocks_and_saves_vllms_names(server, tmp_path):
     for mode in ("on", "off"):
         assert (data[mode]["completed"], data[mode]["total_output_tokens"]) == (6, 48)
         assert data[mode]["request_goodput"] == pytest.approx(data[mode]["request_throughput"])
-    options = ["--url", server.url, "--prompts", rows, "--num-prompts", 2, "--max-tokens", 8, "--save-result", saved]
-    assert CliRunner().invoke(app, ["serve", *map(str, options)]).exit_code == 0
+    assert run(*command, "--num-prompts", 2)[0] == 0
     data = json.loads(saved.read_text())
     assert (data["completed"], data["total_output_tokens"], data["model_id"]) == (2, 16, "toy")
 
@@ -401,9 +352,5 @@ def test_the_command_prints_both_blocks_and_saves_vllms_names(server, tmp_path):
         (["--save-result", "/absent/x.json"], "--save-result is '/absent/x.json'"),
     ],
 )
-def test_wrong_options_are_named_before_a_request_is_sent(tmp_path, options, said):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "hello"}\n')
-    result = CliRunner().invoke(app, ["serve", "--prompts", str(rows), *options])
-    assert isinstance(result.exception, InvalidRequest)
-    assert said in str(result.exception)
+def test_wrong_options_are_named_before_a_request_is_sent(refuse, prompts_file, options, said):
+    assert said in refuse("bench", "serve", "--prompts", prompts_file, *options)

@@ -9,11 +9,10 @@ import pty
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -407,46 +406,23 @@ def test_a_server_that_is_not_there_is_named():
         ServerBackend("http://127.0.0.1:9")
 
 
-class CannedServer(BaseHTTPRequestHandler):
-    """Lists a model and answers everything else with `canned`; `bodies` are what it was asked."""
-
-    canned: tuple[int, str] = (200, "")
-    bodies: list[tuple[str, dict]]
-
-    def do_GET(self):
-        self._send(200, '{"data": [{"id": "m"}]}')
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.bodies.append((self.path, body))
-        self._send(*self.canned)
-
-    def log_message(self, *arguments):
-        pass
-
-    def _send(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-
 @pytest.fixture
-def server():
-    """server(status, text) -> (backend, what it was asked)."""
-    handler = type("Handler", (CannedServer,), {"bodies": []})
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    backend = ServerBackend(f"http://127.0.0.1:{listener.server_port}/v1/")
+def server(monkeypatch):
+    """server(status, text) -> (backend, what it was asked). It lists a model, and answers everything else so."""
+    asked = []
 
     def answering(status: int, text: str):
-        handler.canned = (status, text)
-        return backend, handler.bodies
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.method == "GET":
+                return httpx.Response(200, json={"data": [{"id": "m"}]})
+            asked.append((request.url.path, json.loads(request.content)))
+            return httpx.Response(status, text=text)
 
-    yield answering
-    listener.shutdown()
-    listener.server_close()
-    thread.join()
+        transport = httpx.MockTransport(answer)
+        monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda _, request: transport.handle_request(request))
+        return ServerBackend("http://server/v1/"), asked
+
+    return answering
 
 
 @pytest.mark.parametrize(
@@ -463,15 +439,6 @@ def test_what_a_server_does_wrong_is_one_error(server, status, text, expected):
     backend, _ = server(status, text)
     with pytest.raises(PacelineError, match=expected):
         list(backend.answer(HI, OPTIONS, print))
-
-
-@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b"])
-def test_line_breaks_of_unicode_in_an_answer_are_text(server, text):
-    backend, _ = server(
-        200, f'data: {{"choices": [{{"text": "{text}", "finish_reason": "stop"}}]}}\n\ndata: [DONE]\n\n'
-    )
-    first, last = backend.answer(HI, OPTIONS, print)
-    assert (first, last.finish_reason) == (Span(text, None), "stop")
 
 
 def test_settings_reach_the_server_and_defaults_are_left_to_it(server):

@@ -1,0 +1,65 @@
+"""A gateway over an echoing router, without Serve: in this process, or on ports of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import httpx
+import uvicorn
+
+from cluster.config import GatewayConfig
+from cluster.gateway.call import ServedModel
+from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.http_app import create_app
+from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from cluster.gateway.service import GenerationService
+from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_tokenizer import toy_tokenizer
+
+
+def gateway_client(service: GenerationService, config: GatewayConfig, **options: Any) -> httpx.AsyncClient:
+    """A client of the HTTP face in this process. options: of `create_app`."""
+    transport = httpx.ASGITransport(create_app(service, config, **options))
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+@contextmanager
+def echo_gateway(name: str, eos_token_ids: tuple[int, ...] = ()) -> Iterator[tuple[str, str, EchoRouter]]:
+    """Serves a model of this name from another thread: "host:port" of HTTP and of gRPC, and the router."""
+    router, config, tokenizer = EchoRouter(), GatewayConfig(), toy_tokenizer()
+    model = ServedModel(name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids)
+    service = GenerationService(router, tokenizer, model, config)
+    addresses: list[str] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        server = uvicorn.Server(uvicorn.Config(create_app(service, config), port=0, log_level="error", lifespan="off"))
+        running = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.01)
+        addresses.append(f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
+        grpc_server = grpc.aio.server()
+        add_InferenceServicer_to_server(InferenceServicer(service, config), grpc_server)
+        addresses.append(f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}")
+        await grpc_server.start()
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await stop.wait()
+        await grpc_server.stop(None)
+        server.should_exit = True
+        await running
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield addresses[0], addresses[1], router
+    finally:
+        loops[0].call_soon_threadsafe(stop.set)
+        thread.join(30)

@@ -1,0 +1,13 @@
+"""What tests of several commands use."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+    """A file with one prompt."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "abc abc"}\n')
+    return path
