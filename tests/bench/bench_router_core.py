@@ -7,8 +7,6 @@ not counted, the router's part of asking for them is. Prints processor time a ro
 99th percentile.
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import pstats

@@ -8,8 +8,6 @@ asked for more, goes on where the file ends. All answers are then drafted in ord
 shows tokens a round against requests seen.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import os

@@ -6,8 +6,6 @@ Text: the Spec-Bench prompts (../shared/data/spec_bench beside the checkout) as 
 else word pieces of library source. Times are CPU seconds of this thread, the best of several runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

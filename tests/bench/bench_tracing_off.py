@@ -8,8 +8,6 @@ the ratios of neighbours with the middle half of them, and the ratio of the leas
 least; a second line compares the code with itself, for the noise.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import asyncio

@@ -5,8 +5,6 @@ export PYTHONPATH=tests/support
 python tests/bench/dashboard_pictures.py --prometheus http://127.0.0.1:9090 --minutes 5 --out pictures
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

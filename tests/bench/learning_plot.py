@@ -1,7 +1,5 @@
 """The picture of drafters that learn: tokens per round against the traffic that they have seen."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -14,8 +14,6 @@ that is wrong, or a draft worker: it proposes the target's own next token with p
 after a simulated delay. Its confidence is that probability, or one that promises too much.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sqlite3

@@ -8,8 +8,6 @@ pip is configured to take them from. torch's hash is that of the wheel that is f
 any index; all else must have the hashes that are committed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib
@@ -122,12 +120,7 @@ def pinned(requirement: str, committed: str) -> str:
 
 def install(work: Path, python: str) -> None:
     begun = time.monotonic()
-    environment = {
-        **pip_settings(),
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/srv/home",
-        "PYTHON": python,
-    }
+    environment = {**pip_settings(), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/srv/home", "PYTHON": python}
     requirements = ("/srv/build/requirements.txt", "/srv/build/requirements-cpu.txt")
     script = ("sh", "/srv/build/install.sh", "/srv/paceline", "/srv/build/source", *requirements)
     with (work / "install.log").open("w") as log:

@@ -3,8 +3,6 @@
 python tests/images/objects_to_scan.py DIRECTORY
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

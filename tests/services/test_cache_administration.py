@@ -3,8 +3,6 @@
 Covers also `cache_service.admin.namespace_contents`.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Whatever becomes of the cache's server or the way to it, answers stay the same, none fails, and it passes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
@@ -239,10 +237,7 @@ def test_old_data_that_are_restored_are_what_is_known_from_then_on(engine, model
 
 
 def test_sentinels_choose_another_primary_and_the_old_one_comes_back(engine, model, wanted, tmp_path):
-    with (
-        sentinel_group(tmp_path / "group", engine) as group,
-        client(model, group.settings, tmp_path, wanted) as one,
-    ):
+    with sentinel_group(tmp_path / "group", engine) as group, client(model, group.settings, tmp_path, wanted) as one:
         old, new = group.primary, group.replica
         is_first = itertools.count()
         one.ask(lambda: old.kill() if next(is_first) == 0 else None)

@@ -4,8 +4,6 @@ Covers `cluster.cli.cache.app`, `cluster.cli.cache.documents`, `cluster.cli.cach
 `cluster.cli.cache.options`, `cluster.cli.output` and `cache_service.store.server_disk`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

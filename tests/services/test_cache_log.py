@@ -3,8 +3,6 @@
 Covers `cache_service.log.fenced_fold` and `cache_service.log.payload` with both payloads.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -3,8 +3,6 @@
 Covers also `cache_service.store.answers` and `cache_service.store.scripts`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -3,8 +3,6 @@
 The oracle keeps pieces in two places, the log and generations, and does with them what the design says.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from hypothesis import strategies as st

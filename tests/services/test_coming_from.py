@@ -1,7 +1,5 @@
 """docs/coming-from.md does not lie: its programs run, its command lines parse, the options that it names exist."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """A draft worker over a real link, with a draft model whose vocabulary is not the target's."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from actors.draft_tree import DraftTree

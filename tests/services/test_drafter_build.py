@@ -1,7 +1,5 @@
 """Draft models are built whole, the same twice, and agree with their target as often as their card says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -3,8 +3,6 @@
 Covers `cluster.cli.drafter` and `actors.training.training_loop`, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -3,8 +3,6 @@
 Covers also `cache_service.store.server_watch`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

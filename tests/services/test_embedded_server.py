@@ -1,7 +1,5 @@
 """The embedded server: found, started, locked, restarted with its data, and never left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """An encoder-decoder model behind the links of a target worker and of a draft worker."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from actors.links.client import AsyncLink

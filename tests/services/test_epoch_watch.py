@@ -1,7 +1,5 @@
 """A router hears of every purge of what it has learnt, within a second, and keeps nothing it would not hear of."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 Covers `actors.links.gate` and `actors.links.stats`, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -194,16 +192,12 @@ async def test_links_work_over_ipv6() -> None:
             probe.bind(("::1", 0))
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    server = LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public], host="::1")
-    try:
-        with linked(server.address) as link:
-            call = asyncio.create_task(link.call(Hello(), PATIENCE_S))
-            read = await asyncio.to_thread(server.recv, PATIENCE_S)
-            assert read is not None
-            server.send(read[0], INFO)
-            assert await call == INFO
-    finally:
-        server.close()
+    with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public], host="::1") as server, linked(server.address) as link:
+        call = asyncio.create_task(link.call(Hello(), PATIENCE_S))
+        read = await asyncio.to_thread(server.recv, PATIENCE_S)
+        assert read is not None
+        server.send(read[0], INFO)
+        assert await call == INFO
 
 
 async def test_a_call_without_an_answer_ends_in_time_and_its_late_answer_is_dropped() -> None:
@@ -268,10 +262,7 @@ async def test_garbage_from_a_worker_is_dropped_by_the_client() -> None:
 
 
 async def test_a_full_queue_refuses_the_next_call_at_once() -> None:
-    with (
-        working(lambda *_: None) as server,
-        linked(server.address, settings=LinkSettings(queue_messages=4)) as link,
-    ):
+    with working(lambda *_: None) as server, linked(server.address, settings=LinkSettings(queue_messages=4)) as link:
         calls = [asyncio.create_task(link.call(VerifyBatch(index, []), PATIENCE_S)) for index in range(4)]
         await until(lambda: link.in_flight == 4)
         with pytest.raises(LinkError, match="takes no more requests; 4 are in flight, the limit is 4"):
@@ -303,11 +294,7 @@ async def test_a_client_that_does_not_read_loses_answers_and_holds_up_nobody() -
 async def test_what_is_not_a_message_is_dropped_counted_and_not_answered() -> None:
     settings = LinkSettings(max_frame_bytes=1000)
     frame = pack(Hello())
-    with (
-        working(settings=settings) as server,
-        raw_peer(server.address) as peer,
-        linked(server.address) as link,
-    ):
+    with working(settings=settings) as server, raw_peer(server.address) as peer, linked(server.address) as link:
         for bad in (b"", b"garbage", frame[:-1], b"\x91" * 900, os.urandom(500)):
             peer.send(bad)
         peer.send_multipart([frame, frame])
@@ -322,11 +309,7 @@ async def test_what_is_not_a_message_is_dropped_counted_and_not_answered() -> No
 
 async def test_a_frame_far_over_the_limit_costs_the_sender_its_connection() -> None:
     settings = LinkSettings(max_frame_bytes=1000)
-    with (
-        working(settings=settings) as server,
-        raw_peer(server.address) as peer,
-        linked(server.address) as link,
-    ):
+    with working(settings=settings) as server, raw_peer(server.address) as peer, linked(server.address) as link:
         peer.send(b"x" * 1_000_000)
         await until(lambda: server.stats.closed == 1)
         assert await link.call(Hello(), PATIENCE_S) == INFO
@@ -400,12 +383,8 @@ async def test_a_key_withdrawn_keeps_new_connections_out_and_old_ones_in() -> No
 
 
 async def test_a_client_connects_while_the_worker_computes() -> None:
-    server = LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public])
-    try:
-        with linked(server.address) as link:
-            await until(lambda: link.is_alive)  # nobody calls recv here
-    finally:
-        server.close()
+    with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public]) as server, linked(server.address) as link:
+        await until(lambda: link.is_alive)  # nobody calls recv here
 
 
 WORKER = """

@@ -1,7 +1,5 @@
 """Serving for a long time takes no more memory than serving for a short one."""
 
-from __future__ import annotations
-
 import numpy as np
 import psutil
 

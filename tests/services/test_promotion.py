@@ -3,8 +3,6 @@
 Covers also `cache_service.promotion.promotion_store`.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,8 +1,6 @@
 """The public pool as a cluster has it: the registry says who feeds it, administrators take out of it, metrics and
 statistics tell of it, and what looks sensitive never gets in."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

@@ -1,8 +1,6 @@
 """Rounds of driver, `cluster.router.linked_drafts` and connections over real links, with toy workers that are slow,
 fail, vanish and return."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

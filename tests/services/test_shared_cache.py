@@ -1,7 +1,5 @@
 """What a router has of the shared cache: what one commits the others know, namespace by namespace, and an end."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Soft counts through real servers: what replicas learn adds up at all of them, through folds, purges and outages."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -3,8 +3,6 @@
 Covers `cluster.cache.soft_sharing`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """The namespaces of a tenant share its budget, however many there are, and a purge leaves no list of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cache_service.admin.administration import CacheAdministration

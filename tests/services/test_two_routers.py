@@ -1,7 +1,5 @@
 """Two routers at once that share one cache: what one has just said, the other drafts within a second."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

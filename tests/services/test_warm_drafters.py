@@ -1,8 +1,6 @@
 """Drafters that learn as they go begin with what the shared cache holds: the same answers in fewer rounds, in the
 namespaces that a request may read, and as before when those have been purged."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import numpy as np

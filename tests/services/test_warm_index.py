@@ -3,8 +3,6 @@
 Covers also `cache_service.index.index_edition`.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

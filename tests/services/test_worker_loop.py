@@ -1,7 +1,5 @@
 """The loop of a worker over a real link: progress that health checks can see, failures that end no loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

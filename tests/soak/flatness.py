@@ -1,7 +1,5 @@
 """Whether something that is sampled for long has stopped to grow: pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ grows in the second half by more than its bound is printed, and the exit status 
 shorter runs than ten minutes prove little.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@
 It reads its plan as one line of JSON, writes one line of figures a second, and ends when its standard input does.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

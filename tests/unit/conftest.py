@@ -1,7 +1,5 @@
 """What several unit tests use."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """What is installed, what is shipped, and that versions, locks and generated code agree with their sources."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.metadata

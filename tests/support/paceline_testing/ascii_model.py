@@ -1,7 +1,5 @@
 """Tiny models whose answers can be compared as text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file

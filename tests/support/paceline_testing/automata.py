@@ -1,7 +1,5 @@
 """What tests ask of the automata that no drafter needs."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cache_service.automata.tree_options import TreeOptions

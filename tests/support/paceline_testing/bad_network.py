@@ -1,7 +1,5 @@
 """A TCP proxy between a client and a server that fails as networks do."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """Servers, namespaces and listeners for the tests of the shared cache."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

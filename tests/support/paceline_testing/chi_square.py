@@ -1,7 +1,5 @@
 """The tail of the chi-square distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

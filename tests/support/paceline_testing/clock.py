@@ -1,7 +1,5 @@
 """Time that goes on when a test says so."""
 
-from __future__ import annotations
-
 
 class Clock:
     def __init__(self) -> None:

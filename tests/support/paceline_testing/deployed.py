@@ -1,7 +1,5 @@
 """Clusters on a Ray that a test has started."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """The paths of a draft tree, trees to verify, and the forwards of a draft model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Token i of the answer is `prompt[(i + seed) % len(prompt)]` (greedy: seed 0): a 
 a real router, so a stream that was lost can be carried on.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 

@@ -1,7 +1,5 @@
 """Invariants of engines, their sequences, KV blocks, guesses and phrases, checked on the private state."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import singledispatch
 

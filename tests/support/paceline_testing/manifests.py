@@ -1,7 +1,5 @@
 """Manifests that are right, of every kind that `paceline validate` looks into."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ router and head, or target-silent and router-silent, for a node whose network is
 `... OVERLAY scale` is the load's work instead.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

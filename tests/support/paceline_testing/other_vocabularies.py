@@ -1,7 +1,5 @@
 """Tokenizers of several kinds and numberings, and a model behind another numbering of its own tokens."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

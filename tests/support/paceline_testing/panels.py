@@ -1,7 +1,5 @@
 """Prometheus queries of the dashboards' panels and of the alerts."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Mistakes, each made in a manifest that is right, with the rule that must find it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

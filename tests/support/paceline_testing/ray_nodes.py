@@ -4,8 +4,6 @@ A node is what KubeRay makes of a pod: `ray start --block` with the pod's enviro
 Whoever uses it is no part of the cluster: like the operator, it speaks to the head's dashboard, with a token.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -143,7 +141,7 @@ class RayNodes:
             self.close()
             raise
 
-    def __enter__(self) -> RayNodes:
+    def __enter__(self) -> "RayNodes":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """The processes of a Ray that a test has started, as the system sees them."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import psutil

@@ -1,7 +1,5 @@
 """Models whose drafts always pay, on any machine, and a scaling of draft workers that is quick to see it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file

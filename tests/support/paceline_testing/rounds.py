@@ -1,7 +1,5 @@
 """Rounds of a router core with a target in this process, on a told clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A primary, its replica and three sentinels that watch over them, all of them real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

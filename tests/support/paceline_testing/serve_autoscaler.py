@@ -1,7 +1,5 @@
 """Serve's autoscaler by hand: what it calls a policy with, and what it decides by what replicas report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from types import SimpleNamespace

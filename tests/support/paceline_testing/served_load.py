@@ -1,7 +1,5 @@
 """Requests that go on while something happens to a cluster, and what has become of them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -151,7 +149,7 @@ class Load:
             for number, kind in enumerate(kinds)
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> "Load":
         return self
 
     def __exit__(

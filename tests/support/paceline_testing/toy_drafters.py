@@ -1,7 +1,5 @@
 """A CPU drafter and a draft worker that draft chains by a function of the text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An overlay as this machine can run it: its own `serveConfigV2`, with toy models on CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

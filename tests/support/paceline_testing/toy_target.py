@@ -2,8 +2,6 @@
 paged-memory accounts like a real engine, and refuses whatever the protocol forbids, so it is the oracle of the
 router's tests and the stand-in of its benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

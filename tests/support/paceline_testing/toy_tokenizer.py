@@ -1,7 +1,5 @@
 """A small byte-level tokenizer with a chat template, for tests that want no model files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -1,7 +1,5 @@
 """The draft tree: its invariants, its parts, and its way over the wire."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Options records refuse what YAML makes of words and numbers that were not meant."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """SplitMix64 against its published sequence, and its forms against each other."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cache_service.splitmix64 import STEP, finalize, finalize_uint64, signed

@@ -1,7 +1,5 @@
 """The application builder as Serve calls it."""
 
-from __future__ import annotations
-
 import pytest
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
 from ray.serve.exceptions import RayServeException

@@ -1,7 +1,5 @@
 """`paceline config schema`: what editors are told is what a configuration is checked by."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/configuration.md is what the configuration's records say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

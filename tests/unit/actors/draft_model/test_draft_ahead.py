@@ -1,7 +1,5 @@
 """Drafting ahead of the request changes when a draft is made, never the draft."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Covers `actors.draft_model.guesser`, too.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trees of the draft model: the same nodes and confidences as brute force with the unpatched model finds."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

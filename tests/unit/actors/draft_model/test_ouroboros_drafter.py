@@ -1,7 +1,5 @@
 """Lookahead on a draft model: its drafts are the model's own draws, whatever the phrases and the window are."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

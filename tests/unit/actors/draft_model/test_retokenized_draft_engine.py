@@ -1,7 +1,5 @@
 """The engine around a draft model of another vocabulary: the rules of every draft engine, and its own limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A sequence in two vocabularies: its text survives, work stays at its end, and guesses come back as target tokens."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cache drafter: which automata it drafts from, how it keeps its place in them, and that it is nothing without."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

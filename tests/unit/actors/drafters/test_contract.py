@@ -1,7 +1,5 @@
 """What both drafters that learn from a sequence's own past promise: the contract, isolation, restarts, memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

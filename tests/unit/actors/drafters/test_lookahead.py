@@ -1,8 +1,6 @@
 """Lookahead on the target against the algorithm written out, with a target that is a function of its last tokens
 (`actors.drafters.lookahead`, `actors.lookahead.shares`)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

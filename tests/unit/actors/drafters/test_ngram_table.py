@@ -1,7 +1,5 @@
 """The n-gram table against plain dictionaries, in each of its modes."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Predicted output: drafted where it is right, found again where it is not, and never a matter of correctness."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prompt lookup against a scan of the whole sequence."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Drafters are found by name, and a list of names becomes the drafters that it stands for."""
 
-from __future__ import annotations
-
 from inspect import signature
 
 import pytest

@@ -1,8 +1,6 @@
 """The retrieval drafter: what it drafts from corpora, its knobs, its walks, and that it is nothing without a corpus
 (`actors.drafters.retrieval`, `actors.drafters._tree_growth`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

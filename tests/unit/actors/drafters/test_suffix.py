@@ -1,7 +1,5 @@
 """The suffix drafter against brute force, and its branches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 from unittest.mock import patch

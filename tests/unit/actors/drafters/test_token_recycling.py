@@ -1,7 +1,5 @@
 """Token recycling against a plain dictionary, its fixed trees, and the files that describe others."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

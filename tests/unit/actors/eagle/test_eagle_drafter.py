@@ -3,8 +3,6 @@
 Covers `actors.engine.feature_tap` and `actors.engine.hidden_state_drafter`, too.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -25,11 +23,7 @@ from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
 
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
-HEAD_KINDS = {
-    "eagle": ("eagle", {}),
-    "eagle3": ("eagle3", {}),
-    "eagle3 reduced": ("eagle3", {"draft_vocab_size": 23}),
-}
+HEAD_KINDS = {"eagle": ("eagle", {}), "eagle3": ("eagle3", {}), "eagle3 reduced": ("eagle3", {"draft_vocab_size": 23})}
 GREEDY = SamplingParams(seed=1, temperature=0.0)
 
 

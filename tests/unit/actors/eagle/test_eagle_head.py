@@ -1,7 +1,5 @@
 """EAGLE checkpoints: both published formats are read, and what does not fit is refused with names and shapes."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

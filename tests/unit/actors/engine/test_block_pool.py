@@ -1,7 +1,5 @@
 """The block pool against a naive account of who holds what, under any order of calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import strategies as st

@@ -3,8 +3,6 @@
 Covers `actors.engine.runner` and `actors.engine.sequence_table`, too.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import psutil
 import pytest

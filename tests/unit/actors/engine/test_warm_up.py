@@ -1,7 +1,5 @@
 """What is known of a target before its first request."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.engine.options import EngineOptions

@@ -1,7 +1,5 @@
 """Frames: every message survives, and whatever else arrives ends in a FrameError and in nothing worse."""
 
-from __future__ import annotations
-
 import time
 
 import msgspec

@@ -1,7 +1,5 @@
 """The phrase pool against a list of phrases in the order of their last insertion."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The lookahead window with toy models: what it asks for, and what it finds."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

@@ -3,8 +3,6 @@
 Covers `actors.models.gguf_model`, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import subprocess

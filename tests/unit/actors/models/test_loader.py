@@ -1,7 +1,5 @@
 """Models load as they are, and what cannot be served is refused before any weight is read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Weights in 8 and 4 bits: how near they are to the whole ones, in the kernels and without, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """Tokens as bytes, text as tokens, and which vocabularies are the same."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

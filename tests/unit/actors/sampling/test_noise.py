@@ -3,8 +3,6 @@
 Statistical tests use fixed inputs; each states its sample size, and the chance that a perfect generator fails it.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

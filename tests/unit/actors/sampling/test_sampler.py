@@ -3,8 +3,6 @@
 Covers `actors.sampling.race`, too.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

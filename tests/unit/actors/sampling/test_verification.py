@@ -1,7 +1,5 @@
 """The tree walk equals a naive reference; greedy rejection is argmax equality; penalties count each token once."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

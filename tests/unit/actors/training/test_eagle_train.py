@@ -1,7 +1,5 @@
 """A head trained on its target's own text: it learns, goes on after an interruption, and loads like a published one."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """How many target groups there should be: the decision, what routers say, and Serve's own autoscaler."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which router has which target group: the directory's claims, by hand and as a state machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Compiled kernels have a place on a machine that lets nothing be written but temporary files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A home that cannot be written keeps no server from starting."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.workers.kernel_cache import can_be_made

@@ -1,7 +1,5 @@
 """Corpus indexes on disk: what was written is read, mapped and not loaded, and nothing else is ever followed."""
 
-from __future__ import annotations
-
 import json
 import time
 import zlib

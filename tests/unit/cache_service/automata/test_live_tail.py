@@ -1,7 +1,5 @@
 """Documents that grow by turns in one automaton, the tail that makes of them, and segments joined into one text."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

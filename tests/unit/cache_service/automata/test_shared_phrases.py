@@ -1,7 +1,5 @@
 """Phrases and successors from the shared index are what stands in its documents, and of nobody else's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -3,8 +3,6 @@
 Covers also `cache_service.automata.tree_kernels`.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The suffix automaton against brute force, its bounds, and its cost on degenerate text."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re

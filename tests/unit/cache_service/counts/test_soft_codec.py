@@ -1,7 +1,5 @@
 """Soft counts as bytes of the shared cache: round trips, damage, and which parts are written anew."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -74,10 +72,7 @@ def test_what_is_too_large_is_refused(monkeypatch):
     entries = learnt()
     monkeypatch.setattr(soft_codec, "MAX_DELTA_CONTEXTS", 3)
     monkeypatch.setattr(soft_codec, "MAX_PART_CONTEXTS", 3)
-    for write in (
-        lambda: encode_delta(PLAIN, 3, Delta(ORIGIN, "e", entries)),
-        lambda: encode_part(PLAIN, 3, entries),
-    ):
+    for write in (lambda: encode_delta(PLAIN, 3, Delta(ORIGIN, "e", entries)), lambda: encode_part(PLAIN, 3, entries)):
         with pytest.raises(FormatError, match="3") as raised:
             write()
         assert raised.value.reason == "oversize"

@@ -1,7 +1,5 @@
 """The soft n-gram table against a model of dictionaries, its bounds, its bytes, and the drafter that learns with it."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -3,8 +3,6 @@
 Covers also `cache_service.formats.folded_manifest`.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import replace

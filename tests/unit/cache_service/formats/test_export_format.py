@@ -1,7 +1,5 @@
 """Formats of the cache's administration: what is written is what is read, and nothing else is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

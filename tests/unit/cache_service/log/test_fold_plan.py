@@ -1,7 +1,5 @@
 """Decisions of the shared cache that need no server: back-off, folds, resets, addresses."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,10 +81,7 @@ def test_the_byte_budget_drops_the_oldest_generations():
 
 
 @given(
-    st.lists(st.integers(1, 200), min_size=1, max_size=60),
-    st.integers(1, 1000),
-    st.integers(2, 6),
-    st.integers(1, 5),
+    st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(1, 1000), st.integers(2, 6), st.integers(1, 5)
 )
 def test_the_namespaces_of_a_tenant_never_hold_more_than_it_may_together(arrivals, max_bytes, most, num_namespaces):
     """Each takes its share, and what it holds of it is the newest."""

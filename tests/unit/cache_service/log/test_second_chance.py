@@ -1,7 +1,5 @@
 """What outlives its generation, and what a namespace may keep by what it has earned."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

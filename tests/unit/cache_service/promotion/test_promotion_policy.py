@@ -1,7 +1,5 @@
 """What may become public: spans that look sensitive, phrases that are the same everywhere, and the verdict."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

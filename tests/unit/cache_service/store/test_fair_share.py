@@ -1,7 +1,5 @@
 """One tenant that asks under ever new salts pushes out what it has learnt itself, and nobody else's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The background thread of the shared cache: every task has its turns, and the end comes at once."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

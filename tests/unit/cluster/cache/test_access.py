@@ -1,7 +1,5 @@
 """Where a configuration says that the shared cache is, and that no secret is shown on the way there."""
 
-from __future__ import annotations
-
 import pytest
 
 from cache_service.errors import SettingError

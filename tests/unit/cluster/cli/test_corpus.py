@@ -1,7 +1,5 @@
 """`paceline corpus`: what becomes a document, what is refused and how; an index appears whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

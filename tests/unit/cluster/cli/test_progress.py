@@ -1,7 +1,5 @@
 """The progress of one process, as a file for others, and in the router's `status`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from cluster.cli.progress import progress_in_file

@@ -1,7 +1,5 @@
 """k8s/clouds.md: its overlays build on the manifests as they are, and agree with the clusters that it has made."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a pod that ends is told of its requests, by servers of all kinds, and how long it waits for them."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What a gateway's process loads."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What our handlers add to those of Serve's proxy, on Serve's own server: a retry time, and no empty last message."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import grpc

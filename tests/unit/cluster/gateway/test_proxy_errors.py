@@ -1,7 +1,5 @@
 """Request ids on their way into Serve's HTTP proxy, with the proxy's own middleware behind."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from ray.serve._private.http_util import _apply_middlewares

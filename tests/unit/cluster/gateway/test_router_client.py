@@ -1,8 +1,6 @@
 """A gateway before several routers: whom Serve's request router chooses (`ReadyFirst` of
 `cluster.router.deployment`), and what all of them say together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable
@@ -70,10 +68,10 @@ class Handle:
     def __init__(self, *answers: Callable[[], Any]) -> None:
         self._answers = answers
 
-    def options(self, **_: Any) -> Handle:
+    def options(self, **_: Any) -> "Handle":
         return self
 
-    def broadcast(self, method: str) -> Handle:
+    def broadcast(self, method: str) -> "Handle":
         return self
 
     async def _fetch_replica_results_async(self) -> list[Any]:

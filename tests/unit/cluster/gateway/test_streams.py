@@ -1,7 +1,5 @@
 """Streams in portions that do not mirror the rounds, and padded to a few sizes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -3,8 +3,6 @@
 Covers `cluster.offline.requests` and `options`, too.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 

@@ -1,7 +1,5 @@
 """The alarm on drafts that are suddenly accepted far more seldom."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """The target's head as a source of drafts: its trees serve the round they were grown for and no other
 (`cluster.router.head_drafting`)."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

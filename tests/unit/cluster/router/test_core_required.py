@@ -1,8 +1,6 @@
 """Rows that drafters require, through the router: who gets them, what they cost, and lookahead decoding with them
 (`cluster.router.cpu_drafting`), as a round's `trace` shows them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Texts made of target predictions after rejected draft nodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

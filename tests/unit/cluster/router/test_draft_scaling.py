@@ -1,7 +1,5 @@
 """How many draft workers there should be: the decision, and the router's estimate that it goes by."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which sources may draft for a request: by what is configured, what it names, and its acceptance rule."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.messages import GenerationRequest, SamplingParams

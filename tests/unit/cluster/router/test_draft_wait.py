@@ -1,7 +1,5 @@
 """Whose record a round goes by."""
 
-from __future__ import annotations
-
 from cluster.router.draft_wait import TrafficRecords
 
 

@@ -1,7 +1,5 @@
 """The watch of the rounds, with a clock of its own; over real links in the tests of the driver."""
 
-from __future__ import annotations
-
 from cluster.router.driver import RoundWatch
 
 

@@ -1,7 +1,5 @@
 """When a namespace is dropped, nothing that rounds have taught of it is left in a router or at a draft worker."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

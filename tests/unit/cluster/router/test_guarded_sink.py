@@ -1,8 +1,6 @@
 """What the router tells a token sink: every token that may be learnt from, once, under its place; and no fault of it
 reaches a round."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 

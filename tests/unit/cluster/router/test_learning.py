@@ -1,7 +1,5 @@
 """What drafters learn (`cluster.router.teaching`): the contexts of verified rows with the target's predictions."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

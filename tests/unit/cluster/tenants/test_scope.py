@@ -1,7 +1,5 @@
 """What a request may draw on, by its tenant's policy and its own wishes."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Detokeniser, stop strings and tokenising, against what decoding the whole text at once gives."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Acceptance by position and by drafter against figures counted by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from actors.draft_tree import DraftTree

@@ -1,7 +1,5 @@
 """Benchmark prompts: rows of every form, Spec-Bench's tasks, even choice, blocks of one task."""
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The arithmetic of the local benchmark on examples worked out by hand."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -3,8 +3,6 @@
 Covers `cluster.cli.size`, `cluster.cli.row_times`, `cluster.deploy.size.options` and `cluster.deploy.size.report`, too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The command that is tested here."""
 
-from __future__ import annotations
-
 import pytest
 
 

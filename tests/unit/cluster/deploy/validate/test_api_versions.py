@@ -1,7 +1,5 @@
 """The API versions that are gone, against the newest schemas of Kubernetes."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.deploy.validate.api_versions import _REMOVED, check_api_version

@@ -3,8 +3,6 @@
 Covers `cluster.deploy.validate.cluster_files`, `cluster.deploy.validate.report` and `cluster.deploy.validate.shown`.
 """
 
-from __future__ import annotations
-
 import builtins
 import json
 import shutil

@@ -3,8 +3,6 @@
 Covers `cluster.deploy.validate.tree`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
