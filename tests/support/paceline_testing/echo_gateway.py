@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,14 @@ def gateway_client(service: GenerationService, config: GatewayConfig, **options:
     """A client of the HTTP face in this process. options: of `create_app`."""
     transport = httpx.ASGITransport(create_app(service, config, **options))
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to be")
 
 
 @contextmanager

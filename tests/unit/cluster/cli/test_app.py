@@ -23,8 +23,6 @@ from cluster.cli import serve
 from cluster.errors import ConfigError
 from paceline_testing.tiny_models import save_tiny_model
 
-COMMANDS = ["serve", "generate", "chat", "model", "drafter", "corpus", "bench", "size", "version"]
-
 
 @pytest.fixture
 def taken_port():
@@ -426,7 +424,7 @@ def test_shells_complete_commands_and_their_options(run, monkeypatch):
     assert "--keep-old-for" in completed("paceline tenant rotate --keep")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands.COMMANDS)
 def test_every_command_explains_itself(run, command):
     status, out, err = run(command, "--help")
     assert (status, err) == (0, "")

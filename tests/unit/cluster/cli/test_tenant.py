@@ -6,9 +6,8 @@ Covers `cluster.tenants.administration` and `cluster.tenants.keys`, too.
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from actors.errors import InvalidRequest
@@ -123,21 +122,19 @@ def test_a_key_for_a_server_goes_into_its_header_and_nowhere_else():
 def test_chat_and_bench_send_the_key_that_they_are_given(run, monkeypatch, prompts_file):
     seen = []
 
-    class Recorder(BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(self.headers["authorization"])
-            self.send_error(401)
+    def refuse_all(_, request):
+        seen.append(request.headers["authorization"])
+        return httpx.Response(401)
 
-        def log_message(self, *arguments): ...
+    async def refuse_all_later(_, request):
+        return refuse_all(_, request)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{listener.server_port}"
-        assert run("chat", "--url", url, "--api-key", "pl-1")[0] == 2
-        monkeypatch.setenv("PACELINE_API_KEY", "pl-2")
-        status, out, err = run("bench", "serve", "--url", url, "--prompts", prompts_file)
-        assert status == 2
-        assert "401" in err
-        assert "pl-2" not in out + err
-        listener.shutdown()
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse_all)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", refuse_all_later)
+    assert run("chat", "--url", "http://server", "--api-key", "pl-1")[0] == 2
+    monkeypatch.setenv("PACELINE_API_KEY", "pl-2")
+    status, out, err = run("bench", "serve", "--url", "http://server", "--prompts", prompts_file)
+    assert status == 2
+    assert "401" in err
+    assert "pl-2" not in out + err
     assert seen == ["Bearer pl-1", "Bearer pl-2"]

@@ -261,32 +261,22 @@ def test_an_upgrade_in_place_has_room_for_new_routers_and_gateways_beside_the_ol
 
 
 @every_profile
-def test_the_rules_of_the_operator_hold(name):
-    service = ray_service_of(name)
-    cluster = service["spec"]["rayClusterConfig"]
+def test_the_rules_of_the_operator_hold_that_our_own_validation_does_not_know(name):
+    cluster = ray_service_of(name)["spec"]["rayClusterConfig"]
     groups = cluster["workerGroupSpecs"]
-    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?", service["metadata"]["name"])
     templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in groups)]
-    names = {variable["name"] for template in templates for variable in template["spec"]["containers"][0]["env"]}
-    assert not names & {"REDIS_PASSWORD", "RAY_REDIS_ADDRESS"}
     assert all(template["spec"]["restartPolicy"] == "Never" for template in templates)
     assert cluster["authOptions"] == {"mode": "token"}
     assert tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 56, 0)
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert "resources" not in cluster["headGroupSpec"]
     for group in groups:
-        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         assert group["rayStartParams"].keys() == {"object-store-memory"}
         assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
     if cluster["enableInTreeAutoscaling"]:
         assert cluster["autoscalerOptions"]["version"] == "v2"
         priority = {group["groupName"]: group["priority"] for group in groups}
         assert priority["draft"] < priority["target"]
-    strategy = service["spec"]["upgradeStrategy"]
-    if strategy["type"] == "NewClusterWithIncrementalUpgrade":
-        options = strategy["clusterUpgradeOptions"]
-        assert cluster["enableInTreeAutoscaling"]
-        assert 0 <= options["stepSizePercent"] <= options["maxSurgePercent"] <= 100
 
 
 @every_profile
@@ -354,12 +344,10 @@ def test_the_grace_of_a_router_covers_the_longest_stream(name):
 
 
 @every_profile
-def test_what_replicas_log_is_json_and_the_output_of_their_pod(name):
+def test_what_replicas_log_is_the_output_of_their_pod(name):
     for group, spec in pod_specs(name):
         if group in ("head", "router", "target", "draft"):
             assert {"name": "RAY_LOG_TO_STDERR", "value": "1"} in spec["containers"][0]["env"]
-    (application,) = serve_config(PROFILES[name])["applications"]
-    assert ClusterConfig.model_validate(application["args"]).observability.log_format == "json"
 
 
 @pytest.mark.parametrize(("groups", "stay"), [(1, 1), (2, 1), (5, 4)])
@@ -480,13 +468,6 @@ def test_a_digest_counts_more_than_a_tag():
     digest = "sha256:" + "0" * 64
     values = DeployValues(image=ImageValues(repository="registry.example/paceline", tag="1", digest=digest))
     assert image(values) == f"registry.example/paceline@{digest}"
-
-
-@pytest.mark.parametrize(
-    ("quantity", "number"), [("500m", 0.5), ("2", 2), ("1.5Gi", 1.5 * 2**30), ("1Ki", 1024), ("3k", 3000)]
-)
-def test_quantities_are_numbers(quantity, number):
-    assert number_of(quantity) == number
 
 
 def test_a_quantity_is_multiplied_and_rounded_up():

@@ -22,7 +22,7 @@ from cluster.gateway.http_app import create_app
 from cluster.gateway.schema import ChatBody, CompletionBody
 from cluster.gateway.service import GenerationService
 from cluster.router.status import RouterStatus
-from paceline_testing.echo_gateway import gateway_client
+from paceline_testing.echo_gateway import gateway_client, until
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
@@ -90,14 +90,6 @@ def error_of(response, status):
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
-
-
-async def settle(router):
-    for _ in range(50):
-        if not router.running:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"still running: {router.running}")
 
 
 async def test_a_completion_has_text_usage_and_a_finish_reason(client):
@@ -296,7 +288,7 @@ async def test_a_stop_string_never_shows_and_counts_the_same_for_any_chunks(clie
 async def test_a_stop_string_ends_the_routers_stream(client, router):
     router.delay_s = 0.01
     await complete(client, stop="fox", max_tokens=128)
-    await settle(router)
+    await until(lambda: not router.running)
     assert router.num_cancelled == 1
 
 
@@ -600,7 +592,7 @@ async def test_a_passed_deadline_is_a_504_and_frees_the_sequence(client, router)
     assert error_of(response, 504)["code"] == "deadline_exceeded"
     assert response.headers["x-should-retry"] == "false"
     assert 0.2 < router.requests[0].timeout_s <= 0.3
-    await settle(router)
+    await until(lambda: not router.running)
     router.failures.append((0, DeadlineExceeded("too late")))
     assert error_of(await complete(client), 504)["message"] == "too late"
     for wrong in ("soon", "-1", "nan", "inf"):

@@ -665,10 +665,6 @@ def lookahead_core(*requests):
     return make_core(*requests, speculation=SpeculationConfig(drafters=("ouroboros",)), workers=["w"])
 
 
-def has_part(text, part):
-    return any(text[begin : begin + len(part)] == part for begin in range(len(text)))
-
-
 def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_drafts():
     target = Scripted(SCRIPT)
     worker = wrong_first(target)
@@ -690,7 +686,8 @@ def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_
     for texts in filter(None, told):
         assert texts[-1] == -1
         assert len(texts) > 3
-        assert has_part([1, *SCRIPT], texts[:-1])
+        text, part = [1, *SCRIPT], texts[:-1]
+        assert any(text[begin : begin + len(part)] == part for begin in range(len(text)))
 
 
 def test_only_lookahead_workers_are_told_what_the_target_had_in_mind():

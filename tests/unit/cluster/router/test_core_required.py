@@ -58,10 +58,6 @@ def flat(rows: int) -> float:
     return 0.01 + 1e-6 * rows
 
 
-def steep(rows: int) -> float:
-    return 0.01 * rows
-
-
 def test_lookahead_writes_the_targets_text_in_fewer_rounds():
     target = Wheel(VOCAB, seconds=flat)
     one = request(prompt=(4, 9, 40, 62, 77, 23, 1))  # what windows are drawn from
@@ -106,7 +102,7 @@ def test_a_round_in_which_no_draft_could_pay_computes_no_window():
 
 def test_what_is_required_is_no_reason_to_verify_less():
     """Beside a window a further row costs a smaller share of the round."""
-    target = Wheel(VOCAB, seconds=steep)
+    target = Wheel(VOCAB, seconds=lambda rows: 0.01 * rows)
     core = core_with(request())
     text, batches = serve(core, target)
     assert text["r"] == target.complete(request())[0]

@@ -243,8 +243,8 @@ def test_every_row_of_a_round_is_told_what_the_unpatched_model_thinks_there(tmp_
     prompts = [[65, 66, 67, 68], [70, 71, 72]]
     tree, parents = [80, 81, 82, 83], [-1, -1, 0, 2]
     items = [
-        VerifyItem(SequenceDelta(0, 0, int32(prompts[0])), 16, tree_to_verify(tree, parents), begin),
-        VerifyItem(SequenceDelta(1, 0, int32(prompts[1])), 16, begin=begin),
+        VerifyItem(SequenceDelta(0, 0, np.array(prompts[0], np.int32)), 16, tree_to_verify(tree, parents), begin),
+        VerifyItem(SequenceDelta(1, 0, np.array(prompts[1], np.int32)), 16, begin=begin),
     ]
     assert engine.verify(VerifyBatch(1, items)).successors is None
     result = engine.verify(VerifyBatch(1, items, num_successors=6))
@@ -258,7 +258,3 @@ def test_every_row_of_a_round_is_told_what_the_unpatched_model_thinks_there(tmp_
         np.testing.assert_allclose(found, np.sort(wanted)[::-1][:6], atol=1e-5)
         np.testing.assert_allclose(found, wanted[found_ids], atol=1e-5)
         assert len(set(found_ids.tolist())) == 6
-
-
-def int32(values: list[int]) -> np.ndarray:
-    return np.array(values, np.int32)

@@ -60,11 +60,8 @@ def test_prompts_differ_from_those_before_as_much_as_their_kind_says():
     assert len(set(names)) == len(names)
 
 
-def test_without_a_prompts_file_there_are_no_unrelated_requests():
+def test_kinds_of_requests_are_chosen_by_name_and_unrelated_ones_need_a_prompts_file():
     assert [one.name for one in make_scenarios((), 4)] == [kind for kind in KINDS if kind != "unrelated"]
-
-
-def test_kinds_of_requests_are_chosen_by_name():
     assert [one.name for one in make_scenarios(("random", "stale"), 4)] == ["stale", "random"]
     for kind, limit in (("rnadom", "one of repeated, templated"), ("unrelated", "needs a file of prompts")):
         with pytest.raises(InvalidRequest, match=limit):

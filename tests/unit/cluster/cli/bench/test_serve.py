@@ -301,9 +301,7 @@ async def read(stream):
         ("", "without a finish reason"),
         ("data: {}\n\ndata: [DONE]\n\n", "without a finish reason"),
         ("data: nonsense\n\n", "not a chunk"),
-        ("data: 7\n\n", "not a chunk"),
         ('data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n', "without usage"),
-        ('data: {"choices": [7]}\n\n', "not a chunk"),
         ('data: {"error": {"message": "gone"}}\n\n', "gone"),
         ('data: {"error": "\\u001b[2J"}\n\n', "\ufffd[2J"),  # it cannot steer the terminal
         ('data: {"error": {"message": "\\u009b2J"}}\n\n', "\ufffd2J"),
