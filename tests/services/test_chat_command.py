@@ -1,7 +1,5 @@
 """`paceline chat` as a process: a script through a pipe, a terminal through a pty, and a server over HTTP."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """README and docs do not lie: programs run, commands, options, settings, links and paths exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -2,7 +2,16 @@
 
 import numpy as np
 
+from cache_service.automata.static_automaton import StaticAutomaton
+from cache_service.automata.suffix_automaton import SEPARATOR, SuffixAutomaton
 from cache_service.automata.tree_options import TreeOptions
+
+
+def static_of(docs):
+    automaton = SuffixAutomaton()
+    for doc in docs:
+        automaton.extend(np.array([*doc, SEPARATOR], np.int32))
+    return StaticAutomaton.freeze(automaton)
 
 
 def drafted(automaton, cursor, room):

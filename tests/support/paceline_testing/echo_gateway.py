@@ -1,7 +1,5 @@
 """A gateway over an echoing router, without Serve: in this process, or on ports of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

@@ -235,6 +235,13 @@ class ToyTarget:
             at = child
 
 
+class Wheel(ToyTarget):
+    """Says every token once before it says one again."""
+
+    def next_token(self, tokens):
+        return (tokens[-1] + 38) % self.vocab_size
+
+
 def _num_kept(sequence: _Sequence, token_ids: list[int]) -> int:
     """Number of new tokens that were draft nodes of the last round: their KV is there already."""
     at, kept = -1, 0

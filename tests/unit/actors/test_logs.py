@@ -1,7 +1,5 @@
 """Logs as JSON and text, and the id of a request in all that is said of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 

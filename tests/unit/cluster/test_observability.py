@@ -1,7 +1,5 @@
 """Dashboards and alert rules: `cluster.router.metrics` exposes every metric and label they name; the rules work."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

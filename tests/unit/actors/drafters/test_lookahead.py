@@ -14,7 +14,7 @@ from actors.errors import InvalidRequest
 from actors.messages import SamplingParams
 from paceline_testing.drafting import Path, paths_of
 from paceline_testing.integrity import check_integrity
-from paceline_testing.toy_target import ToyTarget
+from paceline_testing.toy_target import ToyTarget, Wheel
 
 VOCAB = 23
 SEED = 11
@@ -156,13 +156,6 @@ def rounds_to_write(drafter: LookaheadDrafter, target: ToyTarget, count: int, se
         drafter.remember(rows_of(target, [(seq_id, text, tree)], fields.get("namespace", "")))
         text += emitted
     return rounds
-
-
-class Wheel(ToyTarget):
-    """Says every token once before it says one again."""
-
-    def next_token(self, tokens):
-        return (tokens[-1] + 38) % self.vocab_size
 
 
 def test_the_window_finds_phrases_before_the_text_has_said_them():

@@ -17,23 +17,16 @@ from actors.errors import InvalidRequest, ModelError
 from actors.messages import SamplingParams
 from cache_service.automata.corpus_index import CorpusHeader, write_index
 from cache_service.automata.static_automaton import StaticAutomaton
-from cache_service.automata.suffix_automaton import SEPARATOR, SuffixAutomaton
+from paceline_testing.automata import static_of
 from paceline_testing.drafting import paths_of
 
 BIG = 200_018
 texts = st.lists(st.integers(0, 3) | st.sampled_from([BIG]), min_size=1, max_size=30)
 
 
-def static_of(*docs: list[int]) -> StaticAutomaton:
-    automaton = SuffixAutomaton()
-    for doc in docs:
-        automaton.extend(np.array([*doc, SEPARATOR], np.int32))
-    return StaticAutomaton.freeze(automaton)
-
-
 def index_at(directory: Path, *docs: list[int], tokenizer: str = "t") -> Path:
     directory.mkdir()
-    write_index(directory, CorpusHeader("m", tokenizer, BIG + 1, len(docs), sum(map(len, docs))), static_of(*docs))
+    write_index(directory, CorpusHeader("m", tokenizer, BIG + 1, len(docs), sum(map(len, docs))), static_of(docs))
     return directory
 
 
@@ -68,7 +61,7 @@ def test_it_drafts_what_followed_in_the_corpus_most_often(tmp_path: Path) -> Non
 
 
 def test_the_corpus_with_the_longest_match_comes_first_and_others_make_up_for_little() -> None:
-    short, long = static_of([1, 2, 7, 7, 7]), static_of([3, 1, 2, 8])
+    short, long = static_of([[1, 2, 7, 7, 7]]), static_of([[3, 1, 2, 8]])
     for automata in ([short, long], [long, short]):
         paths = paths_of(draft(RetrievalDrafter(automata), [3, 1, 2]))
         assert paths[0] == (8,)
@@ -82,7 +75,7 @@ def test_the_corpus_with_the_longest_match_comes_first_and_others_make_up_for_li
 def test_every_draft_is_a_valid_tree_within_its_budget(
     first: list[list[int]], second: list[list[int]], tokens: list[int], max_nodes: int
 ) -> None:
-    tree = draft(RetrievalDrafter([static_of(*first), static_of(*second)], floor=0.0), tokens, max_nodes=max_nodes)
+    tree = draft(RetrievalDrafter([static_of(first), static_of(second)], floor=0.0), tokens, max_nodes=max_nodes)
     assert tree.is_valid(BIG + 1)
     assert len(tree) <= max_nodes
     assert (tree.token_ids.dtype, tree.parents.dtype, tree.confidence.dtype) == (np.int32, np.int32, np.float32)
@@ -96,7 +89,7 @@ def test_every_draft_is_a_valid_tree_within_its_budget(
 def test_catching_up_in_steps_and_beside_others_gives_the_draft_of_a_fresh_drafter(
     docs: list[list[int]], tokens: list[int], steps: list[int]
 ) -> None:
-    automaton = static_of(*docs)
+    automaton = static_of(docs)
     drafter = RetrievalDrafter([automaton])
     known = 0
     for step in [*steps, len(tokens)]:
@@ -117,7 +110,7 @@ def test_only_new_tokens_are_walked(monkeypatch: pytest.MonkeyPatch) -> None:
         return advance(self, cursor, tokens)
 
     monkeypatch.setattr(StaticAutomaton, "advance", counted)
-    drafter = RetrievalDrafter([static_of([1, 2, 3, 4])])
+    drafter = RetrievalDrafter([static_of([[1, 2, 3, 4]])])
     walked.clear()
     draft(drafter, [1, 2, 1])
     draft(drafter, [1, 2, 1, 2, 3], start=3)
@@ -127,7 +120,7 @@ def test_only_new_tokens_are_walked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sequences_are_forgotten() -> None:
-    drafter = RetrievalDrafter([static_of([1, 2, 3])])
+    drafter = RetrievalDrafter([static_of([[1, 2, 3]])])
     draft(drafter, [1, 2])
     assert drafter.memory_bytes() > 0
     drafter.forget(1)

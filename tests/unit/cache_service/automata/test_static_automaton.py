@@ -12,20 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_service.automata.static_automaton import MAX_TOKEN_ID, StaticAutomaton, warm_up
-from cache_service.automata.suffix_automaton import SEPARATOR, Cursor, SuffixAutomaton
+from cache_service.automata.suffix_automaton import Cursor
 from cache_service.automata.tree_options import TOP_CONTINUATIONS, TreeOptions
-from paceline_testing.automata import continuations, occurrences
+from paceline_testing.automata import continuations, occurrences, static_of
 
 BIG = 200_018  # beyond 16 bits
 letters = st.integers(0, 3) | st.sampled_from([BIG])
 documents = st.lists(st.lists(letters, max_size=20), max_size=6)
-
-
-def static_of(docs: list[list[int]]) -> StaticAutomaton:
-    automaton = SuffixAutomaton()
-    for doc in docs:
-        automaton.extend(np.array([*doc, SEPARATOR], np.int32))
-    return StaticAutomaton.freeze(automaton)
 
 
 def walk(automaton: StaticAutomaton, tokens: list[int]) -> Cursor:

@@ -1,7 +1,5 @@
 """What tests of several commands use."""
 
-from __future__ import annotations
-
 import pytest
 
 

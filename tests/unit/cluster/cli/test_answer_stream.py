@@ -1,7 +1,5 @@
 """Streams of a server: whatever they are cut into, every chunk is read, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import example, given

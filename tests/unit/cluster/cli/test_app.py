@@ -4,8 +4,6 @@ Covers the modules `cluster.cli.main`, `cluster.cli.config`, `cluster.cli.engine
 `cluster.cli.k8s`, `cluster.cli.model`, `cluster.cli.shared_options` and `cluster.cli.validate`, too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

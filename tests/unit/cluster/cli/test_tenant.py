@@ -3,8 +3,6 @@
 Covers `cluster.tenants.administration` and `cluster.tenants.keys`, too.
 """
 
-from __future__ import annotations
-
 import json
 
 import httpx

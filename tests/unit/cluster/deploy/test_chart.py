@@ -3,8 +3,6 @@
 Covers `cluster.deploy.ports`, `cluster.deploy.ray_service` and `cluster.deploy.redis`.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """The error table, the generated gRPC code and the metric names."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess

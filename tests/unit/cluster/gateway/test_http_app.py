@@ -4,8 +4,6 @@ Covers `cluster.gateway.answer`, `cluster.gateway.openai_answer`, `cluster.gatew
 `cluster.gateway.service` and `cluster.validation`, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Requests whose router is lost: when they are tried again."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 

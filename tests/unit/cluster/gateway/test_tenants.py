@@ -1,7 +1,5 @@
 """API keys, limits and namespaces over HTTP and gRPC, over an echoing router and over a real engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import asynccontextmanager

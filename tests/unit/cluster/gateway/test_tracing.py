@@ -1,7 +1,5 @@
 """Spans of calls: their tree, times and attributes; none when tracing is off, and never a word of a client's text."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -3,8 +3,6 @@
 Runs in a process of its own, since other tests compile other versions of the same kernels.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -12,17 +12,10 @@ from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
 from paceline_testing.rounds import serve as toy_serve
 from paceline_testing.rounds import texts_of, toy_core, toy_info, toy_request, toy_round
-from paceline_testing.toy_target import ToyTarget
+from paceline_testing.toy_target import ToyTarget, Wheel
 
 VOCAB = 89
 WINDOW = 19  # rows of the default window
-
-
-class Wheel(ToyTarget):
-    """Says every token once before it says one again."""
-
-    def next_token(self, tokens):
-        return (tokens[-1] + 38) % self.vocab_size
 
 
 def core_with(

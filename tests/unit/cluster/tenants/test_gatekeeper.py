@@ -1,7 +1,5 @@
 """Tenants: the registry and its file, keys, limits against a plain oracle, and who is let in."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """`paceline bench cache` from end to end on a tiny model, over servers of its own."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

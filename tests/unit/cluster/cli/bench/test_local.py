@@ -1,7 +1,5 @@
 """`paceline bench local` from end to end on a tiny model: who is measured, in which order, and what is reported."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """`paceline bench local --compare` on a tiny model: figures of the answers, which drafts do not change."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

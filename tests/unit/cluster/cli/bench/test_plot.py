@@ -1,7 +1,5 @@
 """The picture of `paceline bench local --compare`: a file of the form its name says, with every method in it."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

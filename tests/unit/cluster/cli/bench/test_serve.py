@@ -1,7 +1,5 @@
 """`paceline bench serve`: its arithmetic on examples worked out by hand, and real load on an echoing gateway."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket

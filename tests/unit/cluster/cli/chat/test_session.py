@@ -1,7 +1,5 @@
 """The parts of `paceline chat`: what a line means, what is kept of a conversation, what a terminal is shown."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -8,8 +8,6 @@ Covers the rules in `cluster.deploy.validate.claims`, `cluster.deploy.validate.c
 `cluster.deploy.validate.workloads`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
