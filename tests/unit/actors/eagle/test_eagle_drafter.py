@@ -277,7 +277,7 @@ def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_er
             assert (text.tree is not None) == (one is engine and text.nodes > 0)
             assert (result.head_s > 0) == (text.tree is not None)
     assert texts[engine].tokens == texts[plain].tokens
-    assert engine._eagle_head._is_known.sum() == 3  # prompt and rounds without the head: nothing
+    assert engine.eagle_head._is_known.sum() == 3  # prompt and rounds without the head: nothing
 
 
 def test_rows_that_the_head_only_saw_are_no_gap(tmp_path):
@@ -312,7 +312,7 @@ def test_an_embedding_of_the_heads_own_is_used_and_a_copy_of_the_targets_is_shar
         head = load_eagle_head(tmp_path / name, model.config)
         target = target_model()
         engine = with_head(target, head, EngineOptions(40, 4), EagleOptions())
-        assert (engine._eagle_head._embedding is target.get_input_embeddings()) == (name != "own")
+        assert (engine.eagle_head._embedding is target.get_input_embeddings()) == (name != "own")
         text = Text(1, [5, 9, 33, 2])
         run(engine, [text], text.item())
         trees.append(likely_paths(text.tree))
@@ -323,7 +323,7 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
     engine = make_engine(tmp_path, "eagle")
     texts = [Text(1, [5, 9, 33]), Text(2, [5, 9, 33])]
     run(engine, texts, texts[0].item())
-    monkeypatch.setattr(engine._eagle_head, "_grow", lambda *_: 1 / 0)
+    monkeypatch.setattr(engine.eagle_head, "_grow", lambda *_: 1 / 0)
     run(engine, texts, texts[0].item(), texts[1].item())
     assert [text.tree for text in texts] == [None, None]
     assert texts[0].tokens[:4] == texts[1].tokens
