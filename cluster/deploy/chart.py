@@ -68,7 +68,7 @@ def chart_files() -> dict[str, str]:
 
 
 def values_model() -> type[BaseModel]:
-    """Of the chart's values: closed, every field with the type and limits that it has in DeployValues, or left out."""
+    """Model of the chart's values. It is closed: a field has its type and limits of DeployValues, or is left out."""
     sections: dict[str, dict[str, Any]] = {}
     for path in MARKS:
         section, name = path.split(".")

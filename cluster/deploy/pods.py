@@ -61,7 +61,7 @@ def container_security() -> Object:
 
 
 def pod_defaults(values: DeployValues) -> Object:
-    """Of a pod's specification."""
+    """What every pod's specification has."""
     spec: Object = {
         "securityContext": pod_security(values),
         "automountServiceAccountToken": False,

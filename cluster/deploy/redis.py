@@ -147,7 +147,7 @@ def _pod(values: DeployValues, name: str, secret: str | None, storage: str | Non
 
 
 def _only_for_ray(values: DeployValues, name: str, role: str) -> Object:
-    """Of Ray's state the head alone; of the cache whoever drafts or serves."""
+    """The peers of a policy: the head alone reaches Ray's state; whoever drafts or serves reaches the cache."""
     components = ["head"] if role == "gcs" else ["router", "target", "draft", "head"]
     peer = {
         "podSelector": {

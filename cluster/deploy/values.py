@@ -262,5 +262,5 @@ class DeployValues(_Section):
 
     @property
     def grace_s(self) -> int:
-        """Of a pod with open streams: what the proxy waits, the longest stream and a margin."""
+        """Grace period of a pod with open streams: what the proxy waits, the longest stream and a margin."""
         return PROXY_DRAIN_S + self.gateway.request_timeout_s + GRACE_MARGIN_S

@@ -276,7 +276,7 @@ def _variants() -> dict[str, Variant]:
 
 @dataclass(slots=True)
 class Total:
-    """Of the rounds after the prompts."""
+    """Sums over the rounds after the prompts."""
 
     seconds: float = 0.0
     rounds: int = 0

@@ -120,7 +120,7 @@ def wait_for(condition):
 
 
 def new_key(cluster, http, name, **fields):
-    """Of a tenant that is added while the cluster runs; waits until the gateway knows it."""
+    """Key of a tenant that is added while the cluster runs; waits until the gateway knows it."""
     key = cluster.admin.add(name, fields).key
     wait_for(lambda: http.get("/v1/nothing", headers=bearer(key)).status_code != 401)
     return key
@@ -147,7 +147,7 @@ def ask(**fields):
 
 
 def grpc_errors(stub, key):
-    """Of every method of the service."""
+    """The error of every method of the service."""
     metadata = () if key is None else (("authorization", f"Bearer {key}"),)
     for call in (
         lambda: stub.Generate(ask(), metadata=metadata),

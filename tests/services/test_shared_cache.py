@@ -127,7 +127,7 @@ def test_namespaces_that_are_folded_are_bounded_and_their_folds_stay_counted(ser
 
 
 def held_bytes(settings, namespaces):
-    """Of the segments that the newest manifests name."""
+    """Bytes of the segments that the newest manifests name."""
     total = 0
     for namespace in namespaces:
         store, codec = SharedCache._open(_Opener(settings, None), namespace)

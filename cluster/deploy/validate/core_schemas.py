@@ -12,7 +12,7 @@ _PLACE = "/api/_definitions.json"
 
 
 class CoreSchemas:
-    """Of the newest version that is there. Raises ConfigError, with `install`, where the package is not."""
+    """The schemas of the newest version that is installed. Raises ConfigError, with `install`, if none is."""
 
     def __init__(self, install: str) -> None:
         try:
@@ -44,7 +44,7 @@ class CoreSchemas:
 
     @property
     def pod_template(self) -> Any:
-        """Of what workloads and Ray groups make pods from."""
+        """Schema of the template from which workloads and Ray groups make pods."""
         return self._validator("io.k8s.api.core.v1.PodTemplateSpec")
 
     def has_group(self, version: str) -> bool:

@@ -9,7 +9,7 @@ DEPLOYMENTS = ("Gateway", "Router", "DraftPool", "TargetGroup")
 
 
 def cluster_demands(config: ClusterConfig) -> list[Demand]:
-    """Of each deployment one replica, but all target groups that there may be, and the routers, which are as many.
+    """One replica of each deployment, but all target groups that there may be, and as many routers.
     Where the device is `auto`, it may turn out to be the CPU."""
     groups = config.target.most_groups
     rank = {"CPU": 1.0, "GPU": 1.0} if config.target.device.startswith("cuda") else {"CPU": 1.0}

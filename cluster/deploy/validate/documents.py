@@ -69,7 +69,7 @@ class Document:
         return "/".join(str(part) for part in (kind, name) if part)
 
     def line(self, where: Location) -> int:
-        """Of the value there, or of the nearest one above it that is in the file."""
+        """Line of the value there, or of the nearest one above it that is in the file."""
         where = self.base + where
         while where and where not in self.lines:
             where = where[:-1]

@@ -28,7 +28,7 @@ def is_subdomain(name: str) -> bool:
 
 
 def is_qualified_name(key: str) -> bool:
-    """Of labels, annotations and extended resources: [domain/]name."""
+    """Whether it is a key of labels, annotations or extended resources: [domain/]name."""
     prefix, slash, name = key.rpartition("/")
     if slash and not is_subdomain(prefix):
         return False

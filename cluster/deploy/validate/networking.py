@@ -18,7 +18,7 @@ def _service(manifest: Manifest) -> Iterator[Problem]:
 
 
 def check_service_spec(spec: Manifest, where: Location) -> Iterator[Problem]:
-    """Of a Service, and of the services that a Ray cluster is given."""
+    """Mistakes in the `spec` of a Service, or of a service that a Ray cluster is given."""
     types = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
     yield from one_of(spec, "type", types, where)
     yield from one_of(spec, "sessionAffinity", ("None", "ClientIP"), where)

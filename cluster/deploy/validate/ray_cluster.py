@@ -45,7 +45,7 @@ class Group:
 
     @property
     def container(self) -> dict[str, Any]:
-        """Of Ray: the first one."""
+        """The container that runs Ray: the first one."""
         found = at(self.spec, "template", "spec", "containers", 0)
         return found if isinstance(found, dict) else {}
 

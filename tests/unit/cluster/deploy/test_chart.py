@@ -361,7 +361,7 @@ def test_targets_leave_one_after_the_other_and_the_last_one_stays(groups, stay):
 
 @every_profile
 def test_no_budget_holds_a_drain_for_ever(name):
-    """Of a stateful set of n pods no budget keeps n: nothing would ever bring a further one."""
+    """No budget keeps all n pods of a stateful set: nothing would ever bring a further one."""
     sets = [each["spec"] for each in objects_of(name) if each["kind"] == "StatefulSet"]
     assert sets
     for each in objects_of(name):
