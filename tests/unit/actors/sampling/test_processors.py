@@ -54,7 +54,7 @@ def oracle(logits: list[float], params: SamplingParams, prompt: list[int], outpu
         if params.top_p < 1.0:
             assume(abs(share - params.top_p) > 1e-6)  # a cut within rounding of the limit may fall either way
         if params.min_p > 0.0:
-            assume(abs(math.log(weight / params.min_p)) > 1e-5)
+            assume(not math.isclose(weight, params.min_p, rel_tol=1e-5))
         if not kept or ((params.top_p >= 1.0 or share < params.top_p) and weight >= params.min_p):
             kept.append(token)
         before += weight
