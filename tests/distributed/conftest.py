@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
@@ -12,7 +12,7 @@ from paceline_testing.free_ports import free_ports
 
 
 @pytest.fixture(scope="session")
-def ray_here() -> Iterator[None]:
+def ray_here() -> None:
     prepare_own_ray("127.0.0.1")
     ray.init(
         address="local",
@@ -21,8 +21,13 @@ def ray_here() -> Iterator[None]:
         log_to_driver=False,
         object_store_memory=80 * 1024 * 1024,
     )
-    yield
-    ray.shutdown()
+
+
+@pytest.hookimpl(trylast=True)  # after the ends of clusters
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ray ends with the folder's last test, or it would take time from all that this process tests afterwards."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")
