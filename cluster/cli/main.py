@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from typing import Any
 
 from actors.errors import PacelineError
 from actors.workers.kernel_cache import prepare_kernel_cache
 
+_INTERRUPT_AGAIN_S = 0.05
+
 
 def main() -> None:
     """Entry point. A user's mistake is one line on stderr and exit status 2, never a traceback."""
+    _keep_interrupts()
     # Where colorama is installed, numba would colour its errors with it, and that writes an escape code at the exit.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     prepare_kernel_cache()
@@ -38,6 +43,20 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _keep_interrupts() -> None:
+    """Python drops what is raised in a callback of a weak reference, and an import has many: without this, a Ctrl-C in
+    one of them would be lost, with a traceback. It is raised again a moment later."""
+    others, main_thread = sys.unraisablehook, threading.get_ident()
+
+    def again(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            threading.Timer(_INTERRUPT_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+        else:
+            others(unraisable)
+
+    sys.unraisablehook = again
 
 
 def _message(error: Any) -> str:

@@ -7,9 +7,12 @@ Covers the modules `cluster.cli.main`, `cluster.cli.config`, `cluster.cli.engine
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
+import weakref
 from importlib import metadata
 from pathlib import Path
 
@@ -437,6 +440,20 @@ def test_an_interrupt_is_no_traceback(run, monkeypatch):
     def interrupted(**_):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(commands, "app", interrupted)
+    assert run() == (130, "", "")
+
+
+def test_an_interrupt_in_a_callback_that_drops_it_is_not_lost(run, monkeypatch):
+    def interrupted(**_):
+        weakref.finalize(Dying(), signal.raise_signal, signal.SIGINT)  # a callback of a weak reference
+        time.sleep(30)
+        return 0
+
+    class Dying:
+        pass
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(commands, "app", interrupted)
     assert run() == (130, "", "")
 
