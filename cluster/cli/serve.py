@@ -31,6 +31,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidReques
 _HOPELESS = re.compile(r"actors\.errors\.(ModelError|InvalidRequest): ")  # the next try would fail the same way
 _SERVE_SHUTDOWN_S = 60.0
 _BUILD_PERIOD_S = 1.0  # between looks at how far the drafter's build is
+_READY_PERIOD_S = 0.5  # between looks at whether the cluster is ready
 _DEFAULT_CONFIG = Path("configs", "laptop.yaml")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -262,14 +263,15 @@ def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{gateway.http_port}/readyz"
     told: set[str] = set()
-    while not stop.is_set():
-        try:
-            if httpx.get(url, timeout=5.0).status_code == 200:
-                return True
-        except httpx.HTTPError:
-            pass
-        _report_failed_starts(told)
-        stop.wait(0.2)
+    with httpx.Client(timeout=5.0) as client:
+        while not stop.is_set():
+            try:
+                if client.get(url).status_code == 200:
+                    return True
+            except httpx.HTTPError:
+                pass
+            _report_failed_starts(told)
+            stop.wait(_READY_PERIOD_S)
     return False
 
 

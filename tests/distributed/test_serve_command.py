@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from cluster.cli.serve import _report_build, _start_building_drafter
+from paceline_testing.deployed import wait_for
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash")]
 NEW_TOKENS = 100
-PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +124,6 @@ def ask(client: httpx.Client) -> tuple[list[str], int, int]:
 
 def metric(client: httpx.Client, name: str, **labels: str) -> float:
     return value_of(client.get("/metrics").text, name, **labels)
-
-
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s"
-        time.sleep(0.1)
 
 
 def assert_listen_on_loopback_alone(started: list[psutil.Process]) -> None:

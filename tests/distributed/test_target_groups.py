@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -18,7 +17,7 @@ from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
-from paceline_testing.deployed import deployed
+from paceline_testing.deployed import deployed, wait_for
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
@@ -27,7 +26,7 @@ from paceline_testing.tiny_models import save_tiny_model
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box")]
 TOKENS = 60
 STREAMED = 240  # tokens of streams during which something dies
-PATIENCE_S = 120.0  # a busy machine takes its time to start a process
+BEGUN_WITHIN_S = 120.0
 
 
 class Cluster:
@@ -61,17 +60,18 @@ class Cluster:
         """All prompts at once; when all streams have begun, `then`. Each must be what a process of its own says."""
         begun = [threading.Event() for _ in PROMPTS]
         streams = [self._pool.submit(self._stream, index, one) for index, one in enumerate(begun)]
-        assert all(one.wait(PATIENCE_S) for one in begun)
+        assert all(one.wait(BEGUN_WITHIN_S) for one in begun)
         then()
         assert [stream.result() for stream in streams] == self.wanted
 
     def _keep_asking(self, index: int) -> None:
         body = {"prompt": PROMPTS[index], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        while self.is_busy.is_set():
-            answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=240)
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["choices"][0]["text"] == self.wanted[index][:TOKENS]
-            self.served.append(index)
+        with httpx.Client(timeout=240) as client:
+            while self.is_busy.is_set():
+                answer = client.post(f"{self.url}/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["choices"][0]["text"] == self.wanted[index][:TOKENS]
+                self.served.append(index)
 
     def _stream(self, index: int, begun: threading.Event) -> str:
         body = {"prompt": PROMPTS[index], "max_tokens": STREAMED, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -132,13 +132,6 @@ def two_groups(cluster):
     cluster.keep_busy()
     wait_for(lambda: cluster.num_groups() == 2, "the second group")
     return cluster
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s"
-        time.sleep(0.1)
 
 
 def test_both_groups_serve_each_through_a_router_of_its_own(two_groups):

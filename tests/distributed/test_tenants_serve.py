@@ -24,7 +24,7 @@ from cluster.gateway.streams import SIZES
 from cluster.offline.engine import LocalEngine
 from cluster.tenants.administration import TenantAdministration
 from paceline_testing.ascii_model import speak_ascii
-from paceline_testing.deployed import end_application
+from paceline_testing.deployed import end_application, wait_for
 from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_tiny_model
@@ -112,17 +112,10 @@ def stub(cluster):
         yield inference_pb2_grpc.InferenceStub(channel)
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def new_key(cluster, http, name, **fields):
     """Key of a tenant that is added while the cluster runs; waits until the gateway knows it."""
     key = cluster.admin.add(name, fields).key
-    wait_for(lambda: http.get("/v1/nothing", headers=bearer(key)).status_code != 401)
+    wait_for(lambda: http.get("/v1/nothing", headers=bearer(key)).status_code != 401, "the key")
     return key
 
 
@@ -167,7 +160,7 @@ def test_requests_wait_for_the_target_group_and_get_the_text_of_one_process(clus
     (wanted,) = one.generate([PROMPT], max_new_tokens=24, ignore_eos=True)
     assert answer.json()["choices"][0]["text"] == wanted.text
     assert stub.Generate(ask(), metadata=(("authorization", f"Bearer {key}"),)).text == wanted.text
-    wait_for(lambda: http.get("/readyz").status_code == 200)
+    wait_for(lambda: http.get("/readyz").status_code == 200, "readiness")
 
 
 def test_without_a_key_or_with_a_wrong_one_nothing_is_served_but_what_probes_ask(cluster, http, stub):
@@ -192,12 +185,12 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_served_but_what_probes_ask
 def test_a_disabled_tenant_is_refused_until_it_is_enabled_again(cluster, http, stub):
     key = new_key(cluster, http, "off")
     cluster.admin.change("off", {"disabled": True})
-    wait_for(lambda: complete(http, key).status_code == 403)
+    wait_for(lambda: complete(http, key).status_code == 403, "the refusal")
     refused(complete(http, key), 403, "tenant_disabled")
     for error in grpc_errors(stub, key):
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
     cluster.admin.change("off", {"disabled": False})
-    wait_for(lambda: complete(http, key).status_code == 200)
+    wait_for(lambda: complete(http, key).status_code == 200, "the end of the refusal")
 
 
 def test_over_a_limit_a_tenant_waits_and_the_others_do_not(cluster, http, stub):

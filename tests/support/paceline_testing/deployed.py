@@ -1,7 +1,7 @@
 """Clusters on a Ray that a test has started."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,15 @@ from cluster.serve import APPLICATION, DIRECTORY, cluster_application, plan_clus
 from paceline_testing.ray_processes import ray_processes
 
 _START_WITHIN_S = 120.0
+_LOOK_AGAIN_S = 0.5  # a look costs a connection, and the cluster the time it needs to do what is waited for
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = _START_WITHIN_S) -> None:
+    """Raises AssertionError if the condition does not come true: a busy machine takes its time to start a process."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
+        time.sleep(_LOOK_AGAIN_S)
 
 
 @contextmanager
@@ -25,10 +34,7 @@ def deployed(config: ClusterConfig, home: Path = Path("/nonexistent")) -> Iterat
         start_proxies(config.gateway)
         serve.run(cluster_application(plan_cluster(config, home)), name=APPLICATION)
         url = f"http://127.0.0.1:{config.gateway.http_port}"
-        deadline = time.monotonic() + _START_WITHIN_S
-        while httpx.get(f"{url}/readyz", timeout=30).status_code != 200:
-            assert time.monotonic() < deadline, f"not ready within {_START_WITHIN_S} s"
-            time.sleep(0.1)
+        wait_for(lambda: httpx.get(f"{url}/readyz", timeout=30).status_code == 200, "readiness")
         yield url
     finally:
         end_application()
@@ -42,4 +48,4 @@ def end_application() -> None:
     deadline = time.monotonic() + 30
     while ray_processes("ServeReplica:") or ray_processes("TargetRank"):
         assert time.monotonic() < deadline, "processes of the cluster are left"
-        time.sleep(0.05)
+        time.sleep(0.2)
