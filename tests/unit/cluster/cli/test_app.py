@@ -447,7 +447,8 @@ def test_an_interrupt_is_no_traceback(run, monkeypatch):
 def test_an_interrupt_in_a_callback_that_drops_it_is_not_lost(run, monkeypatch):
     def interrupted(**_):
         weakref.finalize(Dying(), signal.raise_signal, signal.SIGINT)  # a callback of a weak reference
-        time.sleep(30)
+        for _ in range(300):  # a signal just before a sleep does not end it
+            time.sleep(0.1)
         return 0
 
     class Dying:
