@@ -5,8 +5,8 @@ VENV ?= .venv
 # More pip arguments for torch alone, to choose its build (see README.md, GPUs).
 TORCH_ARGS ?=
 PACELINE_HOME ?= $(HOME)/.cache/paceline
-# One for clusters, one for servers, and one or more for tests that compute, which take the time that those leave.
-TEST_PROCESSES ?= 3
+# That the tests are shared out to; one Ray cluster runs at a time all the same.
+TEST_PROCESSES ?= 2
 # For `make serve`: a configuration file, and more arguments of `paceline serve`.
 CONFIG ?= configs/laptop.yaml
 ARGS ?=
@@ -56,7 +56,7 @@ serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 	PACELINE_HOME="$(PACELINE_HOME)" exec $(BIN)/paceline serve $(CONFIG) $(ARGS)
 
 check: $(STAMP) lint  ## while you work: lint, then the quick unit tests, which need neither the demo model nor a wheel
-	$(BIN)/python -m pytest tests/unit -m "not slow and not whole" -n logical --dist loadfile --durations=5
+	$(BIN)/python -m pytest tests/unit -m "not slow and not whole" -n $(TEST_PROCESSES) --dist loadfile --durations=5
 
 test: setup lint  ## what CI runs: lint, then all tests but the slow ones
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -33,7 +33,7 @@ _support = str(Path(__file__).resolve().parent / "support")
 sys.path.insert(0, _support)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_support, os.environ.get("PYTHONPATH")]))
 
-_TOGETHER = ("tests/distributed/", "tests/services/")  # each by one process: they mostly wait
+_RAY_TESTS = "tests/distributed/"
 _GIVE_WAY = ("tests/unit/", "tests/lossless/")  # they compute, and have no deadlines
 _WHOLE = {"smollm2_dir", "wheel"}  # fixtures that take tens of seconds
 _given_home = paceline_home()
@@ -53,12 +53,11 @@ def _hands_out_tests(config: pytest.Config) -> bool:
 
 
 class OneRayAtATime(LoadFileScheduling):  # type: ignore[misc]  # without types
-    """Files to whichever process is free, but all that start Ray clusters to one, and all that start servers to one:
-    a third process computes in the time that they leave."""
+    """Files to whichever process is free, but all that start Ray clusters to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return next((folder for folder in _TOGETHER if file.startswith(folder)), file)
+        return _RAY_TESTS if file.startswith(_RAY_TESTS) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRayAtATime:
