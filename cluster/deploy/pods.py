@@ -120,6 +120,9 @@ def _ports(values: DeployValues, component: str) -> list[Object]:
     ports = {"metrics": METRICS_PORT}
     if component == "head":
         ports |= {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT}
+        # KubeRay's own service of a RayService is made of the head's ports with such names; without one it makes none,
+        # and the RayService never becomes ready.
+        ports |= {"serve": values.gateway.http_port, "serve-grpc": values.gateway.grpc_port}
     else:
         ports |= {"http": values.gateway.http_port, "grpc": values.gateway.grpc_port}
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]

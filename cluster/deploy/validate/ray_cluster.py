@@ -291,6 +291,7 @@ def _check_service(spec: dict[str, Any], cluster: dict[str, Any]) -> Iterator[Pr
         yield Problem("ray-head-service", place, "the head service of a RayService has a name")
     service = mapping(spec, "serveService", "spec")
     yield from check_service_spec({"ports": [{}], **service}, ("spec", "serveService", "spec"))
+    yield from _check_serve_ports(spec, cluster)
     delay = whole(spec.get("rayClusterDeletionDelaySeconds"))
     if delay is not None and delay < 0:
         yield Problem("ray-upgrade", ("spec", "rayClusterDeletionDelaySeconds"), f"{delay} is below 0")
@@ -301,6 +302,21 @@ def _check_service(spec: dict[str, Any], cluster: dict[str, Any]) -> Iterator[Pr
         yield Problem("ray-upgrade-type", (*where, "type"), f"{kind!r}; it must be one of {', '.join(_UPGRADES)}")
     if kind == "NewClusterWithIncrementalUpgrade" and cluster:
         yield from _check_incremental(strategy, cluster, where)
+
+
+def _check_serve_ports(spec: dict[str, Any], cluster: dict[str, Any]) -> Iterator[Problem]:
+    """The operator makes Serve's service of ports of the head that have such names, or of its own where the head has
+    none at all; `serveService` counts, too, but not in an incremental upgrade."""
+    place: Location = ("spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0, "ports")
+    given = at(cluster, *place[2:])
+    if not given:
+        return
+    ports = [port for _, port in items({"ports": given}, "ports")]
+    if mapping(spec, "upgradeStrategy").get("type") != "NewClusterWithIncrementalUpgrade":
+        ports += [port for _, port in items(mapping(spec, "serveService", "spec"), "ports")]
+    names = [str(port.get("name")) for port in ports]
+    if not any(name == "serve" or name.startswith("serve-") for name in names):
+        yield Problem("ray-serve-port", place, f"the head's ports are {', '.join(names)}")
 
 
 def _check_incremental(strategy: dict[str, Any], cluster: dict[str, Any], where: Location) -> Iterator[Problem]:

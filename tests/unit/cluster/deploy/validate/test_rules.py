@@ -108,6 +108,23 @@ def test_a_misspelt_field_is_told_what_it_may_have_been(schemas_of):
     assert found.where == "spec.serveConfigV2: applications[0].args.target.tensor_paralel"
 
 
+@pytest.mark.parametrize(
+    ("upgrade", "ports", "expected"),
+    [
+        ("NewCluster", [], set()),
+        ("NewCluster", ["x"], set()),
+        ("NewClusterWithIncrementalUpgrade", ["x"], {"ray-serve-port"}),
+    ],
+)
+def test_serve_has_a_port_where_the_head_has_none_at_all_or_its_service_is_given(schemas_of, upgrade, ports, expected):
+    service = right("ray_service")
+    service["spec"]["upgradeStrategy"]["type"] = upgrade
+    service["spec"]["serveService"] = {"spec": {"ports": [{"name": "serve", "port": 8000}]}}
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    head["ports"] = [{"name": name, "containerPort": 8080} for name in ports]
+    assert {finding.rule for finding in findings(service, schemas_of(GIVEN[1]))} == expected
+
+
 def rules_of(manifest, schemas):
     return {finding.rule for finding in findings(manifest, schemas)}
 
