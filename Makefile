@@ -111,8 +111,8 @@ ifneq ($(TORCH_ARGS),)
 endif
 	rm -rf build/image-lock
 
-k8s: setup  ## render the manifests in k8s from cluster/deploy
-	$(BIN)/paceline k8s render --out k8s
+k8s: $(STAMP)  ## renew the configuration's part of the chart's schema
+	$(BIN)/python -m cluster.deploy.chart_schema k8s/chart/values.schema.json
 
 sbom:  ## what the images hold, as CycloneDX: build/sbom-cpu.json, build/sbom-cuda.json
 	rm -rf build/sbom && $(PYTHON) -m venv build/sbom

@@ -1,4 +1,4 @@
-"""What scanners read: the objects of every overlay, and as Pods the templates that a RayService hides from them.
+"""What scanners read: the objects of every profile of the chart, and as Pods the templates that its RayService hides.
 
 python tests/images/objects_to_scan.py DIRECTORY
 """
@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from cluster.deploy.kustomize import overlay_manifests
-from cluster.deploy.profiles import OVERLAYS
+from paceline_testing.chart import PROFILES, one, profile_objects
 
 
 def pods_of(service: dict[str, Any]) -> list[dict[str, Any]]:
@@ -32,10 +31,9 @@ def pods_of(service: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main(directory: Path) -> None:
     directory.mkdir(parents=True)
-    for name in OVERLAYS:
-        objects = overlay_manifests(name)
-        (service,) = [each for each in objects if each["kind"] == "RayService"]
-        text = yaml.safe_dump_all([*objects, *pods_of(service)], sort_keys=False)
+    for name in PROFILES:
+        objects = profile_objects(name)
+        text = yaml.safe_dump_all([*objects, *pods_of(one(objects, "RayService"))], sort_keys=False)
         (directory / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 

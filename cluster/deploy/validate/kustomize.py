@@ -30,7 +30,7 @@ def build(directory: Path, timeout_s: float = 60.0) -> tuple[str, str | None]:
     command = [kubectl, "kustomize"] if kubectl is not None else [str(kustomize), "build"]
     # git, its child, fetches bases in other repositories, and must neither ask for a password nor outlive it.
     with subprocess.Popen(
-        [*map(str, command), str(directory)],
+        [*map(str, command), "--enable-helm", str(directory)],  # for overlays that are made of charts, as ours
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

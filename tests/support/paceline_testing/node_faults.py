@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml
 
-from cluster.deploy.serve_config import serve_config
-from cluster.deploy.values import DeployValues, ScaledValues
+from paceline_testing.chart import Object, merged, objects, one, serve_config
 from paceline_testing.ray_nodes import RayNode, RayNodes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.served_load import Client, Load, Question, Summary
@@ -38,15 +37,14 @@ class Deployed:
     """An overlay with toy models on a head and on the nodes of its groups, as many of each as there are at the least.
     Its client enters by a node without the router, where there is one."""
 
-    def __init__(
-        self, nodes: RayNodes, values: DeployValues, arguments: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        """arguments: of the application, beside the overlay's own, by section."""
+    def __init__(self, nodes: RayNodes, values: Object, arguments: Mapping[str, dict[str, Any]] | None = None) -> None:
+        """values: of the chart; arguments: of the application, beside the profile's own, by section."""
         self.nodes = nodes
-        self.values = values
-        self._arguments = arguments or {}
+        self.values = merged(values, {"config": dict(arguments or {})})
+        cluster = one(objects(self.values), "RayService")["spec"]["rayClusterConfig"]
+        self._groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
         self.of_groups = {
-            name: [nodes.add(name, group.ray_cpus) for _ in range(group.min)] for name, group in self._groups().items()
+            name: [self._add(name) for _ in range(group["minReplicas"])] for name, group in self._groups.items()
         }
         nodes.deploy(self._serve_config())
         wait_for(lambda: bool(nodes.processes_of("Router")), "the router")
@@ -61,13 +59,13 @@ class Deployed:
     def has_drafts(self, workers: int | None = None) -> bool:
         """workers: None: as many as there are at the least."""
         found = self.client.metric("paceline_draft_workers")  # one value for each router that has or had a target group
-        return bool(found) and set(found) == {self.values.draft.min if workers is None else workers}
+        return bool(found) and set(found) == {self._groups["draft"]["minReplicas"] if workers is None else workers}
 
     def roll(self) -> None:
         """To another version: Serve replaces all replicas for any change of the application's arguments. Returns when
         it runs the new version alone, but for what finishes its requests."""
-        router = self.values.router.model_copy(update={"max_waiting": self.values.router.max_waiting + 1})
-        self.values = self.values.model_copy(update={"router": router})
+        waiting = self.values["config"].get("router", {}).get("max_waiting", 64)
+        self.values = merged(self.values, {"config": {"router": {"max_waiting": waiting + 1}}})
         before = self.nodes.replicas()
         self.nodes.deploy(self._serve_config())
 
@@ -80,7 +78,7 @@ class Deployed:
 
     def add_spare(self, group: str) -> None:
         """A node for the group's work should another be lost."""
-        self.of_groups[group].append(self.nodes.add(group, self._groups()[group].ray_cpus))
+        self.of_groups[group].append(self._add(group))
 
     def lose(self, group: str, how: Callable[[RayNode], None] = RayNode.kill) -> None:
         """The group's first node. Returns when all is well again, for which there must be a spare one."""
@@ -100,15 +98,11 @@ class Deployed:
         wait_for(lambda: self.nodes.replicas() == before, "the head's knowledge of the replicas")
         wait_for(self.is_whole, "the whole cluster")
 
-    def _serve_config(self) -> str:
-        config = serve_config(self.values)
-        given = config["applications"][0]["args"]
-        for section, more in self._arguments.items():
-            given[section] = given.get(section, {}) | more
-        return yaml.safe_dump(config, sort_keys=False)
+    def _add(self, group: str) -> RayNode:
+        return self.nodes.add(group, int(self._groups[group]["resources"]["CPU"]))
 
-    def _groups(self) -> dict[str, ScaledValues]:
-        return {"router": self.values.router, "target": self.values.target, "draft": self.values.draft}
+    def _serve_config(self) -> str:
+        return yaml.safe_dump(serve_config(objects(self.values)), sort_keys=False)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -171,7 +165,7 @@ def _show_scaling(overlay: str) -> None:
         target, draft = target_and_right_draft(Path(directory))
         values = toy_values(overlay, target, draft, most_draft_pods=MOST_DRAFT_NODES)
         cluster = Deployed(nodes, values, EAGER_DRAFTS)
-        for _ in range(MOST_DRAFT_NODES - values.draft.min):
+        for _ in range(MOST_DRAFT_NODES - len(cluster.of_groups["draft"])):
             cluster.add_spare("draft")
         up_s, down_s, summaries = scale_drafts(cluster, questions(target, 24, 400))
         print(f"{overlay}: {MOST_DRAFT_NODES} draft workers after {up_s:.1f} s, 1 after {down_s:.1f} s more")

@@ -10,7 +10,7 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-OBSERVABILITY = Path(__file__).parents[3] / "k8s" / "observability"
+OBSERVABILITY = Path(__file__).parents[3] / "k8s" / "chart" / "observability"
 DASHBOARDS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_bytes()) for path in sorted((OBSERVABILITY / "dashboards").glob("*.json"))
 }

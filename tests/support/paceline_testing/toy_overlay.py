@@ -1,12 +1,11 @@
-"""An overlay as this machine can run it: its own `serveConfigV2`, with toy models on CPUs."""
+"""A profile of the chart as this machine can run it: its own `serveConfigV2`, with toy models on CPUs."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.deploy.profiles import OVERLAYS
-from cluster.deploy.values import DeployValues
 from cluster.offline.engine import LocalEngine
 from paceline_testing.ascii_model import speak_ascii
+from paceline_testing.chart import Object, merged, profile_values
 from paceline_testing.free_ports import free_ports
 from paceline_testing.served_load import Question
 from paceline_testing.tiny_models import save_tiny_model
@@ -26,27 +25,30 @@ def toy_models(directory: Path) -> tuple[Path, Path]:
 
 
 def toy_values(
-    overlay: str, target: Path, draft: Path, router_pods: int | None = None, most_draft_pods: int | None = None
-) -> DeployValues:
-    """Different from the overlay's in paths, sizes, devices and ports, and without the Secrets that nobody mounts here.
-    The cache's name is nobody's here, too: routers do without. router_pods: None: as many as the overlay has;
-    most_draft_pods: None: none come or go."""
+    profile: str, target: Path, draft: Path, router_pods: int | None = None, most_draft_pods: int | None = None
+) -> Object:
+    """Values of the chart: a profile's with other paths, sizes, devices and ports, and without the Secrets that nobody
+    mounts here. The cache's name is nobody's here, too: routers do without. router_pods: None: as many as the profile
+    has; most_draft_pods: None: none come or go."""
     http_port, grpc_port = free_ports(2)
-    values = OVERLAYS[overlay].model_dump()
-    values["model"] |= {"target": str(target), "draft": str(draft), "served_name": "tiny", "prepare": False}
-    cpu = {"gpus": 0, "dtype": "float32"}
-    values["target"] |= cpu | {"tensor_parallel": 1, "kv_cache_tokens": _KV_TOKENS, "max_model_len": None}
-    values["draft"] |= cpu | {"max": most_draft_pods or values["draft"]["min"]}
-    values["gateway"] |= {
-        "http_port": http_port,
-        "grpc_port": grpc_port,
-        "replicas": min(2, values["gateway"]["replicas"]),
-    }
-    if router_pods is not None:
-        values["router"] |= {"min": router_pods, "pods_that_stay": 0}
-    for section in ("tenants", "cache"):
-        values[section]["secret"] = None
-    return DeployValues.model_validate(values)
+    values = profile_values(profile)
+    given = values["config"]
+    gateways = given["gateway"].get("replicas", 1)
+    config = {
+        "target": {
+            "model": str(target), "served_name": "tiny", "dtype": "float32", "tensor_parallel": 1,
+            "kv_cache_tokens": _KV_TOKENS, "max_model_len": None,
+        },
+        "draft": {"model": str(draft), "dtype": "float32", "max_workers": most_draft_pods or 1},
+        "gateway": {"http_port": http_port, "grpc_port": grpc_port, "replicas": min(2, gateways)},
+    }  # fmt: skip
+    without_gpu = {"resources": {"limits": {"nvidia.com/gpu": None}, "requests": {"nvidia.com/gpu": None}}}
+    router = {} if router_pods is None else {"minReplicas": router_pods}
+    changed = {
+        "config": config, "target": without_gpu, "draft": without_gpu, "router": router, "models": {"prepare": False},
+        "podDisruptionBudgets": {"enabled": False}, "tenants": {"existingSecret": ""}, "cache": {"existingSecret": ""},
+    }  # fmt: skip
+    return merged(values, changed)
 
 
 def questions(target: Path, unary_tokens: int, stream_tokens: int) -> dict[str, Sequence[Question]]:

@@ -1,0 +1,82 @@
+{{/* What values.schema.json cannot say: two values that must agree. Each message names the values and the limit. */}}
+{{- define "paceline.checks" -}}
+{{- $values := .Values -}}
+{{- $config := include "paceline.config" . | fromYaml -}}
+{{- $name := include "paceline.fullname" . -}}
+{{- if gt (len $name) 40 -}}
+{{- fail (printf "the full name %s has %d characters; the limit is 40, because KubeRay appends to it: set fullnameOverride" $name (len $name)) -}}
+{{- end -}}
+{{- range $group, $fields := dict "target" (list "groups" "max_groups") "draft" (list "workers" "max_workers") -}}
+{{- $section := get $config $group -}}
+{{- $least := int (get $section (first $fields)) -}}
+{{- $most := int (get $section (last $fields)) -}}
+{{- if and (gt $least $most) (not (and (eq $group "draft") (eq $config.draft.model "none"))) -}}
+{{- fail (printf "config.%s.%s is %d; it must not exceed %s, %d" $group (first $fields) $least (last $fields) $most) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (int $values.router.minReplicas) (int $values.router.maxReplicas) -}}
+{{- fail (printf "router.minReplicas is %d; it must not exceed maxReplicas, %d" (int $values.router.minReplicas) (int $values.router.maxReplicas)) -}}
+{{- end -}}
+{{- $gpus := include "paceline.gpus" $values.target | int -}}
+{{- $ranks := int $config.target.tensor_parallel -}}
+{{- if and (gt $gpus 0) (lt $gpus $ranks) -}}
+{{- fail (printf "target.resources.limits has %d GPUs; config.target.tensor_parallel %d needs as many in one pod" $gpus $ranks) -}}
+{{- end -}}
+{{- range $group := list "target" "draft" -}}
+{{- $has := gt (include "paceline.gpus" (get $values $group) | int) 0 -}}
+{{- $device := get (get $config $group) "device" -}}
+{{- if and (not $has) (hasPrefix "cuda" $device) -}}
+{{- fail (printf "config.%s.device is %s; %s.resources.limits has no GPU" $group $device $group) -}}
+{{- end -}}
+{{- end -}}
+{{- range $group := list "head" "router" "target" "draft" -}}
+{{- $given := get $values $group -}}
+{{- $shm := include "paceline.bytes" $given.shm | int64 -}}
+{{- if lt $shm 157286400 -}}
+{{- fail (printf "%s.shm is %s; the least is 150Mi, because half of it is Ray's object store" $group $given.shm) -}}
+{{- end -}}
+{{- $memory := default "" (dig "limits" "memory" "" $given.resources) -}}
+{{- if and $memory (ge $shm (include "paceline.bytes" $memory | int64)) -}}
+{{- fail (printf "%s.shm is %s; it must be less than resources.limits.memory, %s, which it is part of" $group $given.shm $memory) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (include "paceline.gpus" $values.head | int) 0 -}}
+{{- fail "head.resources.limits has a GPU; the head does no work" -}}
+{{- end -}}
+{{- if eq (int $config.gateway.http_port) (int $config.gateway.grpc_port) -}}
+{{- fail (printf "config.gateway.http_port and grpc_port are both %d" (int $config.gateway.http_port)) -}}
+{{- end -}}
+{{- range $field := list "http_port" "grpc_port" -}}
+{{- $port := get $config.gateway $field | int -}}
+{{- if or (has $port (list 6379 8265 8080 10001 52365)) (and (ge $port 10002) (lt $port 20000)) -}}
+{{- fail (printf "config.gateway.%s is %d; Ray listens there itself, as on 6379, 8080, 8265, 52365 and 10001 to 19999" $field $port) -}}
+{{- end -}}
+{{- if lt $port 1024 -}}
+{{- fail (printf "config.gateway.%s is %d; the least is 1024, because pods have no root rights" $field $port) -}}
+{{- end -}}
+{{- end -}}
+{{- $upgrade := $values.upgrade -}}
+{{- if eq $upgrade.type "NewClusterWithIncrementalUpgrade" -}}
+{{- if not $values.autoscaler.enabled -}}
+{{- fail (printf "upgrade.type is %s; it needs autoscaler.enabled" $upgrade.type) -}}
+{{- end -}}
+{{- if not $upgrade.gatewayClassName -}}
+{{- fail (printf "upgrade.type is %s; it needs upgrade.gatewayClassName" $upgrade.type) -}}
+{{- end -}}
+{{- if gt (int $upgrade.stepSizePercent) (int $upgrade.maxSurgePercent) -}}
+{{- fail (printf "upgrade.stepSizePercent is %d; it must not exceed maxSurgePercent, %d" (int $upgrade.stepSizePercent) (int $upgrade.maxSurgePercent)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $upgrade.secondTarget (not (and $values.autoscaler.enabled (gt (int $config.target.max_groups) (int $config.target.groups)))) -}}
+{{- fail (printf "upgrade.secondTarget needs autoscaler.enabled, and config.target.max_groups, %d, above groups, %d" (int $config.target.max_groups) (int $config.target.groups)) -}}
+{{- end -}}
+{{- if and $values.podDisruptionBudgets.enabled (ge (int $values.podDisruptionBudgets.router) (int $values.router.minReplicas)) -}}
+{{- fail (printf "podDisruptionBudgets.router is %d; it must be less than router.minReplicas, %d, or no node could be drained" (int $values.podDisruptionBudgets.router) (int $values.router.minReplicas)) -}}
+{{- end -}}
+{{- if and $values.models.prepare (hasPrefix "/" $config.target.model) -}}
+{{- fail (printf "config.target.model is %s; with models.prepare it must be a name of `paceline model list`" $config.target.model) -}}
+{{- end -}}
+{{- if and $values.cache.enabled $values.config.cache (hasKey $values.config.cache "url") -}}
+{{- fail "config.cache.url names another Redis; set cache.enabled to false" -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,108 @@
+{{/* Paceline's configuration, and serveConfigV2, which hands it to Ray Serve. Ray ignores keys that it does not know, so
+nothing is written here that Ray and Paceline do not name. */}}
+
+{{/* The configuration with what the chart knows. YAML, for fromYaml. */}}
+{{- define "paceline.config" -}}
+{{- $name := include "paceline.fullname" . -}}
+{{- $cache := dict "url" (ternary (printf "redis://%s-cache:6379/0" $name) "none" .Values.cache.enabled) -}}
+{{- if .Values.cache.existingSecret }}{{ $_ := set $cache "password_file" "/etc/paceline/cache/password" }}{{ end -}}
+{{- $known := dict
+  "gateway" (dict "host" "0.0.0.0" "http_port" 8000 "grpc_port" 9000 "replicas" 1 "request_timeout_s" 600 "grpc_reflection" true)
+  "target" (dict "groups" 1 "tensor_parallel" 1 "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" .Values.target))))
+  "draft" (dict "model" "auto" "workers" 1 "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" .Values.draft))))
+  "tenants" (ternary (dict "file" "/etc/paceline/tenants/tenants.json") (dict "open" true) (ne "" .Values.tenants.existingSecret))
+  "cache" $cache -}}
+{{- $config := mergeOverwrite $known (deepCopy .Values.config) -}}
+{{- $target := $config.target -}}
+{{- $_ := set $target "max_groups" (default $target.groups $target.max_groups) -}}
+{{- if ne $config.draft.model "none" -}}
+{{- $_ := set $config.draft "max_workers" (default $config.draft.workers $config.draft.max_workers) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end }}
+
+{{/* CPUs that Ray schedules on a pod: dict root, group. One for each router and gateway, half of it for the one that
+takes its place in an upgrade; a rank each and their shell; a draft worker each. */}}
+{{- define "paceline.rayCpus" -}}
+{{- $config := include "paceline.config" .root | fromYaml -}}
+{{- if eq .group "router" -}}
+{{ ceil (divf (add (int $config.target.max_groups) (int $config.gateway.replicas)) (max 1 (int .root.Values.router.minReplicas))) | int }}
+{{- else if eq .group "target" -}}
+{{ add1 (int $config.target.tensor_parallel) }}
+{{- else -}}
+{{ max 1 (include "paceline.gpus" .root.Values.draft | int) }}
+{{- end -}}
+{{- end }}
+
+{{/* Bounds of a group's pods: dict root, group. YAML with min and max, for fromYaml. */}}
+{{- define "paceline.bounds" -}}
+{{- $config := include "paceline.config" .root | fromYaml -}}
+{{- if eq .group "router" -}}
+min: {{ .root.Values.router.minReplicas }}
+max: {{ .root.Values.router.maxReplicas }}
+{{- else if eq .group "target" -}}
+min: {{ $config.target.groups }}
+max: {{ $config.target.max_groups }}
+{{- else -}}
+{{- $each := max 1 (include "paceline.gpus" .root.Values.draft | int) -}}
+min: {{ ceil (divf $config.draft.workers $each) | int }}
+max: {{ ceil (divf $config.draft.max_workers $each) | int }}
+{{- end -}}
+{{- end }}
+
+{{- define "paceline.serveConfig" -}}
+{{- $config := include "paceline.config" . | fromYaml -}}
+{{- $gateway := $config.gateway -}}
+{{- $hasGpu := ne "0" (include "paceline.gpus" .Values.target) -}}
+proxy_location: EveryNode
+http_options:
+  host: 0.0.0.0
+  port: {{ $gateway.http_port }}
+  request_timeout_s: {{ $gateway.request_timeout_s }}
+  keep_alive_timeout_s: 90
+grpc_options:
+  port: {{ $gateway.grpc_port }}
+  grpc_servicer_functions:
+  - cluster.gateway.grpc_registration.add_inference
+  - cluster.gateway.grpc_registration.add_health
+  request_timeout_s: {{ $gateway.request_timeout_s }}
+  enable_reflection: {{ $gateway.grpc_reflection }}
+applications:
+- name: paceline
+  route_prefix: /
+  import_path: cluster.app:build
+  args:
+    {{- toYaml $config | nindent 4 }}
+  # A group's own resource is on each of its pods; replicas ask for a small part of it, and so land there.
+  deployments:
+  - name: Gateway
+    # max_surge_percent: the new one starts before the old one ends, which then finishes its streams.
+    max_surge_percent: 100
+    graceful_shutdown_timeout_s: {{ $gateway.request_timeout_s }}
+    ray_actor_options: {num_cpus: 0.5, resources: {router: 0.001}}
+  - name: Router
+    max_surge_percent: 100
+    ray_actor_options: {num_cpus: 0.5, resources: {router: 0.001}}
+  - name: TargetGroup
+    {{- if .Values.upgrade.secondTarget }}
+    max_surge_percent: 100
+    {{- end }}
+    ray_actor_options: {num_cpus: 0.1, resources: {target: 0.001}}
+    # The shell and its ranks, all in one pod.
+    placement_group_strategy: STRICT_PACK
+    placement_group_bundles:
+    - {CPU: 0.1, target: 0.001}
+    {{- range until (int $config.target.tensor_parallel) }}
+    - {CPU: 1.0, target: 0.001{{ if $hasGpu }}, GPU: 1.0{{ end }}}
+    {{- end }}
+  {{- if ne $config.draft.model "none" }}
+  - name: DraftPool
+    ray_actor_options: {num_cpus: 1, {{ if ne "0" (include "paceline.gpus" .Values.draft) }}num_gpus: 1, {{ end }}resources: {draft: 0.001}}
+  {{- end }}
+{{- end }}
+
+{{/* Seconds until a pod with open streams is ended: what Serve's proxy waits, the longest stream, a margin. */}}
+{{- define "paceline.grace" -}}
+{{- $config := include "paceline.config" . | fromYaml -}}
+{{ add 30 (ceil $config.gateway.request_timeout_s | int) 20 }}
+{{- end }}

@@ -1,0 +1,147 @@
+{{/* Names, labels, numbers, and what every object and pod has in common. */}}
+
+{{- define "paceline.name" -}}
+{{ default .Chart.Name .Values.nameOverride }}
+{{- end }}
+
+{{- define "paceline.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if contains (include "paceline.name" .) .Release.Name -}}
+{{ .Release.Name }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name (include "paceline.name" .) }}
+{{- end -}}
+{{- end }}
+
+{{- define "paceline.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ default (include "paceline.fullname" .) .Values.serviceAccount.name }}
+{{- else -}}
+{{ default "default" .Values.serviceAccount.name }}
+{{- end -}}
+{{- end }}
+
+{{- define "paceline.modelsClaim" -}}
+{{ default (printf "%s-models" (include "paceline.fullname" .)) .Values.models.existingClaim }}
+{{- end }}
+
+{{- define "paceline.priorityClass" -}}
+{{ printf "%s-%s-%s" .root.Release.Namespace (include "paceline.fullname" .root) .name }}
+{{- end }}
+
+{{- define "paceline.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Labels that choose the pods of a component: dict root, component. KubeRay leaves these two alone. */}}
+{{- define "paceline.selector" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* A pod selector over several components: dict root, components. */}}
+{{- define "paceline.selectorOfSeveral" -}}
+matchLabels:
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
+matchExpressions:
+- {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
+{{- end }}
+
+{{/* Without the version of the chart: a new version alone must not make new pods. */}}
+{{- define "paceline.podLabels" -}}
+app.kubernetes.io/name: {{ include "paceline.name" .root }}
+{{ include "paceline.selector" . }}
+{{- end }}
+
+{{/* Name, namespace, labels, annotations: dict root, component, and optional name, suffix, annotations. */}}
+{{- define "paceline.metadata" -}}
+name: {{ default (printf "%s%s" (include "paceline.fullname" .root) (default "" .suffix)) .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  {{- include "paceline.podLabels" . | nindent 2 }}
+  {{- with mergeOverwrite (deepCopy .root.Values.commonLabels) (default dict .labels) }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with mergeOverwrite (deepCopy .root.Values.commonAnnotations) (default dict .annotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Bytes of a quantity such as 512Mi or 4G. */}}
+{{- define "paceline.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := regexFind "[A-Za-z]*$" . -}}
+{{- floor (mulf (trimSuffix $unit . | float64) (get $units $unit)) | int64 -}}
+{{- end }}
+
+{{/* GPUs of a container's resources, of whichever vendor. */}}
+{{- define "paceline.gpus" -}}
+{{- $count := 0 -}}
+{{- range $name, $number := (default dict .resources.limits) -}}
+{{- if hasSuffix "/gpu" $name }}{{ $count = add $count (int $number) }}{{ end -}}
+{{- end -}}
+{{- $count -}}
+{{- end }}
+
+{{/* A map without the keys that a later values file has set to null. YAML, for fromYaml. */}}
+{{- define "paceline.withoutNulls" -}}
+{{- $kept := dict -}}
+{{- range $key, $value := . -}}
+{{- if not (kindIs "invalid" $value) }}{{ $_ := set $kept $key $value }}{{ end -}}
+{{- end -}}
+{{- toYaml $kept -}}
+{{- end }}
+
+{{/* Settings of a pod: dict root, group (one of head, router, target, draft, cache, gcs). Lists of `pods` come first,
+keys of the group count more. YAML, for fromYaml. */}}
+{{- define "paceline.podSettings" -}}
+{{- $common := .root.Values.pods -}}
+{{- $own := default dict (get .root.Values .group) -}}
+{{- $settings := mergeOverwrite (deepCopy $common) (deepCopy $own) -}}
+{{- range list "env" "envFrom" "volumes" "volumeMounts" "initContainers" "sidecars" "tolerations" "topologySpreadConstraints" -}}
+{{- $_ := set $settings . (concat (default list (get $common .)) (default list (get $own .))) -}}
+{{- end -}}
+{{- range list "annotations" "labels" "nodeSelector" -}}
+{{- $_ := set $settings . (include "paceline.withoutNulls" (get $settings .) | fromYaml) -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end }}
+
+{{/* The part of a pod's specification that says where and as whom it runs: dict root, settings, priorityClass. */}}
+{{- define "paceline.placement" -}}
+securityContext:
+  {{- toYaml .settings.securityContext | nindent 2 }}
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .settings.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with default .priorityClass .settings.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .settings.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

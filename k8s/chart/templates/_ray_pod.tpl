@@ -1,0 +1,223 @@
+{{/* The pod template of a Ray group: dict root, group (head, router, target, draft). KubeRay finds Ray in the first
+container, and adds what starts it. */}}
+
+{{- define "paceline.rayPod" -}}
+{{- $root := .root -}}
+{{- $group := .group -}}
+{{- $isHead := eq $group "head" -}}
+{{- $values := $root.Values -}}
+{{- $settings := include "paceline.podSettings" . | fromYaml -}}
+{{- $config := include "paceline.config" $root | fromYaml -}}
+{{- $gpus := ne "0" (include "paceline.gpus" $settings) -}}
+{{- $labels := mergeOverwrite (deepCopy $settings.labels) (include "paceline.podLabels" (dict "root" $root "component" $group) | fromYaml) -}}
+metadata:
+  labels:
+    {{- toYaml $labels | nindent 4 }}
+  {{- with $settings.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- $class := ternary "" (include "paceline.priorityClass" (dict "root" $root "name" (ternary "draft" "serving" (eq $group "draft")))) (not $values.priorityClasses.enabled) }}
+  {{- include "paceline.placement" (dict "root" $root "settings" $settings "priorityClass" $class) | nindent 2 }}
+  restartPolicy: Never  # as the autoscaler wants it; KubeRay makes a new pod
+  {{- if $isHead }}
+  # The autoscaler beside Ray asks Kubernetes for pods. KubeRay makes the account and its rights.
+  automountServiceAccountToken: {{ $values.autoscaler.enabled }}
+  {{- else }}
+  automountServiceAccountToken: false
+  serviceAccountName: {{ include "paceline.serviceAccount" $root }}
+  {{- end }}
+  terminationGracePeriodSeconds: {{ ternary (include "paceline.grace" $root | int) 60 (eq $group "router") }}
+  {{- if or $settings.tolerations $gpus }}
+  tolerations:
+    {{- with $settings.tolerations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- range $name, $number := (default dict $settings.resources.limits) }}
+    {{- if and (hasSuffix "/gpu" $name) $number }}
+    - {key: {{ $name }}, operator: Exists, effect: NoSchedule}
+    {{- end }}
+    {{- end }}
+  {{- end }}
+  {{- $spread := and $values.spread.enabled (has $group (list "router" "target")) }}
+  {{- if or $settings.topologySpreadConstraints $spread }}
+  topologySpreadConstraints:
+    {{- with $settings.topologySpreadConstraints }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if $spread }}
+    # Two targets on one node would be lost together; routers go over zones where there are some.
+    - maxSkew: 1
+      topologyKey: {{ ternary "kubernetes.io/hostname" "topology.kubernetes.io/zone" (eq $group "target") }}
+      whenUnsatisfiable: {{ ternary "DoNotSchedule" "ScheduleAnyway" (eq $group "target") }}
+      labelSelector:
+        matchLabels:
+          {{- include "paceline.selector" (dict "root" $root "component" $group) | nindent 10 }}
+    {{- end }}
+  {{- end }}
+  {{- $prepares := and $values.models.prepare (not $isHead) }}
+  {{- if or $prepares $settings.initContainers }}
+  initContainers:
+    {{- if $prepares }}
+    {{- include "paceline.preparation" (dict "root" $root "settings" $settings "name" "prepare-model" "command" (list "paceline" "model" "prepare" $config.target.model)) | nindent 4 }}
+    {{- if and (eq $group "draft") (eq $config.draft.model "auto") }}
+    {{- include "paceline.preparation" (dict "root" $root "settings" $settings "name" "build-drafter" "command" (list "paceline" "drafter" "build" "--keep" "--target" $config.target.model)) | nindent 4 }}
+    {{- end }}
+    {{- end }}
+    {{- with $settings.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: ray-{{ ternary "head" "worker" $isHead }}
+      image: {{ include "paceline.image" $root | quote }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      ports:
+        - {name: metrics, containerPort: 8080, protocol: TCP}
+        {{- if $isHead }}
+        - {name: gcs, containerPort: 6379, protocol: TCP}
+        - {name: dashboard, containerPort: 8265, protocol: TCP}
+        - {name: client, containerPort: 10001, protocol: TCP}
+        # KubeRay makes its own service of the head's ports with such names; without one the RayService is never ready.
+        - {name: serve, containerPort: {{ $config.gateway.http_port }}, protocol: TCP}
+        - {name: serve-grpc, containerPort: {{ $config.gateway.grpc_port }}, protocol: TCP}
+        {{- else }}
+        - {name: http, containerPort: {{ $config.gateway.http_port }}, protocol: TCP}
+        - {name: grpc, containerPort: {{ $config.gateway.grpc_port }}, protocol: TCP}
+        {{- end }}
+      env:
+        {{- include "paceline.environment" (dict "root" $root "settings" $settings) | nindent 8 }}
+      {{- with $settings.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      resources:
+        {{- include "paceline.resources" $settings | nindent 8 }}
+      securityContext:
+        {{- toYaml $settings.containerSecurityContext | nindent 8 }}
+      volumeMounts:
+        - {name: scratch, mountPath: /tmp}
+        - {name: shm, mountPath: /dev/shm}
+        - {name: models, mountPath: /models, readOnly: {{ not $values.models.prepare }}}
+        {{- if $values.tenants.existingSecret }}
+        - {name: tenants, mountPath: /etc/paceline/tenants, readOnly: true}
+        {{- end }}
+        {{- if $values.cache.existingSecret }}
+        - {name: cache-password, mountPath: /etc/paceline/cache, readOnly: true}
+        {{- end }}
+        {{- with $settings.volumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- include "paceline.probes" (dict "root" $root "group" $group "gateway" $config.gateway) | nindent 6 }}
+      {{- if eq $group "router" }}
+      lifecycle:
+        preStop:
+          exec:
+            command: [paceline, k8s, drain, --settle-s, "5", --limit-s, {{ sub (include "paceline.grace" $root | int) 5 | quote }}]
+      {{- end }}
+    {{- with $settings.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  volumes:
+    - name: scratch
+      emptyDir: {sizeLimit: {{ $settings.scratch }}}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ $settings.shm }}}
+    - name: models
+      persistentVolumeClaim:
+        claimName: {{ include "paceline.modelsClaim" $root }}
+        {{- if not $values.models.prepare }}
+        readOnly: true
+        {{- end }}
+    {{- with $values.tenants.existingSecret }}
+    # The whole directory, so that a changed registry is seen; a subPath would never change.
+    - name: tenants
+      secret: {secretName: {{ . }}, defaultMode: 0440}
+    {{- end }}
+    {{- with $values.cache.existingSecret }}
+    - name: cache-password
+      secret: {secretName: {{ . }}, items: [{key: password, path: password}], defaultMode: 0440}
+    {{- end }}
+    {{- with $settings.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+
+{{/* What is written goes below /tmp: the root file system is read-only. Ray's processes log to the container's output. */}}
+{{- define "paceline.environment" -}}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+- {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.proxy_errors.middlewares}
+- {name: RAY_LOG_TO_STDERR, value: "1"}
+- {name: HOME, value: /tmp/home}
+- {name: XDG_CACHE_HOME, value: /tmp/cache}
+- {name: NUMBA_CACHE_DIR, value: /tmp/cache/numba}
+- {name: TRITON_CACHE_DIR, value: /tmp/cache/triton}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /tmp/cache/inductor}
+- {name: FLASHINFER_WORKSPACE_BASE, value: /tmp/cache}
+- {name: HF_HOME, value: /tmp/cache/huggingface}
+- {name: HF_HUB_OFFLINE, value: "1"}
+- {name: OMP_NUM_THREADS, value: "1"}
+- {name: PACELINE_HOME, value: {{ ternary "/models" "/tmp/paceline" .root.Values.models.prepare }}}
+- {name: PYTHONDONTWRITEBYTECODE, value: "1"}
+{{- with .settings.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Resources with room for /tmp on the node's disk. */}}
+{{- define "paceline.resources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- range list "requests" "limits" -}}
+{{- $given := include "paceline.withoutNulls" (default dict (get $resources .)) | fromYaml -}}
+{{- $_ := set $resources . (merge $given (dict "ephemeral-storage" $.scratch)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}
+
+{{/* An init container that fills the models' volume; whoever comes later finds it done. */}}
+{{- define "paceline.preparation" -}}
+- name: {{ .name }}
+  image: {{ include "paceline.image" .root | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: {{ toJson .command }}
+  env:
+    {{- include "paceline.environment" . | nindent 4 }}
+  resources:
+    {{- include "paceline.resources" (deepCopy .root.Values.draft) | nindent 4 }}
+  securityContext:
+    {{- toYaml .settings.containerSecurityContext | nindent 4 }}
+  volumeMounts:
+    - {name: scratch, mountPath: /tmp}
+    - {name: models, mountPath: /models}
+{{- end }}
+
+{{/* A pod lives as long as its raylet. Whether gateways, routers, targets and drafts get on is Serve's health check,
+which starts anew what stands still and not its neighbours. A router's pod is ready when its gateway says so. */}}
+{{- define "paceline.probes" -}}
+{{- $raylet := dict "httpGet" (dict "path" "/api/local_raylet_healthz" "port" 52365) -}}
+{{- $gcs := dict "httpGet" (dict "path" "/api/gcs_healthz" "port" 8265) -}}
+{{- $alive := ternary $gcs $raylet (eq .group "head") -}}
+{{- $ready := $alive -}}
+{{- $failures := 3 -}}
+{{- if eq .group "router" -}}
+{{- $failures = 2 -}}
+{{- $ready = dict "httpGet" (dict "path" "/readyz" "port" (int .gateway.http_port)) -}}
+{{- if eq .root.Values.router.readiness "grpc" }}{{ $ready = dict "grpc" (dict "port" (int .gateway.grpc_port)) }}{{ end -}}
+{{- end -}}
+startupProbe:
+  {{- toYaml $alive | nindent 2 }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 60
+readinessProbe:
+  {{- toYaml $ready | nindent 2 }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ $failures }}
+livenessProbe:
+  {{- toYaml $raylet | nindent 2 }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 12
+{{- end }}
