@@ -6,6 +6,7 @@ ray is imported only where Serve's settings are made: the configuration imports 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,7 +17,9 @@ from actors.workers.demand import TargetDemand
 from cache_service.options import Options
 
 _ROOM = 0.7  # a draft worker may go if the others stay below this part of the wanted busy share
-_SIGNALS_IN_SIGHT = 5  # signals of a replica within `look_back_s`
+_SIGNALS_IN_SIGHT = 5  # signals of a replica within `look_back_s`, at least
+_HELD_SEEN_S = 5.0  # within which a number that was set by hand takes effect
+MOST_REPLICAS = 1024  # that can be set by hand
 
 
 class AutoscalingConfig(Options):
@@ -86,76 +89,114 @@ def desired_groups(signals: TargetDemand, limits: TargetPolicy, groups: int, few
     return max(fewest, min(most, desired))
 
 
-@dataclass(frozen=True)
-class DraftPolicy:
-    """Serve's controller makes one from `policy_kwargs`, as the replicas of the draft pool scale, and calls it.
+@dataclass(frozen=True, kw_only=True)
+class _Policy:
+    """Serve's controller makes one from `policy_kwargs` and calls it: replicas come and go by themselves between
+    `fewest` and `most`, after their signals have asked for it for so long. A number that was set by hand counts more,
+    and at once."""
 
-    Each replica records its own busy share, and all of them what routers say.
-    """
+    fewest: int = 1
+    most: int = MOST_REPLICAS
+    upscale_delay_s: float = 0.0
+    downscale_delay_s: float = 0.0
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """context: `ray.serve.config.AutoscalingContext`. Returns the number of replicas, and state for the next
+        call."""
+        # Serve's own bounds are those of what may be set by hand. During an incremental upgrade it gives a share of
+        # them to each of the two clusters.
+        share = context.capacity_adjusted_max_replicas / MOST_REPLICAS
+
+        def adjusted(number: int) -> int:
+            return max(1, math.floor(number * share + 0.5)) if share else 0
+
+        if held := _held(context):
+            return adjusted(held), {}
+        fewest, most = adjusted(self.fewest), adjusted(self.most)
+        target = context.target_num_replicas
+        wanted = self._desired(context, fewest, most) if context.current_num_replicas else None
+        if wanted is None:  # nothing is recorded yet
+            return max(fewest, min(most, target)), {}
+        if wanted > context.current_num_replicas:  # what is being started could not contribute to the signals yet
+            wanted = max(wanted, min(most, target))
+        return self._delayed(wanted, context)
+
+    def _desired(self, context: Any, fewest: int, most: int) -> int | None:
+        """None: nothing is recorded yet."""
+        raise NotImplementedError
+
+    def _delayed(self, wanted: int, context: Any) -> tuple[int, dict[str, Any]]:
+        """Serve's own delays are 0: what is set by hand must not wait."""
+        target, before = context.target_num_replicas, context.policy_state
+        if wanted == target:
+            return target, {}
+        delay_s = self.upscale_delay_s if wanted > target else self.downscale_delay_s
+        now = time.time()
+        since = before["since"] if before.get("is_more") == (wanted > target) else now
+        if now - since >= delay_s:
+            return wanted, {}
+        return target, {"is_more": wanted > target, "since": since}
+
+
+def _held(context: Any) -> int:
+    """The number that was set by hand, by whoever recorded last; 0: none was."""
+    series = [each for each in (context.raw_metrics or {}).get("held", {}).values() if each]
+    newest = max((each[-1] for each in series), key=lambda value: value.timestamp, default=None)
+    return int(newest.value) if newest is not None else 0
+
+
+@dataclass(frozen=True)
+class DraftPolicy(_Policy):
+    """Each replica of the draft pool records its own busy share, and all of them what routers say and what was set by
+    hand."""
 
     busy_share: float  # wanted share
     late_share: float  # upper limit
     min_gain: float  # relative gain in tokens a second that one more worker must bring
 
-    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """context: `ray.serve.config.AutoscalingContext`. Returns the number of replicas, and no state."""
-        current = context.current_num_replicas
-        recorded = context.aggregated_metrics or {}
-        if not current or "busy_share" not in recorded:
-            return context.target_num_replicas, {}  # nothing is recorded yet
+    def _desired(self, context: Any, fewest: int, most: int) -> int | None:
+        recorded, current = context.aggregated_metrics or {}, context.current_num_replicas
+        if "busy_share" not in recorded:
+            return None
         told = [max(recorded.get(name, {}).values(), default=0.0) for name in ("late_share", "gain", "loss")]
         signals = DraftSignals(min(1.0, sum(recorded["busy_share"].values()) / current), *told)
-        fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        desired = desired_workers(signals, self, workers=current, fewest=fewest, most=most)
-        return _replicas(context, desired), {}
+        return desired_workers(signals, self, workers=current, fewest=fewest, most=most)
 
 
 @dataclass(frozen=True)
-class TargetPolicy:
-    """Serve's controller makes one from `policy_kwargs`, as the target groups scale, and calls it.
-
-    All groups record the same signals: what routers say of all of them.
-    """
+class TargetPolicy(_Policy):
+    """All groups record the same signals: what routers say of all of them, and what was set by hand."""
 
     queue_s: float  # time that requests may wait for their first round
     used_share: float  # groups are added above it; one is removed only if the others stay below it
 
-    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """context: `ray.serve.config.AutoscalingContext`. Returns the number of replicas, and no state."""
-        current = context.current_num_replicas
+    def _desired(self, context: Any, fewest: int, most: int) -> int | None:
         recorded = context.aggregated_metrics or {}
-        if not current or not all(recorded.get(name) for name in ("queue_s", "used_share")):
-            return context.target_num_replicas, {}  # nothing is recorded yet
+        if not all(recorded.get(name) for name in ("queue_s", "used_share")):
+            return None
         queue_s, used_share = (sum(recorded[name].values()) / len(recorded[name]) for name in ("queue_s", "used_share"))
-        fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         signals = TargetDemand(queue_s, used_share)
-        desired = desired_groups(signals, self, groups=current, fewest=fewest, most=most)
-        return _replicas(context, desired), {}
-
-
-def _replicas(context: Any, desired: int) -> int:
-    """Keeps replicas that are being started: they could not contribute to the signals yet."""
-    return max(desired, context.target_num_replicas) if desired > context.current_num_replicas else desired
+        return desired_groups(signals, self, groups=context.current_num_replicas, fewest=fewest, most=most)
 
 
 def replica_options(
     fewest: int, most: int, scaling: AutoscalingConfig, policy: Callable[..., Any], limits: dict[str, float]
 ) -> dict[str, Any]:
-    """Options of a deployment: `fewest` replicas, or up to `most` by a policy, which Serve constructs with `limits` as
-    its keyword arguments."""
-    if most <= fewest:
-        return {"num_replicas": fewest}
+    """Options of a deployment: from `fewest` to `most` replicas by a policy, which Serve constructs with their bounds
+    and `limits` as its keyword arguments, or as many as were set by hand."""
     from ray.serve.config import AutoscalingConfig as ServeAutoscaling
     from ray.serve.config import AutoscalingPolicy
 
+    own: dict[str, float] = {"fewest": fewest, "most": most}
+    own |= {"upscale_delay_s": scaling.upscale_delay_s, "downscale_delay_s": scaling.downscale_delay_s}
     autoscaling = ServeAutoscaling(
-        min_replicas=fewest,
+        min_replicas=1,
         initial_replicas=fewest,
-        max_replicas=most,
+        max_replicas=MOST_REPLICAS,
         look_back_period_s=scaling.look_back_s,
-        metrics_interval_s=scaling.look_back_s / _SIGNALS_IN_SIGHT,
-        upscale_delay_s=scaling.upscale_delay_s,
-        downscale_delay_s=scaling.downscale_delay_s,
-        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=limits),
+        metrics_interval_s=min(_HELD_SEEN_S, scaling.look_back_s / _SIGNALS_IN_SIGHT),
+        upscale_delay_s=0.0,
+        downscale_delay_s=0.0,
+        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs={**own, **limits}),
     )
     return {"autoscaling_config": autoscaling}

@@ -1,4 +1,4 @@
-"""Routers' reports to the directory about draft workers and target groups."""
+"""Demand for draft workers and target groups: what routers report to the directory, and what was set by hand."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class DraftDemand:
     late_share: float = 0.0  # drafts that came too late / drafts waited for
     gain: float = 0.0  # relative gain by one more worker; 0.1: a tenth
     loss: float = 0.0  # relative loss with one worker fewer
+    held: int = 0  # number of workers that was set by hand; 0: none was
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class TargetDemand:
 
     queue_s: float = 0.0  # age of the oldest request that waits for its first round
     used_share: float = 0.0  # 0 to 1: share of running sequences or KV blocks in use, whichever is larger
+    held: int = 0  # number of groups that was set by hand; 0: none was
 
 
 def combined_drafts(demands: Iterable[DraftDemand]) -> DraftDemand:

@@ -1,8 +1,8 @@
 """The registry of a cluster: worker addresses, the key pair of its routers, and which router has which target group.
 
-A plain `Directory` inside one named Ray actor. It stores nothing: the key pair is an argument of the actor, so every
-restart gets the same one, and workers register again with their next heartbeat. If a new directory has another key, the
-answer to that heartbeat tells the workers. Established links need no directory.
+A plain `Directory` inside one named Ray actor. A restart gets the same key pair, an argument of the actor, and the
+numbers of workers that were set by hand, from Ray's store. Workers register again with their next heartbeat. If a new
+directory has another key, the answer to that heartbeat tells the workers. Established links need no directory.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 import ray
 from ray.actor import ActorProxy
 from ray.exceptions import RayError
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.keys import LinkAddress, LinkKeys
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
 _DEMAND_TIMEOUT_S = 2.0
+_KV_NAMESPACE = b"paceline"  # of Ray's own store
 
 Demand = TypeVar("Demand")
 
@@ -79,6 +81,7 @@ class Directory:
         self._claims: dict[str, _Claim] = {}  # by router id
         # By router id, with the time of arrival.
         self._demands: dict[str, tuple[DraftDemand, TargetDemand | None, float]] = {}
+        self._held: dict[Role, int] = {}
 
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
         """Register or renew a worker. Returns the public keys of clients that its links must admit.
@@ -148,15 +151,25 @@ class Directory:
         """Store a router's demand on draft workers and, if it has one, on its target group, for `ttl_s` seconds."""
         self._demands[router_id] = drafts, targets, self._clock()
 
+    def hold(self, role: Role, number: int) -> None:
+        """Set the number of draft workers or target groups by hand. 0: as the load asks for."""
+        self._held[role] = number
+
+    def held(self, role: Role) -> int:
+        """The number that was set by hand. 0: none was."""
+        return self._held.get(role, 0)
+
     def draft_demand(self) -> DraftDemand:
-        """Combined demand of the routers that reported within `ttl_s`."""
+        """Combined demand of the routers that reported within `ttl_s`, and the number set by hand."""
         self._expire()
-        return combined_drafts(drafts for drafts, _, _ in self._demands.values())
+        return replace(combined_drafts(drafts for drafts, _, _ in self._demands.values()), held=self.held("draft"))
 
     def target_demand(self) -> TargetDemand:
-        """Combined demand of the routers that reported within `ttl_s` and have a target group."""
+        """Combined demand of the routers that reported within `ttl_s` and have a target group, and the number set by
+        hand."""
         self._expire()
-        return combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
+        told = combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
+        return replace(told, held=self.held("target"))
 
     def _is_leaving(self, worker_id: str) -> bool:
         record = self._records.get(worker_id)
@@ -170,15 +183,26 @@ class Directory:
 
 
 class DirectoryActor(Directory):
-    """A `Directory` as an actor."""
+    """A `Directory` as an actor. Ray's own store keeps what was set by hand: nobody would say it again."""
 
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
         is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         super().__init__(client_keys, ttl_s, is_restarted=is_restarted)
+        if is_restarted:
+            for role in get_args(Role):
+                super().hold(role, int(internal_kv._internal_kv_get(_held_key(role), namespace=_KV_NAMESPACE) or 0))
+
+    def hold(self, role: Role, number: int) -> None:
+        internal_kv._internal_kv_put(_held_key(role), str(number).encode(), namespace=_KV_NAMESPACE)
+        super().hold(role, number)
 
     def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
         """Polled by routers: the live workers, and the target group assigned to the router."""
         return self.workers(), self.claim_target(router_id, held, model)
+
+
+def _held_key(role: Role) -> bytes:
+    return f"{role}-{ray.get_runtime_context().get_actor_id()}".encode()
 
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]

@@ -50,6 +50,7 @@ class DraftReplica:
         self._registration: Registration | None = None
         self._error: str | None = None
         self._demand = DemandReader(directory_name, lambda directory: directory.draft_demand.remote())
+        self._held = 0
         self._recorded = (time.monotonic(), 0.0)  # when the busy share was last recorded, and the busy time then
         self._stopping = threading.Event()
         self._starting = threading.Thread(target=self._start, name="draft worker start", daemon=True)
@@ -68,10 +69,12 @@ class DraftReplica:
             raise Unavailable(f"draft worker: its loop has stood still for {self._worker.loop.turn_s:.1f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Signals of `DraftPolicy`: this worker's busy share since the last call, and the routers' demand, which is 0
-        while the directory does not answer."""
-        demand = await self._demand.read() or DraftDemand()
+        """Signals of `DraftPolicy`: this worker's busy share since the last call, the routers' demand, which is 0
+        while the directory does not answer, and the number of workers that was set by hand."""
+        demand = await self._demand.read() or DraftDemand(held=self._held)
+        self._held = demand.held
         return {
+            "held": demand.held,
             "busy_share": self._busy_share(),
             "late_share": demand.late_share,
             "gain": demand.gain,

@@ -164,12 +164,12 @@ class TargetGroup:
         self._is_healthy = True
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Signals of `TargetPolicy`: the routers' demand on all groups. Empty while the directory does not answer, so
-        that the number of groups stays."""
+        """Signals of `TargetPolicy`: the routers' demand on all groups, and the number of groups that was set by hand.
+        Empty while the directory does not answer, so that the number of groups stays."""
         demand = await self._demand.read()
         if demand is None:
             return {}
-        return {"queue_s": demand.queue_s, "used_share": demand.used_share}
+        return {"queue_s": demand.queue_s, "used_share": demand.used_share, "held": demand.held}
 
     async def _health_of(self, rank: int) -> RankHealth:
         try:

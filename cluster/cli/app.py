@@ -41,6 +41,7 @@ COMMANDS = {
     "cache": Entry("cluster.cli.cache.app:app", "The shared warm cache: import, export, look at, check and purge it."),
     "tenant": Entry("cluster.cli.tenant:app", "API keys, limits and sharing of those who call a cluster."),
     "config": Entry("cluster.cli.config:app", "What a cluster's configuration may hold."),
+    "scale": Entry("cluster.cli.scale:app", "Set the number of draft workers or target groups of a running cluster."),
     "k8s": Entry("cluster.cli.k8s:app", "What pods on Kubernetes call."),
 }
 

@@ -1,17 +1,26 @@
-"""Draft workers come under load and go after it: no request is lost, no text changes, nothing else is restarted."""
+"""Draft workers come under load and go after it, or as many are there as was said by hand: no request is lost, no text
+changes, nothing else is restarted.
+
+Covers `cluster.cli.scale`.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
+import ray
+from ray.exceptions import RayError
 
+from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION
+from cluster.serve import APPLICATION, DIRECTORY
 from paceline_testing.deployed import deployed, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
@@ -65,40 +74,106 @@ def other_processes() -> set[int]:
     return {process for title in (*replicas, "TargetRank") for process in ray_processes(title)}
 
 
-def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, models):
+@pytest.fixture(scope="module")
+def wanted(models):
+    """The texts of one process without drafts."""
     oracle = LocalEngine(str(models[0]), drafters=("none",), device="cpu", exact="bitwise", kv_cache_tokens=8192)
-    wanted = [answer.text for answer in oracle.generate(PROMPTS, max_new_tokens=80, ignore_eos=True)]
+    return [answer.text for answer in oracle.generate(PROMPTS, max_new_tokens=80, ignore_eos=True)]
+
+
+class Load:
+    """Clients that ask until they are told to stop, and compare what they get. In a `with` block."""
+
+    def __init__(self, url: str, wanted: list[str]) -> None:
+        self._url, self._wanted = url, wanted
+        self._pool = ThreadPoolExecutor(8)
+        self._clients: list[Future[None]] = []
+        self._flags: list[threading.Event] = []
+        self.num_served = 0
+
+    def add(self, index: int, **options: object) -> threading.Event:
+        """A client of a prompt. It asks until the event is cleared."""
+        goes_on = threading.Event()
+        goes_on.set()
+        self._flags.append(goes_on)
+        self._clients.append(self._pool.submit(self._ask, index, goes_on, options))
+        return goes_on
+
+    def _ask(self, index: int, goes_on: threading.Event, options: dict[str, object]) -> None:
+        body = {"prompt": PROMPTS[index], "max_tokens": 80, "temperature": 0, "ignore_eos": True, **options}
+        while goes_on.is_set():
+            answer = httpx.post(f"{self._url}/v1/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == self._wanted[index]
+            self.num_served += 1
+            time.sleep(1.0)  # any load is reason enough, and the workers that come need the machine
+
+    def wait_for_answers(self, number: int) -> None:
+        before = self.num_served
+        wait_for(lambda: self.num_served > before + number, f"{number} answers")
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for flag in self._flags:
+            flag.clear()
+        with self._pool:
+            for client in self._clients:
+                client.result()
+
+
+def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, wanted):
     wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the first worker")
     before = other_processes()
     assert len(before) >= 4
-    busy, light = threading.Event(), threading.Event()
-    busy.set()
-    light.set()
-    served: list[int] = []
-
-    def keep_asking(index: int, while_set: threading.Event, options: dict) -> None:
-        body = {"prompt": PROMPTS[index], "max_tokens": 80, "temperature": 0, "ignore_eos": True, **options}
-        while while_set.is_set():
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["choices"][0]["text"] == wanted[index]
-            served.append(index)
-            time.sleep(1.0)  # any load is reason enough, and the workers that come need the machine
-
-    with ThreadPoolExecutor(8) as pool:
-        try:
-            loads = [pool.submit(keep_asking, index, busy, {}) for index in range(len(PROMPTS))]
-            loads.append(pool.submit(keep_asking, 0, light, {"speculation": {"enabled": False}}))
-            wait_for(lambda: metric(url, "paceline_draft_workers") == 3, "three workers", PATIENCE_S)
-            num_served = len(served)
-            wait_for(lambda: len(served) > num_served + 10, "answers that all three have drafted")
-            busy.clear()  # what goes on asks for no drafts
-            wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the end of two workers", PATIENCE_S)
-        finally:
-            busy.clear()
-            light.clear()
-        for load in loads:
-            load.result()
+    with Load(url, wanted) as load:
+        busy = [load.add(index) for index in range(len(PROMPTS))]
+        load.add(0, speculation={"enabled": False})
+        wait_for(lambda: metric(url, "paceline_draft_workers") == 3, "three workers", PATIENCE_S)
+        load.wait_for_answers(10)  # all three have drafted
+        for client in busy:  # what goes on asks for no drafts
+            client.clear()
+        wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the end of two workers", PATIENCE_S)
     assert metric(url, "paceline_late_drafts_total") == 0
     assert metric(url, "paceline_request_resumed_total") == 0
     assert other_processes() == before
+
+
+def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cluster.cli.main", "scale", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def held_workers() -> int | None:
+    """What the directory knows; None while it is being restarted."""
+    try:
+        return int(ray.get(find_directory(DIRECTORY).draft_demand.remote()).held)
+    except RayError:
+        return None
+
+
+def test_by_hand_there_are_as_many_as_was_said_until_it_is_taken_back(url, wanted):
+    before = other_processes()
+    with Load(url, wanted) as load:
+        load.add(0, speculation={"enabled": False})  # by themselves there would be one
+        done = scale("draft", "--workers", "2", "--wait-s", str(PATIENCE_S))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "draft workers: 1 running, 2 wanted\ndraft workers: 2 running\n"
+        wait_for(lambda: metric(url, "paceline_draft_workers") == 2, "two workers")
+        ray.kill(find_directory(DIRECTORY), no_restart=False)
+        load.add(1)  # would have three of them
+        wait_for(lambda: held_workers() == 2, "the directory, which still knows it")
+        load.wait_for_answers(8)
+        assert metric(url, "paceline_draft_workers") == 2
+    done = scale("draft", "--workers", "auto")
+    assert done.stdout == "draft workers: 2 running, from now on as the load asks for\n"
+    wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the end of the other worker", PATIENCE_S)
+    assert metric(url, "paceline_request_resumed_total") == 0
+    assert other_processes() == before
+
+
+def test_more_groups_than_routers_are_refused(url):
+    done = scale("target", "--groups", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--groups is 2; the limit is target.max_groups, 1, because each group has a router of its own" in done.stderr

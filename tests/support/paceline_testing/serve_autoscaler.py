@@ -9,15 +9,30 @@ from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
 from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
 from ray.serve._private.deployment_info import DeploymentInfo
 
+from actors.workers.autoscaling import MOST_REPLICAS
 
-def policy_context(current: int, target: int, **recorded: dict[str, float]) -> SimpleNamespace:
-    """The context of a deployment of 1 to 4 replicas. recorded: values by replica, for each signal."""
+
+def policy_context(
+    current: int,
+    target: int,
+    *,
+    state: dict[str, object] | None = None,
+    share: float = 1.0,
+    **recorded: dict[str, float],
+) -> SimpleNamespace:
+    """What a policy is called with. state: what its last call returned; share: of the capacity, in an incremental
+    upgrade; recorded: values by replica, for each signal."""
+    raw = {
+        signal: {replica: [TimeStampedValue(float(age), value)] for age, (replica, value) in enumerate(values.items())}
+        for signal, values in recorded.items()
+    }
     return SimpleNamespace(
         current_num_replicas=current,
         target_num_replicas=target,
         aggregated_metrics=recorded or None,
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=4,
+        raw_metrics=raw or None,
+        policy_state=state or {},
+        capacity_adjusted_max_replicas=round(MOST_REPLICAS * share),
     )
 
 

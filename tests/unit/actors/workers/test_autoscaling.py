@@ -26,7 +26,7 @@ from paceline_testing.toy_target import ToyTarget
 SHARES = st.floats(0.0, 1.0)
 WAITS = st.floats(0.0, 100.0)
 SIGNALS = st.builds(TargetDemand, WAITS, SHARES)
-LIMITS = st.builds(TargetPolicy, st.floats(0.01, 60.0), st.floats(0.05, 0.95))
+LIMITS = st.builds(TargetPolicy, queue_s=st.floats(0.01, 60.0), used_share=st.floats(0.05, 0.95))
 GROUPS = st.integers(1, 64)
 USUAL = TargetPolicy(queue_s=1.0, used_share=0.7)
 
@@ -80,6 +80,39 @@ def test_serves_policy_goes_by_what_the_groups_have_recorded():
     assert policy(policy_context(1, 3, **full)) == (3, {})  # two are on their way
     idle = {"queue_s": {"a": 0.0}, "used_share": {"a": 0.1}}
     assert policy(policy_context(2, 2, **idle)) == (1, {})
+
+
+def test_what_was_set_by_hand_last_counts_more_than_all_signals():
+    policy = TargetPolicy(queue_s=1.0, used_share=0.7, fewest=2, most=3, upscale_delay_s=99.0, downscale_delay_s=99.0)
+    full = {"queue_s": {"a": 9.0, "b": 9.0}, "used_share": {"a": 1.0, "b": 1.0}}
+    assert policy(policy_context(2, 2, held={"a": 1.0}, **full)) == (1, {})
+    assert policy(policy_context(2, 2, held={"a": 1.0, "b": 7.0}, **full)) == (7, {})  # b has recorded last
+    assert policy(policy_context(0, 2, held={})) == (2, {})
+    assert policy(policy_context(5, 5, held={"a": 0.0})) == (3, {})  # nobody holds it any more, and nothing is recorded
+
+
+def test_signals_must_have_asked_for_it_for_so_long(monkeypatch):
+    policy = TargetPolicy(queue_s=1.0, used_share=0.7, upscale_delay_s=10.0, downscale_delay_s=20.0)
+    full = {"queue_s": {"a": 9.0}, "used_share": {"a": 1.0}}
+    idle = {"queue_s": {"a": 0.0}, "used_share": {"a": 0.1}}
+    state: dict[str, object] = {}
+
+    def decided(now, told):
+        nonlocal state
+        monkeypatch.setattr("time.time", lambda: now)
+        number, state = policy(policy_context(2, 2, state=state, **told))
+        return number
+
+    assert [decided(now, full) for now in (0.0, 9.0, 10.0)] == [2, 2, 3]
+    assert [decided(now, idle) for now in (11.0, 30.0, 31.0)] == [2, 2, 1]
+    assert [decided(0.0, full), decided(5.0, idle), decided(10.0, full), decided(19.0, full)] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("share", "numbers"), [(1.0, (2, 5)), (0.5, (1, 3)), (0.25, (1, 1)), (0.0, (0, 0))])
+def test_in_an_incremental_upgrade_each_cluster_has_its_share(share, numbers):
+    policy = TargetPolicy(queue_s=1.0, used_share=0.7, fewest=2, most=9)
+    assert policy(policy_context(0, 0, share=share))[0] == numbers[0]
+    assert policy(policy_context(1, 1, share=share, held={"a": 5.0}))[0] == numbers[1]
 
 
 def test_serves_own_autoscaler_goes_up_and_down_by_what_groups_report(tmp_path):
@@ -136,7 +169,7 @@ def directory_that(says) -> SimpleNamespace:
 
 async def test_a_group_records_nothing_while_the_directory_is_away_so_that_none_goes_for_that():
     told = await Shell(directory_that(TargetDemand(2.0, 0.75))).record_autoscaling_stats()
-    assert told == {"queue_s": 2.0, "used_share": 0.75}
+    assert told == {"queue_s": 2.0, "used_share": 0.75, "held": 0}
     assert await Shell(directory_that(ActorUnavailableError("away", None))).record_autoscaling_stats() == {}
 
 

@@ -203,3 +203,12 @@ class Claims(RuleBasedStateMachine):
 
 TestClaims = Claims.TestCase
 TestClaims.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_a_number_that_was_set_by_hand_is_told_with_the_demand_until_it_is_taken_back():
+    directory = Directory(LinkKeys.generate())
+    directory.hold("draft", 3)
+    assert (directory.draft_demand().held, directory.target_demand().held) == (3, 0)
+    directory.hold("target", 2)
+    directory.hold("draft", 0)
+    assert (directory.draft_demand().held, directory.target_demand().held) == (0, 2)

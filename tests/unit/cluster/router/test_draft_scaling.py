@@ -19,7 +19,7 @@ from paceline_testing.serve_autoscaler import autoscaler_of, policy_context
 
 SHARES = st.floats(0.0, 1.0)
 SIGNALS = st.builds(DraftSignals, SHARES, SHARES, st.floats(0.0, 2.0), SHARES)
-TARGETS = st.builds(DraftPolicy, st.floats(0.05, 1.0), SHARES, st.floats(0.001, 0.5))
+TARGETS = st.builds(DraftPolicy, busy_share=st.floats(0.05, 1.0), late_share=SHARES, min_gain=st.floats(0.001, 0.5))
 WORKERS = st.integers(1, 64)
 USUAL = DraftPolicy(busy_share=0.6, late_share=0.05, min_gain=0.03)
 
@@ -92,6 +92,19 @@ def test_serves_own_autoscaler_goes_up_and_down_by_what_replicas_report(tmp_path
     assert [decided(replicas, **busy) for replicas in (1, 2, 3)] == [2, 3, 3]
     idle = dict.fromkeys(busy, 0.0)
     assert [decided(replicas, **idle) for replicas in (3, 2, 1)] == [2, 1, 1]
+    # More than by themselves, and at once; Serve itself bounds and delays nothing.
+    assert [decided(replicas, **idle, held=7) for replicas in (1, 7)] == [7, 7]
+    assert [decided(replicas, **busy, held=1) for replicas in (3, 1)] == [1, 1]
+    assert decided(3, **idle, held=0) == 2
+
+
+def test_a_fixed_number_of_workers_stays_unless_another_one_is_set_by_hand(tmp_path):
+    source = ModelSource(spec="x", name="x", path=tmp_path)
+    settings = DraftSettings(source, DraftPoolOptions(device="cpu", workers=1))
+    decided = autoscaler_of(draft_pool_application(settings, "directory", AutoscalingConfig()))
+    busy = {"busy_share": 0.95, "late_share": 1.0, "gain": 0.5, "loss": 0.5}
+    assert [decided(1), decided(1, **busy)] == [1, 1]
+    assert decided(1, **busy, held=3) == 3
 
 
 def observed(sequences=8, workers=1, per_sequence_s=0.004, fixed_s=0.002, gained=16, late=0) -> DraftDemand:

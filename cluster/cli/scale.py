@@ -1,0 +1,133 @@
+"""`paceline scale`: how many draft workers or target groups a running cluster has, set by hand. Nothing is restarted:
+Serve adds or removes replicas as its autoscaling policy says, which is told the number by way of the directory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from actors.errors import Unavailable
+from cluster.cli.serve import start_ray
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from actors.workers.directory import DirectoryHandle, Role
+
+app = typer.Typer(no_args_is_help=True, help="Set the number of draft workers or target groups of a running cluster.")
+
+_LOOK_AGAIN_S = 0.5
+_DIRECTORY_S = 30.0
+
+_Address = typer.Option("auto", help="The Ray cluster. auto: the one of this machine, or of $RAY_ADDRESS.")
+_Wait = typer.Option(0.0, "--wait-s", min=0.0, help="Seconds to wait until so many run.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What a command scales."""
+
+    role: Role
+    deployment: str  # its name in Serve
+    noun: str
+    option: str
+
+
+_DRAFT = _Pool("draft", "DraftPool", "draft workers", "--workers")
+_TARGET = _Pool("target", "TargetGroup", "target groups", "--groups")
+
+
+@app.command()
+def draft(
+    workers: str = typer.Option(
+        ..., metavar="N|auto", help="So many. auto: as the load asks for, from draft.workers to draft.max_workers."
+    ),
+    address: str = _Address,
+    wait_s: float = _Wait,
+) -> None:
+    """Set the number of draft workers."""
+    _scale(_DRAFT, _number(workers, _DRAFT), address, wait_s)
+
+
+@app.command()
+def target(
+    groups: str = typer.Option(
+        ..., metavar="N|auto", help="So many. auto: as the load asks for, from target.groups to target.max_groups."
+    ),
+    address: str = _Address,
+    wait_s: float = _Wait,
+) -> None:
+    """Set the number of target groups, at most target.max_groups: each has a router of its own."""
+    _scale(_TARGET, _number(groups, _TARGET), address, wait_s)
+
+
+def _number(text: str, pool: _Pool) -> int:
+    """0: as the load asks for."""
+    from actors.workers.autoscaling import MOST_REPLICAS
+
+    if text == "auto":
+        return 0
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_REPLICAS:
+        raise ConfigError(f"{pool.option} is {text}; it must be from 1 to {MOST_REPLICAS}, or auto")
+    return int(text)
+
+
+def _scale(pool: _Pool, number: int, address: str, wait_s: float) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    start_ray(0.0, address)
+    try:
+        directory = _directory(address)
+        if pool is _TARGET and number > (routers := _replicas("Router")):
+            limit = f"the limit is target.max_groups, {routers}, because each group has a router of its own"
+            raise ConfigError(f"{pool.option} is {number}; {limit}")
+        running = _replicas(pool.deployment, "RUNNING")
+        try:
+            ray.get(directory.hold.remote(pool.role, number), timeout=_DIRECTORY_S)
+        except (RayError, TimeoutError) as error:
+            raise Unavailable(f"the cluster's directory does not answer: {type(error).__name__}; try again") from None
+        wanted = f"{number} wanted" if number else "from now on as the load asks for"
+        typer.echo(f"{pool.noun}: {running} running, {wanted}")
+        if number and wait_s:
+            _wait(pool, number, wait_s)
+    finally:
+        ray.shutdown()
+
+
+def _directory(address: str) -> DirectoryHandle:
+    from actors.workers.directory import find_directory
+    from cluster.serve import DIRECTORY
+
+    try:
+        return find_directory(DIRECTORY)
+    except ValueError:
+        raise ConfigError(f"--address is {address!r}: no Paceline cluster runs there") from None
+
+
+def _replicas(deployment: str, state: str | None = None) -> int:
+    """Replicas of a deployment in a state of Serve's, or all but those that are being stopped."""
+    from ray import serve as ray_serve
+
+    from cluster.serve import APPLICATION
+
+    application = ray_serve.status().applications.get(APPLICATION)
+    found = application.deployments.get(deployment) if application is not None else None
+    if found is None:
+        raise ConfigError(f"this cluster has no deployment {deployment}; `draft.model: none` has no draft workers")
+    if state is None:
+        return sum(count for name, count in found.replica_states.items() if name != "STOPPING")
+    return found.replica_states.get(state, 0)
+
+
+def _wait(pool: _Pool, number: int, wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    while (running := _replicas(pool.deployment, "RUNNING")) != number or _replicas(pool.deployment, "STOPPING"):
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"{pool.noun}: {running} of {number} run after {wait_s:g} s; `ray status` says what Ray has no room for"
+            )
+        time.sleep(_LOOK_AGAIN_S)
+    typer.echo(f"{pool.noun}: {number} running")
