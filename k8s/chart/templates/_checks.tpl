@@ -14,8 +14,13 @@
 {{- fail (printf "config.%s.%s is %d; it must not exceed %s, %d" $group (first $fields) $least (last $fields) $most) -}}
 {{- end -}}
 {{- end -}}
-{{- if gt (int $values.router.minReplicas) (int $values.router.maxReplicas) -}}
-{{- fail (printf "router.minReplicas is %d; it must not exceed maxReplicas, %d" (int $values.router.minReplicas) (int $values.router.maxReplicas)) -}}
+{{- range $group := list "router" "target" "draft" -}}
+{{- if not (and (eq $group "draft") (eq $config.draft.model "none")) -}}
+{{- $bounds := include "paceline.bounds" (dict "root" $ "group" $group) | fromYaml -}}
+{{- if gt (int $bounds.min) (int $bounds.max) -}}
+{{- fail (printf "%s.minReplicas is %d; it must not exceed maxReplicas, %d" $group (int $bounds.min) (int $bounds.max)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $gpus := include "paceline.gpus" $values.target | int -}}
 {{- $ranks := int $config.target.tensor_parallel -}}

@@ -37,17 +37,16 @@ takes its place in an upgrade; a rank each and their shell; a draft worker each.
 {{/* Bounds of a group's pods: dict root, group. YAML with min and max, for fromYaml. */}}
 {{- define "paceline.bounds" -}}
 {{- $config := include "paceline.config" .root | fromYaml -}}
-{{- if eq .group "router" -}}
-min: {{ .root.Values.router.minReplicas }}
-max: {{ .root.Values.router.maxReplicas }}
-{{- else if eq .group "target" -}}
-min: {{ $config.target.groups }}
-max: {{ $config.target.max_groups }}
-{{- else -}}
-{{- $each := max 1 (include "paceline.gpus" .root.Values.draft | int) -}}
-min: {{ ceil (divf $config.draft.workers $each) | int }}
-max: {{ ceil (divf $config.draft.max_workers $each) | int }}
+{{- $group := get .root.Values .group -}}
+{{- $least := $config.target.groups -}}
+{{- $most := $config.target.max_groups -}}
+{{- if eq .group "draft" -}}
+{{- $each := max 1 (include "paceline.gpus" $group | int) -}}
+{{- $least = ceil (divf $config.draft.workers $each) -}}
+{{- $most = ceil (divf $config.draft.max_workers $each) -}}
 {{- end -}}
+min: {{ default $least $group.minReplicas | int }}
+max: {{ default $most $group.maxReplicas | int }}
 {{- end }}
 
 {{- define "paceline.serveConfig" -}}

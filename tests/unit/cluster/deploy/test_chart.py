@@ -258,6 +258,11 @@ def test_draft_pods_hold_a_worker_for_each_gpu(gpus, workers, pods):
     assert group["resources"]["CPU"] == str(max(1, gpus))
 
 
+def test_there_may_be_room_for_more_pods_than_come_by_themselves():
+    group = groups_of(objects({"draft": {"maxReplicas": 12}}))["draft"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 12)
+
+
 def test_targets_without_drafts_have_no_draft_pods():
     made = objects({"config": {"draft": {"model": "none"}}})
     assert set(groups_of(made)) == {"head", "router", "target"}
@@ -583,6 +588,7 @@ def test_the_schema_holds_the_limits_of_the_configuration():
         ({"upgrade": {"type": "NewClutser"}}, "upgrade.type|upgrade/type"),
         ({"router": {"minReplicas": 0}}, "minReplicas"),
         ({"router": {"minReplicas": 9}}, "router.minReplicas is 9; it must not exceed maxReplicas, 1"),
+        ({"target": {"minReplicas": 2}}, "target.minReplicas is 2; it must not exceed maxReplicas, 1"),
         ({"config": {"target": {"groups": 3}}}, "config.target.groups is 3; it must not exceed max_groups, 1"),
         ({"config": {"draft": {"workers": 9}}}, "config.draft.workers is 9; it must not exceed max_workers, 2"),
         (
