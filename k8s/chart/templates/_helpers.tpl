@@ -42,28 +42,28 @@
 
 {{/* Labels that choose the pods of a component: dict root, component. KubeRay leaves these two alone. */}}
 {{- define "paceline.selector" -}}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{/* A pod selector over several components: dict root, components. */}}
 {{- define "paceline.selectorOfSeveral" -}}
 matchLabels:
-  app.kubernetes.io/instance: {{ .root.Release.Name }}
+  app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 matchExpressions:
 - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
 
 {{/* Without the version of the chart: a new version alone must not make new pods. */}}
 {{- define "paceline.podLabels" -}}
-app.kubernetes.io/name: {{ include "paceline.name" .root }}
+app.kubernetes.io/name: {{ include "paceline.name" .root | quote }}
 {{ include "paceline.selector" . }}
 {{- end }}
 
 {{/* Name, namespace, labels, annotations: dict root, component, and optional name, suffix, annotations. */}}
 {{- define "paceline.metadata" -}}
-name: {{ default (printf "%s%s" (include "paceline.fullname" .root) (default "" .suffix)) .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ default (printf "%s%s" (include "paceline.fullname" .root) (default "" .suffix)) .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
@@ -83,6 +83,31 @@ annotations:
 {{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- $unit := regexFind "[A-Za-z]*$" . -}}
 {{- floor (mulf (trimSuffix $unit . | float64) (get $units $unit)) | int64 -}}
+{{- end }}
+
+{{/* A quantity as Kubernetes itself writes it: 1Gi for 1024Mi, 500m for 0.5. The operator writes the RayService anew, and
+would own whatever is written otherwise: Helm's next upgrade would then be refused. */}}
+{{- define "paceline.canonical" -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- if hasSuffix "i" $unit -}}
+{{- $bytes := include "paceline.bytes" $text | int64 -}}
+{{- $canonical := toString $bytes -}}
+{{- range $name := list "Ki" "Mi" "Gi" "Ti" -}}
+{{- $size := include "paceline.bytes" (printf "1%s" $name) | int64 -}}
+{{- if and $bytes (eq 0 (int64 (mod $bytes $size))) }}{{ $canonical = printf "%d%s" (div $bytes $size) $name }}{{ end -}}
+{{- end -}}
+{{- $canonical -}}
+{{- else -}}
+{{- $units := dict "m" 1 "" 1000 "k" 1000000 "M" 1000000000 "G" 1000000000000 "T" 1000000000000000 -}}
+{{- $thousandths := mulf (trimSuffix $unit $text | float64) (get $units $unit) | ceil | int64 -}}
+{{- $canonical := "0" -}}
+{{- range $name := list "m" "" "k" "M" "G" "T" -}}
+{{- $size := get $units $name | int64 -}}
+{{- if and $thousandths (eq 0 (int64 (mod $thousandths $size))) }}{{ $canonical = printf "%d%s" (div $thousandths $size) $name }}{{ end -}}
+{{- end -}}
+{{- $canonical -}}
+{{- end -}}
 {{- end }}
 
 {{/* GPUs of a container's resources, of whichever vendor. */}}
@@ -128,13 +153,13 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .settings.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .settings.schedulerName }}
-schedulerName: {{ . }}
+schedulerName: {{ . | quote }}
 {{- end }}
 {{- with default .priorityClass .settings.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .settings.nodeSelector }}
 nodeSelector:

@@ -26,7 +26,7 @@ spec:
   automountServiceAccountToken: {{ $values.autoscaler.enabled }}
   {{- else }}
   automountServiceAccountToken: false
-  serviceAccountName: {{ include "paceline.serviceAccount" $root }}
+  serviceAccountName: {{ include "paceline.serviceAccount" $root | quote }}
   {{- end }}
   terminationGracePeriodSeconds: {{ ternary (include "paceline.grace" $root | int) 60 (eq $group "router") }}
   {{- if or $settings.tolerations $gpus }}
@@ -121,23 +121,23 @@ spec:
     {{- end }}
   volumes:
     - name: scratch
-      emptyDir: {sizeLimit: {{ $settings.scratch }}}
+      emptyDir: {sizeLimit: {{ include "paceline.canonical" $settings.scratch | quote }}}
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ $settings.shm }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ include "paceline.canonical" $settings.shm | quote }}}
     - name: models
       persistentVolumeClaim:
-        claimName: {{ include "paceline.modelsClaim" $root }}
+        claimName: {{ include "paceline.modelsClaim" $root | quote }}
         {{- if not $values.models.prepare }}
         readOnly: true
         {{- end }}
     {{- with $values.tenants.existingSecret }}
     # The whole directory, so that a changed registry is seen; a subPath would never change.
     - name: tenants
-      secret: {secretName: {{ . }}, defaultMode: 0440}
+      secret: {secretName: {{ . | quote }}, defaultMode: 0440}
     {{- end }}
     {{- with $values.cache.existingSecret }}
     - name: cache-password
-      secret: {secretName: {{ . }}, items: [{key: password, path: password}], defaultMode: 0440}
+      secret: {secretName: {{ . | quote }}, items: [{key: password, path: password}], defaultMode: 0440}
     {{- end }}
     {{- with $settings.volumes }}
     {{- toYaml . | nindent 4 }}
@@ -165,12 +165,14 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Resources with room for /tmp on the node's disk. */}}
+{{/* Resources with room for /tmp on the node's disk, if `scratch` says how much. */}}
 {{- define "paceline.resources" -}}
 {{- $resources := deepCopy .resources -}}
-{{- range list "requests" "limits" -}}
-{{- $given := include "paceline.withoutNulls" (default dict (get $resources .)) | fromYaml -}}
-{{- $_ := set $resources . (merge $given (dict "ephemeral-storage" $.scratch)) -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- $amounts := include "paceline.withoutNulls" (default dict (get $resources $kind)) | fromYaml -}}
+{{- if $.scratch }}{{ $_ := set $amounts "ephemeral-storage" (default $.scratch (get $amounts "ephemeral-storage")) }}{{ end -}}
+{{- range $name, $amount := $amounts }}{{ $_ := set $amounts $name (include "paceline.canonical" $amount) }}{{ end -}}
+{{- $_ := set $resources $kind $amounts -}}
 {{- end -}}
 {{- toYaml $resources -}}
 {{- end }}

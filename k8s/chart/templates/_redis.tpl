@@ -44,7 +44,7 @@ kind: StatefulSet
 metadata:
   {{- $metadata | nindent 2 }}
 spec:
-  serviceName: {{ $name }}
+  serviceName: {{ $name | quote }}
   replicas: 1
   selector:
     matchLabels:
@@ -60,7 +60,7 @@ spec:
       tolerations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      serviceAccountName: {{ include "paceline.serviceAccount" $root }}
+      serviceAccountName: {{ include "paceline.serviceAccount" $root | quote }}
       automountServiceAccountToken: false
       terminationGracePeriodSeconds: 60
       containers:
@@ -110,10 +110,10 @@ spec:
         - name: scratch
           emptyDir: {sizeLimit: 16Mi}
         - name: configuration
-          configMap: {name: {{ $name }}}
+          configMap: {name: {{ $name | quote }}}
         {{- with $password }}
         - name: password
-          secret: {secretName: {{ . }}, items: [{key: password, path: password}], defaultMode: 0440}
+          secret: {secretName: {{ . | quote }}, items: [{key: password, path: password}], defaultMode: 0440}
         {{- end }}
         {{- if not $values.storage }}
         - name: data
@@ -126,7 +126,7 @@ spec:
       spec:
         accessModes: [ReadWriteOnce]
         {{- with $values.storageClassName }}
-        storageClassName: {{ . }}
+        storageClassName: {{ . | quote }}
         {{- end }}
         resources:
           requests:

@@ -639,6 +639,27 @@ def test_quantities_are_read_as_kubernetes_reads_them(memory, least):
     assert 1.49 * least <= number_of(limit) <= 1.5 * least + 2**21
 
 
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [("1024Mi", "1Gi"), ("1.5Gi", "1536Mi"), ("4Gi", "4Gi"), ("3000Ki", "3000Ki"), ("2000M", "2G"), ("1", "1"),
+     ("0.5", "500m"), ("1500m", "1500m"), ("2000m", "2"), ("2", "2"), ("1000", "1k"), (3, "3"), ("0", "0")],
+)  # fmt: skip
+def test_quantities_are_written_as_kubernetes_writes_them(given, canonical):
+    made = objects({"head": {"resources": {"requests": {"example.com/thing": given}}}})
+    requests = pod_specs(made)["head"]["containers"][0]["resources"]["requests"]
+    assert requests["example.com/thing"] == canonical
+
+
+@pytest.mark.parametrize("name", ["n", "yes", "1", "0x10", "1e3", "null"])
+def test_names_that_yaml_takes_for_something_else_stay_names(name):
+    made = objects(merged(EVERYTHING, {"fullnameOverride": "" if name[0].isdigit() else name}), name, name)
+    assert {each["metadata"]["namespace"] for each in made if each["kind"] != "PriorityClass"} == {name}
+    assert all(isinstance(each["metadata"]["name"], str) for each in made)
+    (service,) = [each for each in made if each["kind"] == "RayService"]
+    for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
+        assert group["template"]["metadata"]["labels"]["app.kubernetes.io/instance"] == name
+
+
 # The pages.
 
 
