@@ -49,10 +49,27 @@ def generations(plane, namespace):
     }
 
 
+def behind_the_service(plane, namespace):
+    return {
+        endpoint["targetRef"]["name"]
+        for each in plane.all("discovery.k8s.io/v1/endpointslices", namespace)
+        if each["metadata"]["labels"]["kubernetes.io/service-name"] == "paceline"
+        for endpoint in each["endpoints"] or []
+    }
+
+
+def routers(plane, namespace):
+    return {
+        pod["metadata"]["name"]
+        for pod in plane.all("core/v1/pods", namespace)
+        if pod["metadata"]["labels"].get("app.kubernetes.io/component") == "router"
+    }
+
+
 @pytest.fixture
-def values(profile, namespace):
-    """Of a profile, without what must be there before: Secrets and claims keep no pod from running here."""
-    return profile_values(profile)
+def values(profile):
+    """Of a profile; an incremental upgrade takes its steps at once."""
+    return merged(profile_values(profile), {"upgrade": {"intervalSeconds": 1}})
 
 
 @every_profile
@@ -67,23 +84,12 @@ def test_no_object_is_refused_or_warned_of(plane, namespace, profile):
 def test_a_release_becomes_ready_is_upgraded_and_leaves_nothing(plane, nodes, helm, namespace, profile, values):
     helm.install(CHART, "paceline", values, namespace=namespace)
     wait_until_ready(plane, namespace)
+    wait_for(lambda: active_cluster(plane, namespace), "an active cluster", PATIENCE_S)
     first = active_cluster(plane, namespace)
 
     # Clients reach routers, and routers alone.
-    slices = plane.all("discovery.k8s.io/v1/endpointslices", namespace)
-    behind = {
-        endpoint["targetRef"]["name"]
-        for each in slices
-        if each["metadata"]["labels"]["kubernetes.io/service-name"] == "paceline"
-        for endpoint in each["endpoints"]
-    }
-    labelled = {
-        pod["metadata"]["name"]
-        for pod in plane.all("core/v1/pods", namespace)
-        if pod["metadata"]["labels"].get("app.kubernetes.io/component") == "router"
-    }
-    assert behind == labelled
-    assert behind
+    wait_for(lambda: behind_the_service(plane, namespace), "endpoints")
+    wait_for(lambda: behind_the_service(plane, namespace) == routers(plane, namespace), "all routers", PATIENCE_S)
 
     # The same again is no change, for Helm and for the operator.
     before = generations(plane, namespace)

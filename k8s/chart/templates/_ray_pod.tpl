@@ -18,7 +18,12 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  {{- $class := ternary "" (include "paceline.priorityClass" (dict "root" $root "name" (ternary "draft" "serving" (eq $group "draft")))) (not $values.priorityClasses.enabled) }}
+  {{- /* None of the head: KubeRay's job that removes Ray's state is made of its template, after an uninstallation has
+  removed the classes. */}}
+  {{- $class := "" }}
+  {{- if and $values.priorityClasses.enabled (not $isHead) }}
+  {{- $class = include "paceline.priorityClass" (dict "root" $root "name" (ternary "draft" "serving" (eq $group "draft"))) }}
+  {{- end }}
   {{- include "paceline.placement" (dict "root" $root "settings" $settings "priorityClass" $class) | nindent 2 }}
   restartPolicy: Never  # as the autoscaler wants it; KubeRay makes a new pod
   {{- if $isHead }}
@@ -99,7 +104,7 @@ spec:
       volumeMounts:
         - {name: scratch, mountPath: /tmp}
         - {name: shm, mountPath: /dev/shm}
-        - {name: models, mountPath: /models, readOnly: {{ not $values.models.prepare }}}
+        - {name: models, mountPath: /models{{ if not $values.models.prepare }}, readOnly: true{{ end }}}
         {{- if $values.tenants.existingSecret }}
         - {name: tenants, mountPath: /etc/paceline/tenants, readOnly: true}
         {{- end }}
