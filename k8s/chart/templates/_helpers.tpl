@@ -60,18 +60,19 @@ app.kubernetes.io/name: {{ include "paceline.name" .root | quote }}
 {{ include "paceline.selector" . }}
 {{- end }}
 
+{{- define "paceline.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+{{ include "paceline.podLabels" . }}
+{{- end }}
+
 {{/* Name, namespace, labels, annotations: dict root, component, and optional name, suffix, annotations. */}}
 {{- define "paceline.metadata" -}}
 name: {{ default (printf "%s%s" (include "paceline.fullname" .root) (default "" .suffix)) .name | quote }}
 namespace: {{ .root.Release.Namespace | quote }}
 labels:
-  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
-  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-  {{- include "paceline.podLabels" . | nindent 2 }}
-  {{- with mergeOverwrite (deepCopy .root.Values.commonLabels) (default dict .labels) }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- toYaml (mergeOverwrite (deepCopy .root.Values.commonLabels) (default dict .labels) (include "paceline.labels" . | fromYaml)) | nindent 2 }}
 {{- with mergeOverwrite (deepCopy .root.Values.commonAnnotations) (default dict .annotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}

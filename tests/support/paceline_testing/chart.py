@@ -45,7 +45,18 @@ def templates(values: Object, release: str = "paceline", namespace: str = "pacel
 def objects(values: Object, release: str = "paceline", namespace: str = "paceline") -> list[Object]:
     """All objects that an installation makes, and the pod of `helm test`."""
     texts = templates(values, release, namespace)
-    return [each for path, text in texts.items() if path != "NOTES.txt" for each in yaml.safe_load_all(text) if each]
+    return [
+        each for path, text in texts.items() if path != "NOTES.txt" for each in yaml.load_all(text, _Strict) if each
+    ]
+
+
+class _Strict(yaml.SafeLoader):
+    """A key that is there twice is an error, as it is for the API server."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        made = super().construct_mapping(node, deep)
+        assert len(made) == len(node.value), f"{node.start_mark}: a key is there twice"
+        return made
 
 
 def profile_objects(profile: str) -> list[Object]:

@@ -397,7 +397,9 @@ def test_what_pods_take_besides_is_in_every_pod_or_in_those_of_its_group():
 
 def test_labels_that_choose_pods_cannot_be_changed():
     labels = {"app.kubernetes.io/component": "other", "team": "x"}
-    group = groups_of(objects({"router": {"labels": labels}}))["router"]
+    made = objects({"router": {"labels": labels}, "commonLabels": labels})
+    group = groups_of(made)["router"]
+    assert one(made, "Service")["metadata"]["labels"]["app.kubernetes.io/component"] == "router"
     assert group["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "router"
 
 
@@ -476,6 +478,17 @@ def test_the_network_denies_by_default_and_lets_dns_through():
     assert outside == {"paceline-operator", "paceline-clients", "paceline-metrics", "paceline-gateway-metrics"}
 
 
+def test_the_pod_of_helm_test_reaches_routers_past_all_policies():
+    made = objects({"networkPolicy": {"enabled": True}})
+    (pod,) = [each for each in made if is_test(each)]
+    policies = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
+    (rule,) = policies["paceline-test"]["egress"]
+    assert policies["paceline-test"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert rule["to"] == [{"podSelector": policies["paceline-clients"]["podSelector"]}]
+    (rule,) = policies["paceline-clients"]["ingress"]
+    assert {"podSelector": policies["paceline-test"]["podSelector"]} in rule["from"]
+
+
 def test_routers_reach_the_collector_of_traces():
     values = {"networkPolicy": {"enabled": True, "collectorPort": 4317}}
     values["config"] = {"observability": {"otlp_endpoint": "http://collector.monitoring:4317/v1/traces"}}
@@ -505,7 +518,7 @@ def test_services_policies_budgets_and_monitors_choose_pods_that_are_there(profi
             assert chosen({"matchLabels": spec["selector"]}), identity(each)
         elif each["kind"] in ("PodDisruptionBudget", "PodMonitor", "StatefulSet"):
             assert chosen(spec["selector"]), identity(each)
-        elif each["kind"] == "NetworkPolicy":
+        elif each["kind"] == "NetworkPolicy" and not each["metadata"]["name"].endswith("-test"):
             assert chosen(spec["podSelector"]), identity(each)
 
 
