@@ -129,14 +129,28 @@ would own whatever is written otherwise: Helm's next upgrade would then be refus
 {{- toYaml $kept -}}
 {{- end }}
 
-{{/* Settings of a pod: dict root, group (one of head, router, target, draft, cache, gcs). Lists of `pods` come first,
-keys of the group count more. YAML, for fromYaml. */}}
+{{/* Of items with the same key, the last: dict items, key. YAML, for fromYamlArray. */}}
+{{- define "paceline.lastOfEach" -}}
+{{- $last := dict -}}
+{{- range $index, $item := .items }}{{ $_ := set $last (get $item $.key) $index }}{{ end -}}
+{{- $kept := list -}}
+{{- range $index, $item := .items -}}
+{{- if eq $index (get $last (get $item $.key)) }}{{ $kept = append $kept $item }}{{ end -}}
+{{- end -}}
+{{- toYaml $kept -}}
+{{- end }}
+
+{{/* Settings of a pod: dict root, group (one of head, router, target, draft, cache, gcs). Lists of `pods` come first;
+keys and named items of the group count more. YAML, for fromYaml. */}}
 {{- define "paceline.podSettings" -}}
 {{- $common := .root.Values.pods -}}
 {{- $own := default dict (get .root.Values .group) -}}
 {{- $settings := mergeOverwrite (deepCopy $common) (deepCopy $own) -}}
 {{- range list "env" "envFrom" "volumes" "volumeMounts" "initContainers" "sidecars" "tolerations" "topologySpreadConstraints" -}}
 {{- $_ := set $settings . (concat (default list (get $common .)) (default list (get $own .))) -}}
+{{- end -}}
+{{- range $list, $key := dict "env" "name" "volumes" "name" "volumeMounts" "mountPath" "initContainers" "name" "sidecars" "name" -}}
+{{- $_ := set $settings $list (include "paceline.lastOfEach" (dict "items" (get $settings $list) "key" $key) | fromYamlArray) -}}
 {{- end -}}
 {{- range list "annotations" "labels" "nodeSelector" -}}
 {{- $_ := set $settings . (include "paceline.withoutNulls" (get $settings .) | fromYaml) -}}

@@ -151,6 +151,11 @@ spec:
 
 {{/* What is written goes below /tmp: the root file system is read-only. Ray's processes log to the container's output. */}}
 {{- define "paceline.environment" -}}
+{{- $own := include "paceline.ownEnvironment" .root | fromYamlArray -}}
+{{- include "paceline.lastOfEach" (dict "items" (concat $own .settings.env) "key" "name") -}}
+{{- end }}
+
+{{- define "paceline.ownEnvironment" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.proxy_errors.middlewares}
 - {name: RAY_LOG_TO_STDERR, value: "1"}
@@ -163,11 +168,8 @@ spec:
 - {name: HF_HOME, value: /tmp/cache/huggingface}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: OMP_NUM_THREADS, value: "1"}
-- {name: PACELINE_HOME, value: {{ ternary "/models" "/tmp/paceline" .root.Values.models.prepare }}}
+- {name: PACELINE_HOME, value: {{ ternary "/models" "/tmp/paceline" .Values.models.prepare }}}
 - {name: PYTHONDONTWRITEBYTECODE, value: "1"}
-{{- with .settings.env }}
-{{ toYaml . }}
-{{- end }}
 {{- end }}
 
 {{/* Resources with room for /tmp on the node's disk, if `scratch` says how much. */}}

@@ -395,6 +395,18 @@ def test_what_pods_take_besides_is_in_every_pod_or_in_those_of_its_group():
             assert has == dict.fromkeys(extra, name in wanted), name
 
 
+def test_of_items_with_one_name_that_of_the_group_counts_and_any_counts_more_than_the_charts_own():
+    values = {
+        "pods": {"env": [{"name": "A", "value": "1"}, {"name": "OMP_NUM_THREADS", "value": "2"}]},
+        "router": {"env": [{"name": "A", "value": "3"}]},
+    }
+    for name, group in groups_of(objects(values)).items():
+        given = group["template"]["spec"]["containers"][0]["env"]
+        env = {each["name"]: each["value"] for each in given}
+        assert len(env) == len(given)
+        assert (env["A"], env["OMP_NUM_THREADS"]) == ("3" if name == "router" else "1", "2")
+
+
 def test_labels_that_choose_pods_cannot_be_changed():
     labels = {"app.kubernetes.io/component": "other", "team": "x"}
     made = objects({"router": {"labels": labels}, "commonLabels": labels})
