@@ -80,7 +80,7 @@ _READABLE = re.compile(
 
 
 @settings(
-    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
 @given(VALUES)
 def test_what_the_chart_makes_is_accepted(plane, namespace, values):

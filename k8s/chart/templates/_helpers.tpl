@@ -111,11 +111,11 @@ would own whatever is written otherwise: Helm's next upgrade would then be refus
 {{- end -}}
 {{- end }}
 
-{{/* GPUs of a container's resources, of whichever vendor. */}}
+{{/* GPUs of a container's resources, of whichever vendor, parts of GPUs (MIG) among them. */}}
 {{- define "paceline.gpus" -}}
 {{- $count := 0 -}}
 {{- range $name, $number := (default dict .resources.limits) -}}
-{{- if hasSuffix "/gpu" $name }}{{ $count = add $count (int $number) }}{{ end -}}
+{{- if regexMatch "/(gpu|mig-.*)$" $name }}{{ $count = add $count (int $number) }}{{ end -}}
 {{- end -}}
 {{- $count -}}
 {{- end }}

@@ -40,7 +40,7 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- range $name, $number := (default dict $settings.resources.limits) }}
-    {{- if and (hasSuffix "/gpu" $name) $number }}
+    {{- if and (regexMatch "/(gpu|mig-.*)$" $name) $number }}
     - {key: {{ $name }}, operator: Exists, effect: NoSchedule}
     {{- end }}
     {{- end }}

@@ -263,6 +263,15 @@ def test_there_may_be_room_for_more_pods_than_come_by_themselves():
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 12)
 
 
+@pytest.mark.parametrize("name", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"])
+def test_gpus_of_any_vendor_and_parts_of_them_are_gpus(name):
+    made = objects({"target": {"resources": {"limits": {name: 1}}}})
+    group = groups_of(made)["target"]
+    assert group["resources"]["GPU"] == "1"
+    assert configuration(made).target.device == "cuda"
+    assert {"key": name, "operator": "Exists", "effect": "NoSchedule"} in group["template"]["spec"]["tolerations"]
+
+
 def test_targets_without_drafts_have_no_draft_pods():
     made = objects({"config": {"draft": {"model": "none"}}})
     assert set(groups_of(made)) == {"head", "router", "target"}
@@ -603,6 +612,8 @@ def test_the_schema_holds_the_limits_of_the_configuration():
     ("values", "told"),
     [
         ({"drafts": {}}, "drafts"),
+        ({"gcs": None}, "missing property 'gcs'"),
+        ({"config": None}, "missing property 'config'"),
         ({"draft": {"maximum": 3}}, "maximum"),
         ({"config": {"target": {"tensor_paralel": 2}}}, "tensor_paralel"),
         ({"config": {"observability": {"log_format": "jsonl"}}}, "log_format"),
