@@ -14,12 +14,12 @@ from typing import Any
 
 from cluster.deploy.validate.finding import Location, Problem
 from cluster.deploy.validate.quantity import parse_quantity
-from cluster.deploy.validate.ray_cluster import groups_of, has_autoscaler
-from cluster.deploy.validate.resources import is_extended
+from cluster.deploy.validate.ray_cluster import Group, groups_of, has_autoscaler
 from cluster.deploy.validate.tree import mapping, whole
 
 Resources = dict[str, float]
 
+_EPSILON = 1e-6
 _FOUND_BY_RAY = ("memory", "object_store_memory", "TPU", "HPU", "NPU", "neuron_cores")  # on every node, by itself
 
 
@@ -31,6 +31,11 @@ class Demand:
     bundles: tuple[Resources, ...]
     on_one_node: bool = False  # all bundles of a replica
     replicas: int = 1
+
+    @property
+    def total(self) -> Resources:
+        names = {name for bundle in self.bundles for name in bundle}
+        return {name: sum(bundle.get(name, 0.0) for bundle in self.bundles) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,70 +55,63 @@ class NodeKind:
 
 def node_kinds(cluster: dict[str, Any], where: Location) -> list[NodeKind]:
     """One for every group, with as many nodes as there may ever be of it."""
-    kinds = []
-    for group in groups_of(cluster, where):
-        count = 1
-        if not group.is_head:
-            key = "maxReplicas" if has_autoscaler(cluster) else "replicas"
-            given = whole(group.spec.get(key))
-            replicas = given if given is not None else (10**6 if key == "maxReplicas" else 0)
-            if key == "replicas":
-                replicas = max(replicas, whole(group.spec.get("minReplicas")) or 0)
-            count = max(0, replicas) * max(1, whole(group.spec.get("numOfHosts")) or 1)
-        kinds.append(_node_kind(group.name, group.spec, group.container, count))
-    return kinds
+    return [_node_kind(group, _most_nodes(group, has_autoscaler(cluster))) for group in groups_of(cluster, where)]
 
 
-def _node_kind(name: str, spec: dict[str, Any], container: dict[str, Any], count: int) -> NodeKind:
-    parameters, own = mapping(spec, "rayStartParams"), mapping(spec, "resources")
-    limits, requests = mapping(container, "resources", "limits"), mapping(container, "resources", "requests")
-    found: Resources = {}
-    unknown = set[str]()
-    cpus = parameters.get("num-cpus") or own.get("CPU") or limits.get("cpu") or requests.get("cpu")
-    _enter(found, unknown, "CPU", cpus, missing=math.inf)
+def _most_nodes(group: Group, autoscales: bool) -> int:
+    if group.is_head:
+        return 1
+    if autoscales:
+        most = whole(group.spec.get("maxReplicas"))
+        replicas = 10**6 if most is None else most
+    else:
+        replicas = max(whole(group.spec.get(key)) or 0 for key in ("replicas", "minReplicas"))
+    return max(0, replicas) * max(1, whole(group.spec.get("numOfHosts")) or 1)
+
+
+def _node_kind(group: Group, count: int) -> NodeKind:
+    parameters, own = mapping(group.spec, "rayStartParams"), mapping(group.spec, "resources")
+    asked = mapping(group.container, "resources")
+    limits, requests = mapping(asked, "limits"), mapping(asked, "requests")
     devices = [value for key, value in limits.items() if str(key).endswith("gpu")]
-    gpus = parameters.get("num-gpus") or own.get("GPU") or (devices[0] if devices else None)
+    given: dict[str, object] = {
+        "CPU": parameters.get("num-cpus") or own.get("CPU") or limits.get("cpu") or requests.get("cpu"),
+        "GPU": parameters.get("num-gpus") or own.get("GPU") or (devices[0] if devices else None),
+        **{str(key): value for key, value in own.items() if key not in ("CPU", "GPU")},
+    }
+    unknown = set[str]()
+    try:
+        given |= json.loads(str(parameters.get("resources") or "{}").strip("'\"").replace('\\"', '"'))
+    except (ValueError, TypeError):
+        unknown.add("*")
+    values = {name: parse_quantity(value) for name, value in given.items()}
     # Parts of GPUs, claims of devices and runtime classes may bring some that Ray then finds.
-    may_have = any(is_extended(str(key)) for key in limits) or bool(mapping(container, "resources").get("claims"))
-    may_have = may_have or bool(mapping(spec, "template", "spec").get("runtimeClassName"))
-    _enter(found, unknown, "GPU", gpus, missing=math.inf if may_have else 0.0)
-    custom = parameters.get("resources")
-    if isinstance(custom, str) and custom:
-        try:
-            values = json.loads(custom.strip("'").strip('"').replace('\\"', '"'))
-            found |= {str(key): float(value) for key, value in values.items()}
-        except (ValueError, AttributeError, TypeError):
-            unknown.add("*")
-    for key, value in own.items():
-        if key not in ("CPU", "GPU"):
-            _enter(found, unknown, str(key), value, missing=0.0)
-    return NodeKind(name, found, frozenset(unknown), count)
-
-
-def _enter(found: Resources, unknown: set[str], name: str, text: object, missing: float) -> None:
-    value = parse_quantity(text)
-    if value is not None:
-        found[name] = float(value.to_integral_value(ROUND_CEILING))
-    elif missing:
-        unknown.add(name)
+    may_have = any("/" in str(key) for key in limits) or asked.get("claims")
+    may_have = may_have or mapping(group.spec, "template", "spec").get("runtimeClassName")
+    unknown |= {name for name in ("CPU", *(["GPU"] if may_have else [])) if values[name] is None}
+    found = {name: float(v.to_integral_value(ROUND_CEILING)) for name, v in values.items() if v is not None}
+    return NodeKind(group.name, found, frozenset(unknown), count)
 
 
 def check_capacity(demands: list[Demand], nodes: list[NodeKind], where: Location) -> Iterator[Problem]:
     """All replicas of the demands, on all of the nodes."""
     if any("*" in node.found_by_ray for node in nodes):
         return
-    whole_demands = [demand for demand in demands if _fits_somewhere(demand, nodes)]
-    for demand in demands:
-        if demand not in whole_demands:
-            what = f"one replica of {demand.name} needs {_shown(demand)}; no group has such nodes"
-            yield Problem("group-resources", where, f"{what}: {_nodes_shown(nodes)}")
-    if len(whole_demands) < len(demands):
+    homeless = [demand for demand in demands if not _fits_somewhere(demand, nodes)]
+    for demand in homeless:
+        what = f"one replica of {demand.name} needs {_shown(demand)}; no group has such nodes"
+        yield Problem("group-resources", where, f"{what}: {_nodes_shown(nodes)}")
+    if homeless:
         return
-    for name in sorted({key for demand in demands for bundle in demand.bundles for key in bundle}):
-        asked = sum(demand.replicas * bundle.get(name, 0.0) for demand in demands for bundle in demand.bundles)
+    for name in sorted({key for demand in demands for key in demand.total}):
+        asked = sum(demand.replicas * demand.total.get(name, 0.0) for demand in demands)
         there = sum(node.of(name) * node.count for node in nodes if node.count)
-        if asked > there + 1e-6:
-            what = f"{_counted(demands)} needs {asked:g} {name}; all groups at their largest have {there:g}"
+        if asked > there + _EPSILON:
+            parts = [
+                "one replica of every deployment",
+                *(f"{d.replicas} of {d.name}" for d in demands if d.replicas > 1),
+            ]
+            what = f"{', '.join(parts)} needs {asked:g} {name}; all groups at their largest have {there:g}"
             yield Problem("group-resources", where, what)
     for demand in demands:
         held = sum(node.count * _held_by(node, demand) for node in nodes if node.count)
@@ -124,42 +122,28 @@ def check_capacity(demands: list[Demand], nodes: list[NodeKind], where: Location
 
 def _held_by(node: NodeKind, demand: Demand) -> float:
     """Replicas of a demand that is on one node, on a node that is empty."""
-    names = {name for bundle in demand.bundles for name in bundle}
-    asked = {name: sum(bundle.get(name, 0.0) for bundle in demand.bundles) for name in names}
-    fit = (node.of(name) / amount + 1e-6 for name, amount in asked.items() if amount)
+    fit = (node.of(name) / amount + _EPSILON for name, amount in demand.total.items() if amount)
     least = min(fit, default=math.inf)
     return least if math.isinf(least) else math.floor(least)
 
 
-def _counted(demands: list[Demand]) -> str:
-    several = [f"{demand.replicas} of {demand.name}" for demand in demands if demand.replicas > 1]
-    return f"one replica of every deployment{', ' if several else ''}{', '.join(several)}"
-
-
 def _fits_somewhere(demand: Demand, nodes: list[NodeKind]) -> bool:
-    bundles = demand.bundles
-    if demand.on_one_node:
-        names = {name for bundle in bundles for name in bundle}
-        bundles = ({name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names},)
+    bundles = (demand.total,) if demand.on_one_node else demand.bundles
     return all(
-        any(node.count and all(amount <= node.of(name) + 1e-6 for name, amount in bundle.items()) for node in nodes)
+        any(node.count and all(amount <= node.of(name) + _EPSILON for name, amount in bundle.items()) for node in nodes)
         for bundle in bundles
     )
 
 
 def _shown(demand: Demand) -> str:
-    bundles: dict[str, int] = {}
-    for bundle in demand.bundles:
-        text = " ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount) or "nothing"
-        bundles[text] = bundles.get(text, 0) + 1
-    parts = [text if count == 1 else f"{count} x ({text})" for text, count in bundles.items()]
+    texts = [" ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount) for bundle in demand.bundles]
+    parts = [f"{texts.count(text)} x ({text or 'nothing'})" for text in dict.fromkeys(texts)]
     return " + ".join(parts) + (" on one node" if demand.on_one_node else "")
 
 
 def _nodes_shown(nodes: list[NodeKind]) -> str:
-    parts = []
-    for node in nodes:
-        names = sorted({"CPU", "GPU", *node.resources})
-        amounts = [f"{node.of(name):g} {name}" for name in names if node.of(name)]
-        parts.append(f"{node.group} ({', '.join(amounts) or 'nothing'})")
-    return ", ".join(parts)
+    names = sorted({"CPU", "GPU"}.union(*(node.resources for node in nodes)))
+    return ", ".join(
+        f"{node.group} ({', '.join(f'{node.of(name):g} {name}' for name in names if node.of(name)) or 'nothing'})"
+        for node in nodes
+    )

@@ -1,10 +1,17 @@
-"""What the deployments of our own Serve application ask of Ray, by its configuration."""
+"""What the deployments of a Serve configuration ask of Ray."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
 from cluster.config import ClusterConfig
 from cluster.deploy.validate.capacity import Demand
+from cluster.deploy.validate.tree import items, mapping
 
+BUILDER = "cluster.app:build"  # whose arguments are a cluster configuration
 DEPLOYMENTS = ("Gateway", "Router", "DraftPool", "TargetGroup")
 
 
@@ -22,3 +29,39 @@ def cluster_demands(config: ClusterConfig) -> list[Demand]:
         gpus = 1.0 if config.draft.device.startswith("cuda") else 0.0
         demands.append(Demand("DraftPool", ({"CPU": 0.5, "GPU": gpus},)))
     return demands
+
+
+def demands_of(config: dict[str, Any]) -> Iterator[Demand]:
+    """Of all applications, with what their deployments override."""
+    for _, application in items(config, "applications"):
+        own: dict[str, Demand] = {}
+        if application.get("import_path") == BUILDER:
+            try:
+                parsed = ClusterConfig.model_validate(mapping(application, "args"))
+            except ValidationError:
+                continue  # another check says so
+            own = {demand.name: demand for demand in cluster_demands(parsed)}
+        for _, deployment in items(application, "deployments"):
+            name = str(deployment.get("name"))
+            try:
+                given = _overridden(name, deployment, own.get(name))
+            except (TypeError, ValueError):
+                continue  # the schema says so
+            if given is not None:
+                own[name] = given
+        yield from own.values()
+
+
+def _overridden(name: str, deployment: dict[str, Any], before: Demand | None) -> Demand | None:
+    """None where a deployment says nothing of resources."""
+    options = mapping(deployment, "ray_actor_options")
+    replicas = 1 if before is None else before.replicas
+    if bundles := items(deployment, "placement_group_bundles"):
+        read = tuple({str(key): float(amount) for key, amount in bundle.items()} for _, bundle in bundles)
+        return Demand(name, read, deployment.get("placement_group_strategy") == "STRICT_PACK", replicas)
+    if not options or (before is not None and len(before.bundles) > 1):
+        return None
+    given = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **mapping(options, "resources")}
+    bundle = dict(before.bundles[0]) if before is not None else {}
+    bundle |= {key: float(amount) for key, amount in given.items() if amount is not None}
+    return Demand(name, (bundle,), replicas=replicas)

@@ -56,7 +56,6 @@ class Document:
     lines: dict[Location, int] = field(repr=False)
     texts: dict[Location, int] = field(repr=False)  # first line of each block text (| and >)
     base: Location = ()  # where `value` lies in the document
-    rendered: bool = False  # `file` is what it was rendered from, the lines are not its own
 
     @property
     def name(self) -> str:
@@ -84,7 +83,7 @@ class Document:
         return finding(self.file, line, self.name, problem)
 
 
-def read_documents(file: str, text: str, *, rendered: bool = False) -> tuple[list[Document], list[Finding]]:
+def read_documents(file: str, text: str) -> tuple[list[Document], list[Finding]]:
     """All documents of a text that are not empty, those of a `List` one by one, and what is wrong with the text."""
     documents: list[Document] = []
     findings: list[Finding] = []
@@ -98,7 +97,7 @@ def read_documents(file: str, text: str, *, rendered: bool = False) -> tuple[lis
             texts: dict[Location, int] = {}
             problems = list(_walk(node, lines, texts))
             value = loader.construct_document(node)
-            document = Document(file, value, lines, texts, rendered=rendered)
+            document = Document(file, value, lines, texts)
             findings += [document.find(problem) for problem in problems]
             if value is not None:
                 documents += _items(document)

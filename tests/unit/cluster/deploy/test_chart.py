@@ -501,7 +501,8 @@ def test_the_network_denies_by_default_and_lets_dns_through():
 
 def test_the_pod_of_helm_test_reaches_routers_past_all_policies():
     made = objects({"networkPolicy": {"enabled": True}})
-    (pod,) = [each for each in made if is_test(each)]
+    assert {each["kind"] for each in made if is_test(each)} == {"Pod", "NetworkPolicy"}
+    pod = one(made, "Pod", "paceline-test")
     policies = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
     (rule,) = policies["paceline-test"]["egress"]
     assert policies["paceline-test"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()

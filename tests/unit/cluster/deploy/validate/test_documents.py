@@ -206,7 +206,7 @@ def test_annotations_stay_within_their_line(validated, tmp_path):
     name = "50%, a:b\nc\x1b[31m"
     directory = tmp_path / name
     directory.mkdir()
-    manifest = yaml.safe_load(CONFIG_MAP) | {"metadata": {"name": "x%y\n::error::z"}}
+    manifest = yaml.safe_load(CONFIG_MAP) | {"metadata": {"name": "x%y\n::error::z"}, "dat": {}}
     (directory / "x.yaml").write_text(yaml.safe_dump(manifest))
     out = validated(directory, "--format", "github", status=1)
     (line,) = out.splitlines()

@@ -1,11 +1,7 @@
 """`paceline validate` on manifests that are right, and on the same with one planted mistake each.
 
-Covers the rules in `cluster.deploy.validate.claims`, `cluster.deploy.validate.crd_rules`,
-`cluster.deploy.validate.labels`, `cluster.deploy.validate.naming`, `cluster.deploy.validate.networking`,
-`cluster.deploy.validate.objects`, `cluster.deploy.validate.pods`, `cluster.deploy.validate.ray_cluster`,
-`cluster.deploy.validate.ray_fields`, `cluster.deploy.validate.resources`, `cluster.deploy.validate.serve_code`,
-`cluster.deploy.validate.serve_config`, `cluster.deploy.validate.suggestion`, `cluster.deploy.validate.volumes`,
-`cluster.deploy.validate.workloads`.
+Covers the rules in `cluster.deploy.validate.ray_cluster`, `cluster.deploy.validate.schemas`,
+`cluster.deploy.validate.crds`, `cluster.deploy.validate.serve_config` and `cluster.deploy.validate.suggestion`.
 """
 
 import sys
@@ -16,14 +12,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.deploy.validate.check import check_manifest, validate
-from cluster.deploy.validate.crd_schemas import CrdSchemas
+from cluster.deploy.validate.check import check_manifest, check_set, validate
+from cluster.deploy.validate.crds import Definitions
 from cluster.deploy.validate.documents import read_documents
 from cluster.deploy.validate.schemas import Schemas
-from cluster.deploy.validate.sets import check_set
 from paceline_testing.manifests import SERVE_CONFIG, VALID
 from paceline_testing.manifests import manifest as right
-from paceline_testing.planted_mistakes import MISTAKES
+from paceline_testing.planted_mistakes import MISTAKES, NEED_DEFINITIONS
 
 CRDS = Path(__file__).resolve().parents[6] / "shared" / "data" / "crds"
 GIVEN = ["without definitions", "with definitions"]
@@ -38,7 +33,7 @@ def schemas_of():
         if crds == GIVEN[1] and not CRDS.is_dir():
             pytest.skip(f"{CRDS} is not there")
         if crds not in made:
-            made[crds] = Schemas(CrdSchemas(CRDS) if crds == GIVEN[1] else None)
+            made[crds] = Schemas(Definitions(CRDS) if crds == GIVEN[1] else None)
         return made[crds]
 
     return get
@@ -48,12 +43,12 @@ def findings(manifest, schemas):
     """By way of a text, as a file would be: with lines, and with the checks of several objects together."""
     documents, problems = read_documents("x.yaml", yaml.safe_dump(manifest, sort_keys=False))
     assert problems == []
-    found = [document.find(problem) for document in documents for problem in check_manifest(document.value, schemas)]
+    found = [document.find(problem) for document in documents for problem in check_manifest(document, schemas)]
     return found + [document.find(problem) for document, problem in check_set(documents)]
 
 
 @pytest.mark.parametrize("crds", GIVEN)
-@pytest.mark.parametrize("name", [name for name in VALID if name != "deny_all"])
+@pytest.mark.parametrize("name", VALID)
 def test_a_manifest_that_is_right_raises_no_alarm(name, crds, schemas_of):
     assert findings(right(name), schemas_of(crds)) == []
 
@@ -62,42 +57,27 @@ def test_a_manifest_that_is_right_raises_no_alarm(name, crds, schemas_of):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_found_by_its_rule_and_no_other(mistake, crds, schemas_of):
     found = findings(mistake.make(), schemas_of(crds))
-    assert {finding.rule for finding in found if finding.level == "error"} == {mistake.rule}
+    is_silent = crds == GIVEN[0] and mistake.name in NEED_DEFINITIONS
+    assert {finding.rule for finding in found if finding.level == "error"} == (set() if is_silent else {mistake.rule})
     for finding in found:
         assert finding.line >= 1
         assert all((finding.where, finding.what, finding.why, finding.fix))
 
 
-def test_most_mistakes_are_of_kinds_that_schemas_miss(schemas_of):
-    schemas = schemas_of(GIVEN[1])
-    missed = [mistake for mistake in MISTAKES if not list(schemas.check(mistake.make()))]
-    assert len(MISTAKES) >= 60
-    assert len(missed) >= 45
-    assert len({mistake.rule for mistake in missed}) >= 45
-
-
 def test_all_that_is_right_is_right_together(tmp_path):
-    text = "---\n".join(yaml.safe_dump(right(name), sort_keys=False) for name in VALID)
+    together = [name for name in VALID if name != "deny_all"]
+    text = "---\n".join(yaml.safe_dump(right(name), sort_keys=False) for name in together)
     (tmp_path / "all.yaml").write_text(text)
     report = validate([tmp_path])
-    assert report.findings == []
-    assert report.num_documents == len(VALID)
-
-
-def test_a_route_that_breaks_a_rule_in_cel_is_found(schemas_of):
-    route = right("http_route")
-    rule = route["spec"]["rules"][0]
-    rule["matches"][0]["path"]["value"] = "v1"
-    (found,) = findings(route, schemas_of(GIVEN[1]))
-    assert found.rule == "crd-cel"
-    assert found.where == "spec.rules[0].matches[0].path"
+    assert report.num_errors == 0
+    assert report.num_documents == len(together)
 
 
 def test_items_of_a_list_with_keys_must_differ(schemas_of):
     cluster = right("ray_cluster")
     service = {"metadata": {}, "spec": {"ports": [{"port": 80, "name": "a"}, {"port": 80, "name": "b"}]}}
     cluster["spec"]["headGroupSpec"]["headService"] = service
-    assert "crd-list-unique" in {finding.rule for finding in findings(cluster, schemas_of(GIVEN[1]))}
+    assert "list-unique" in {finding.rule for finding in findings(cluster, schemas_of(GIVEN[1]))}
 
 
 def test_a_misspelt_field_is_told_what_it_may_have_been(schemas_of):
@@ -133,37 +113,7 @@ def rules_of(manifest, schemas):
 def test_rocksdb_has_no_fields_of_redis(crds, schemas_of):
     service = right("ray_service")
     service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["backend"] = "rocksdb"
-    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "ray-gcs-backend"}
-
-
-@pytest.mark.parametrize("crds", GIVEN)
-@pytest.mark.parametrize("policy", [{}, {"mode": "DenyAll"}, {"mode": "DenyAllEgress"}])
-def test_a_network_policy_of_kuberay_adds_no_dns(policy, crds, schemas_of):
-    service = right("ray_service")
-    service["spec"]["rayClusterConfig"]["networkPolicy"] = policy
-    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "network-dns"}
-    dns = {"egressRules": [{"ports": [{"port": 53, "protocol": "UDP"}]}]}
-    service["spec"]["rayClusterConfig"]["networkPolicy"] = {**policy, "head": dns, "worker": dns}
-    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate"}
-
-
-@pytest.mark.parametrize("crds", GIVEN)
-@pytest.mark.parametrize(
-    ("below", "key", "value"),
-    [
-        ("autoscalerOptions", "upscalingMode", "Fast"),
-        ("gcsFaultToleranceOptions", "backend", "Redis"),
-        ("upgradeStrategy", "type", "Recreated"),
-        (None, "managedBy", "me"),
-    ],
-)
-def test_texts_that_choose_are_among_those_that_there_are(below, key, value, crds, schemas_of):
-    service = right("ray_service")
-    cluster = service["spec"]["rayClusterConfig"]
-    (cluster if below is None else cluster.setdefault(below, {}))[key] = value
-    (found,) = findings(service, schemas_of(crds))
-    assert found.rule in ("schema-value", "crd-cel")
-    assert found.where.endswith(key)
+    assert rules_of(service, schemas_of(crds)) == {"ray-alpha-gate", "ray-gcs"}
 
 
 @pytest.mark.parametrize("crds", GIVEN)
@@ -171,44 +121,6 @@ def test_priority_0_is_none(crds, schemas_of):
     cluster = right("fixed_ray_cluster")
     cluster["spec"]["workerGroupSpecs"][0]["priority"] = 0
     assert findings(cluster, schemas_of(crds)) == []
-
-
-@pytest.mark.parametrize(
-    ("egress", "is_let_through"),
-    [
-        ({}, True),
-        ({"ports": [{"port": 443}]}, False),
-        ({"to": [{"podSelector": {}}]}, False),
-        ({"to": [{"podSelector": {}}], "ports": [{"port": 53, "protocol": "UDP"}]}, True),
-        ({"to": [{"namespaceSelector": {}}]}, True),
-        ({"to": [{"ipBlock": {"cidr": "10.0.0.10/32"}}]}, True),
-    ],
-)
-def test_dns_is_let_through_by_a_rule_that_leads_there(egress, is_let_through):
-    policy = right("network_policy")
-    policy["spec"]["egress"] = [egress]
-    documents, _ = read_documents("x.yaml", yaml.safe_dump_all([right("deny_all"), policy]))
-    assert [problem.rule for _, problem in check_set(documents)] == ([] if is_let_through else ["network-dns"])
-
-
-def test_code_that_a_service_names_is_looked_for_and_not_run(schemas_of, tmp_path, monkeypatch):
-    (tmp_path / "named_by_a_service.py").write_text("raise RuntimeError\n\n\ndef chosen(): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def rules_with(path):
-        config = yaml.safe_load(SERVE_CONFIG)
-        router, drafts = config["applications"][0]["deployments"]
-        router["request_router_config"] = {"request_router_class": path}
-        router["deployment_actors"] = [{"name": "shared", "actor_class": path}]
-        drafts["autoscaling_config"]["policy"] = {"policy_function": path}
-        service = right("ray_service")
-        service["spec"]["serveConfigV2"] = yaml.safe_dump(config)
-        return [finding.rule for finding in findings(service, schemas_of(GIVEN[0]))]
-
-    assert rules_with("named_by_a_service:chosen") == []
-    assert rules_with("named_by_a_service:other") == ["serve-import"] * 3
-    assert rules_with("not_installed_anywhere:chosen") == ["serve-import-elsewhere"] * 3
-    assert "named_by_a_service" not in sys.modules
 
 
 TEXTS = st.sampled_from(["", "a b", "1Gi", "1e999", "x" * 300])
@@ -242,10 +154,24 @@ def test_whatever_a_value_is_there_is_an_answer(data, schemas_of):
         assert finding.what
 
 
+def test_code_that_a_file_names_is_not_run(schemas_of, tmp_path, monkeypatch):
+    (tmp_path / "named_by_a_service.py").write_text("raise RuntimeError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = yaml.safe_load(SERVE_CONFIG)
+    router, drafts = config["applications"][0]["deployments"]
+    router["request_router_config"] = {"request_router_class": "named_by_a_service:chosen"}
+    router["deployment_actors"] = [{"name": "shared", "actor_class": "named_by_a_service:chosen"}]
+    drafts["autoscaling_config"]["policy"] = {"policy_function": "named_by_a_service:chosen"}
+    service = right("ray_service")
+    service["spec"]["serveConfigV2"] = yaml.safe_dump(config)
+    assert findings(service, schemas_of(GIVEN[0])) == []
+    assert "named_by_a_service" not in sys.modules
+
+
 def test_warnings_are_no_errors(tmp_path):
     cluster = right("ray_cluster")
-    cluster["apiVersion"] = "ray.io/v1alpha1"
-    (tmp_path / "old.yaml").write_text(yaml.safe_dump(cluster))
+    cluster["spec"]["workerGroupSpecs"][0]["replicas"] = 9
+    (tmp_path / "many.yaml").write_text(yaml.safe_dump(cluster))
     report = validate([tmp_path])
-    assert [(finding.rule, finding.level) for finding in report.findings] == [("api-deprecated", "warning")]
+    assert [(finding.rule, finding.level) for finding in report.findings] == [("ray-replicas-outside", "warning")]
     assert report.num_errors == 0
