@@ -90,23 +90,28 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	rm -rf build/lock
 
 # Needs no environment: uv asks the index for names, versions and hashes, and installs nothing. The CPU build of torch
-# has an index of its own: TORCH_ARGS="--extra-index-url URL" fetches its wheel for the hash (200 MB), too.
+# has an index of its own: TORCH_ARGS="--extra-index-url URL" fetches its wheels for their hashes (350 MB), too.
 image-lock:  ## refresh the hashes of the container images from requirements.lock (TORCH_ARGS= for torch+cpu)
 	rm -rf build/image-lock && $(PYTHON) -m venv build/image-lock
 	build/image-lock/bin/python -m pip install --quiet uv==$(UV_VERSION)
 	{ sed -n "/^requires/p; /^dependencies/,/^]/p" pyproject.toml | grep -o "\"[^\"]*==[^\"]*\"" | tr -d "\""; } \
 		> build/image-lock/requirements.in
-	build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c requirements.lock \
-		--python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-		build/image-lock/requirements.in -o build/image-lock/all.txt
+	for platform in aarch64 x86_64; do \
+		build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c requirements.lock \
+			--only-binary :all: --python-version 3.11 --python-platform $$platform-manylinux_2_28 \
+			build/image-lock/requirements.in -o build/image-lock/$$platform.txt || exit 1; \
+	done
+	diff build/image-lock/aarch64.txt build/image-lock/x86_64.txt  # one file serves both
 	awk -v common=k8s/containers/requirements.txt -v cuda=k8s/containers/requirements-cuda.txt \
-		-f k8s/containers/split_requirements.awk build/image-lock/all.txt
+		-f k8s/containers/split_requirements.awk build/image-lock/x86_64.txt
 ifneq ($(TORCH_ARGS),)
-	build/image-lock/bin/python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 \
-		--platform manylinux_2_28_x86_64 --dest build/image-lock/cpu $(TORCH_ARGS) "$(TORCH)+cpu"
-	{ sed -n '/^#/p' k8s/containers/requirements-cpu.txt; echo '$(TORCH)+cpu \'; \
-		build/image-lock/bin/python -m pip hash build/image-lock/cpu/* | sed -n 's/^--hash/    &/p'; } \
-		> build/image-lock/requirements-cpu.txt
+	for platform in aarch64 x86_64; do \
+		build/image-lock/bin/python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 \
+			--platform manylinux_2_28_$$platform --dest build/image-lock/cpu $(TORCH_ARGS) "$(TORCH)+cpu" || exit 1; \
+	done
+	{ sed -n '/^#/p' k8s/containers/requirements-cpu.txt; printf '$(TORCH)+cpu'; \
+		build/image-lock/bin/python -m pip hash build/image-lock/cpu/* | sed -n 's/^--hash/    &/p' | sort -r | \
+		while read -r line; do printf ' \\\n    %s' "$$line"; done; echo; } > build/image-lock/requirements-cpu.txt
 	mv build/image-lock/requirements-cpu.txt k8s/containers/requirements-cpu.txt
 endif
 	rm -rf build/image-lock
@@ -128,7 +133,7 @@ scan: setup  ## checkov over the manifests and the container files
 	rm -rf build/scan && $(PYTHON) -m venv build/scan
 	build/scan/bin/python -m pip install --quiet checkov==$(CHECKOV_VERSION)
 	PYTHONPATH=. $(BIN)/python tests/images/objects_to_scan.py build/scan/objects
-	cp k8s/containers/Dockerfile.* build/scan/objects
+	cp k8s/containers/Dockerfile build/scan/objects
 	build/scan/bin/checkov --directory build/scan/objects --framework kubernetes dockerfile --compact --quiet \
 		--skip-check $(CHECKOV_SKIPS)
 	rm -rf build/scan

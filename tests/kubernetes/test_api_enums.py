@@ -13,7 +13,7 @@ def test_the_texts_that_choose_are_those_of_the_api_server(plane):
     published = {}
     for path, at in plane.http.get("/openapi/v3").raise_for_status().json()["paths"].items():
         if path.startswith(("api/v1", "apis/")):
-            document = plane.http.get(at["serverRelativeURL"]).raise_for_status().json()
+            document = plane.http.get(at["serverRelativeURL"], follow_redirects=True).raise_for_status().json()
             for name, schema in document.get("components", {}).get("schemas", {}).items():
                 for field, value in schema.get("properties", {}).items():
                     texts = value.get("enum") or value.get("items", {}).get("enum")
