@@ -6,8 +6,6 @@ Covers `cluster.cli.scale`.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +19,7 @@ from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION, DIRECTORY
-from paceline_testing.deployed import deployed, wait_for
+from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
@@ -138,11 +136,6 @@ def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_n
     assert metric(url, "paceline_late_drafts_total") == 0
     assert metric(url, "paceline_request_resumed_total") == 0
     assert other_processes() == before
-
-
-def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cluster.cli.main", "scale", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def held_workers() -> int | None:

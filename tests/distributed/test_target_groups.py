@@ -1,5 +1,5 @@
-"""Target groups come under load and go after it, routers and groups die meanwhile: no request is lost and no text
-changes."""
+"""Target groups come under load and go after it, or by hand, routers and groups die meanwhile: no request is lost and
+no text changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
-from paceline_testing.deployed import deployed, wait_for
+from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
@@ -182,6 +182,21 @@ def test_streams_on_a_group_that_is_killed_go_on_with_the_other(two_groups):
     assert len(ranks) == 2
     two_groups.stream_all(lambda: os.kill(ranks[0], signal.SIGKILL))
     wait_for(lambda: two_groups.num_groups() == 2, "another group")
+
+
+def test_by_hand_a_group_goes_and_comes_under_load_and_no_stream_breaks(two_groups):
+    def one_group() -> None:
+        done = scale("target", "--groups", "1", "--wait-s", "200")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "target groups: 2 running, 1 wanted\ntarget groups: 1 running\n"
+
+    two_groups.stream_all(one_group)
+    num_served = len(two_groups.served)
+    wait_for(lambda: len(two_groups.served) > num_served + 10, "answers of the group that is left")
+    assert two_groups.num_groups() == 1  # the load would have two
+    done = scale("target", "--groups", "auto")
+    assert done.stdout == "target groups: 1 running, from now on as the load asks for\n"
+    wait_for(lambda: two_groups.num_groups() == 2, "the second group")
 
 
 def test_the_second_group_goes_with_the_load_and_no_request_is_lost(two_groups):

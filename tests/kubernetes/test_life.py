@@ -121,7 +121,7 @@ def test_a_release_becomes_ready_is_upgraded_and_leaves_nothing(plane, nodes, he
     assert generations(plane, namespace) == {}
 
 
-def test_bounds_of_a_running_cluster_are_changed_in_place(plane, helm, namespace):
+def test_bounds_are_changed_in_place_and_a_new_operator_leaves_the_pods(plane, helm, namespace):
     helm.install(CHART, "paceline", {}, namespace=namespace)
     wait_until_ready(plane, namespace)
     cluster = active_cluster(plane, namespace)
@@ -134,6 +134,22 @@ def test_bounds_of_a_running_cluster_are_changed_in_place(plane, helm, namespace
         lambda: plane.get(RAY_CLUSTERS, cluster, namespace)["spec"]["workerGroupSpecs"][2]["maxReplicas"] == 12, "12"
     )
     assert active_cluster(plane, namespace) == cluster
+    # What another version of the operator wrote is written anew; the pods stay, and the values' bounds count again.
+    pods = {each["metadata"]["uid"] for each in plane.all("core/v1/pods", namespace)}
+    body = '[{"op": "replace", "path": "/spec/workerGroupSpecs/2/maxReplicas", "value": 20}]'
+    plane.http.patch(path, content=body, headers={"Content-Type": "application/json-patch+json"}).raise_for_status()
+    plane.patch(path, {"metadata": {"annotations": {"ray.io/kuberay-version": "v1.6.0"}}})
+
+    def is_taken_over():
+        found = plane.get(RAY_CLUSTERS, cluster, namespace)
+        bounds = found["spec"]["workerGroupSpecs"][2]["maxReplicas"]
+        return (found["metadata"]["annotations"]["ray.io/kuberay-version"], bounds) != ("v1.6.0", 20)
+
+    wait_for(is_taken_over, "the operator of now")
+    assert plane.get(RAY_CLUSTERS, cluster, namespace)["spec"]["workerGroupSpecs"][2]["maxReplicas"] == 12
+    wait_until_ready(plane, namespace)
+    assert [each["metadata"]["name"] for each in plane.all(RAY_CLUSTERS, namespace)] == [cluster]
+    assert {each["metadata"]["uid"] for each in plane.all("core/v1/pods", namespace)} == pods
     helm.uninstall("paceline")
 
 
@@ -154,6 +170,8 @@ def test_two_releases_live_in_one_namespace(plane, helm, namespace):
         helm.uninstall(release)
 
 
-def test_the_pod_of_helm_test_is_admitted(plane, namespace):
-    (pod,) = [each for each in objects({}, namespace=namespace) if is_test(each)]
-    assert plane.apply(pod, dry_run=True)[1] == []
+def test_what_helm_test_makes_is_admitted(plane, namespace):
+    made = objects({"networkPolicy": {"enabled": True}}, namespace=namespace)
+    hooks = [each for each in made if is_test(each)]
+    assert len(hooks) == 2
+    assert [plane.apply(each, dry_run=True)[1] for each in hooks] == [[], []]

@@ -1,5 +1,7 @@
 """Clusters on a Ray that a test has started."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -49,3 +51,9 @@ def end_application() -> None:
     while ray_processes("ServeReplica:") or ray_processes("TargetRank"):
         assert time.monotonic() < deadline, "processes of the cluster are left"
         time.sleep(0.2)
+
+
+def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`paceline scale` against the cluster of this machine."""
+    command = [sys.executable, "-m", "cluster.cli.main", "scale", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -711,3 +711,58 @@ def test_log_lines_of_the_page_are_those_that_are_written():
     code = "".join(path.read_text() for folder in ("actors", "cluster") for path in (ROOT / folder).rglob("*.py"))
     assert len(ours) >= 6
     assert [part for line in ours for part in line.split("...") if part not in code] == []
+
+
+def test_every_value_that_the_page_names_beside_those_of_other_charts_is_there():
+    text = (CHART.parent / "README.md").read_text(encoding="utf-8").partition("| There | Here |\n|---|---|\n")[2]
+    rows = [line.split(" | ") for line in text.partition("\n\n")[0].splitlines()]
+    assert len(rows) >= 20
+    for name in [name for *_, here in rows for name in re.findall(r"`([\w.]+)`", here)]:
+        keys = name.replace("GROUP", "target").split(".")
+        if keys[0] == "config" and len(keys) > 1:
+            model = ClusterConfig.model_fields[keys[1]].annotation
+            assert keys[2] in model.model_fields, name
+        else:
+            value = yaml.safe_load((CHART / "values.yaml").read_bytes())
+            for key in keys:
+                value = value[key]
+
+
+def parts_of(made):
+    """What an upgrade may change, by what it does: the bounds of groups KubeRay leaves to the next cluster."""
+    parts = {each["kind"]: [] for each in made}
+    for each in made:
+        if each["kind"] == "RayService":
+            spec = each["spec"]
+            parts["in place"] = spec.pop("serveConfigV2")
+            parts["pods"] = spec.pop("rayClusterConfig")
+            groups = parts["pods"]["workerGroupSpecs"]
+            parts["bounds"] = [[group.pop(key, None) for key in ("replicas", *BOUNDS)] for group in groups]
+        parts[each["kind"]].append(each)
+    return parts
+
+
+BOUNDS = ("minReplicas", "maxReplicas")
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"config": {"router": {"max_waiting": 7}}}, {"in place"}),
+        ({"config": {"draft": {"max_workers": 9}}}, {"in place", "bounds"}),
+        ({"draft": {"maxReplicas": 12}}, {"bounds"}),
+        ({"router": {"maxReplicas": 9}}, {"bounds"}),
+        ({"router": {"minReplicas": 3}}, {"bounds", "pods"}),
+        ({"pods": {"env": [{"name": "A", "value": "b"}]}}, {"pods"}),
+        ({"draft": {"idleTimeoutSeconds": 5}}, {"pods"}),
+        ({"config": {"target": {"tensor_parallel": 4}}}, {"in place", "pods"}),
+        ({"service": {"type": "LoadBalancer"}}, {"Service"}),
+        ({"networkPolicy": {"clients": ["a"]}}, {"NetworkPolicy"}),
+        ({"cache": {"memory": "20Gi"}}, {"StatefulSet", "ConfigMap"}),
+        ({"upgrade": {"stepSizePercent": 10}}, {"RayService"}),
+    ],
+)
+def test_a_changed_value_does_to_a_release_what_the_page_says(changed, what):
+    values = profile_values("prod-70b")
+    before, after = (parts_of(objects(given)) for given in (values, merged(values, changed)))
+    assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == what
