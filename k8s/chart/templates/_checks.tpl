@@ -81,7 +81,7 @@
 {{- if and $values.models.prepare (hasPrefix "/" $config.target.model) -}}
 {{- fail (printf "config.target.model is %s; with models.prepare it must be a name of `paceline model list`" $config.target.model) -}}
 {{- end -}}
-{{- if and $values.cache.enabled $values.config.cache (hasKey $values.config.cache "url") -}}
+{{- if and $values.cache.enabled (hasKey (default dict $values.config.cache) "url") -}}
 {{- fail "config.cache.url names another Redis; set cache.enabled to false" -}}
 {{- end -}}
 {{- end }}
