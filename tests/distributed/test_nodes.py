@@ -33,9 +33,11 @@ def asked(model_dirs) -> Asked:
 
 @pytest.fixture(scope="module")
 def cluster(model_dirs) -> Iterator[Deployed]:
-    """prod-70b on a head and on a node each for routers, targets and drafts."""
+    """prod-70b on a head and on a node each for routers and drafts, and two for targets: the other is for a new version
+    and for what a loss leaves without a place."""
     with RayNodes(health_check_s=0.5) as nodes:
         deployed = Deployed(nodes, toy_values("prod-70b", *model_dirs, router_pods=1))
+        deployed.add_spare("target")
         yield deployed
         deployed.client.close()
 
@@ -73,8 +75,8 @@ def test_the_loss_of_a_draft_node_costs_no_request_and_no_stream(cluster, asked)
 
 
 def test_the_loss_of_the_target_node_costs_no_request_and_no_stream(cluster, asked):
-    cluster.add_spare("target")
     under_load(cluster, asked, "target node lost", lambda: cluster.lose("target"))
+    cluster.add_spare("target")
 
 
 def test_the_loss_of_the_head_costs_no_request_and_no_stream_and_the_next_head_can_upgrade(cluster, asked):

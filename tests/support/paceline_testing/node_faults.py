@@ -29,6 +29,7 @@ EAGER_DRAFTS: dict[str, dict[str, Any]] = {
     "draft": {"branch": 1, "deadline_ms": 10_000},
 }
 MOST_DRAFT_NODES = 3
+_DEPLOYMENTS = {"router": "Router", "target": "TargetGroup", "draft": "DraftPool"}  # by group
 HEAD_AWAY_S = 20.0  # until it has been put on another machine
 _PATIENCE_S = 300.0
 
@@ -63,7 +64,8 @@ class Deployed:
 
     def roll(self) -> None:
         """To another version: Serve replaces all replicas for any change of the application's arguments. Returns when
-        it runs the new version alone, but for what finishes its requests."""
+        it runs the new version alone, but for what finishes its requests. With `upgrade.secondTarget` there must be a
+        spare target node, which on Kubernetes the autoscaler adds."""
         waiting = self.values["config"].get("router", {}).get("max_waiting", 64)
         self.values = merged(self.values, {"config": {"router": {"max_waiting": waiting + 1}}})
         before = self.nodes.replicas()
@@ -81,9 +83,11 @@ class Deployed:
         self.of_groups[group].append(self._add(group))
 
     def lose(self, group: str, how: Callable[[RayNode], None] = RayNode.kill) -> None:
-        """The group's first node. Returns when all is well again, for which there must be a spare one."""
+        """The node that does the group's work. Returns when all is well again, for which there must be a spare one."""
         is_well = self.has_drafts if group == "draft" else self.client.is_ready
-        lost = self.of_groups[group].pop(0)
+        working = self.nodes.processes_of(_DEPLOYMENTS[group])
+        lost = next(node for node in self.of_groups[group] if node.runs(working))
+        self.of_groups[group].remove(lost)
         how(lost)
         wait_for(lambda: not is_well(), f"the loss of the {group} node")
         wait_for(is_well, f"the return of the {group} node's part")
@@ -141,8 +145,8 @@ def main(overlay: str, faults: Sequence[str]) -> None:
         cluster = Deployed(nodes, toy_values(overlay, target, draft))
         for fault in faults:
             group, _, how = fault.partition("-")
-            if group not in ("roll", "head"):
-                cluster.add_spare(group)
+            if group != "head":
+                cluster.add_spare("target" if group == "roll" else group)
             with Load(cluster.client, CLIENTS, asked) as load:
                 load.wait_for_answers()
                 since = time.monotonic()
