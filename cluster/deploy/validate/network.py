@@ -116,19 +116,14 @@ def _has_port(rule: dict[str, Any], port: int | None, target: Peer) -> bool:
     given = [each for _, each in items(rule, "ports")]
     if not given:
         return True
-    named = {p.get("name"): p.get("containerPort") for p in target.ports()} if isinstance(target, Pods) else {}
     for each in given:
-        first = each.get("port")
-        first = named.get(first, first)
-        if first is None:
+        if each.get("port") is None:
             return True
-        if port is not None and (first == port or (isinstance(first, str) and isinstance(target, Outside))):
-            return True
-        last, start = whole(each.get("endPort")), whole(first)
-        if (
-            last is not None
-            and start is not None
-            and (start <= 1024 and last == 65535 if port is None else start <= port <= last)
-        ):
+        first = target.number_of(each["port"]) if isinstance(target, Pods) else whole(each["port"])
+        last = whole(each.get("endPort")) or first
+        if first is None or last is None:
+            if isinstance(target, Outside):
+                return True  # what is named so there is not known
+        elif (first <= 1024 and last == 65_535) if port is None else first <= port <= last:
             return True
     return False

@@ -11,7 +11,7 @@ from cluster.deploy.validate.documents import Document
 from cluster.deploy.validate.finding import Location, Problem
 from cluster.deploy.validate.quantity import parse_quantity
 from cluster.deploy.validate.ray_cluster import cluster_of, groups_of, is_ray
-from cluster.deploy.validate.tree import at, items, listed, mapping, whole
+from cluster.deploy.validate.tree import at, items, listed, mapping, scalar, whole
 
 # Where a kind has its template of pods; a Pod is one itself.
 _TEMPLATES: dict[str, Location] = {
@@ -51,8 +51,15 @@ class Pods:
             for index, container in items(self.spec, key)
         ]
 
-    def ports(self) -> list[dict[str, Any]]:
-        return [port for _, container in self.containers() for _, port in items(container, "ports")]
+    def ports(self) -> dict[int | None, str | int | None]:
+        """Names by number."""
+        ports = [port for _, container in self.containers() for _, port in items(container, "ports")]
+        return {whole(port.get("containerPort")): scalar(port.get("name")) for port in ports}
+
+    def number_of(self, port: object) -> int | None:
+        """Of a port that is given by its name or its number."""
+        named = {name: number for number, name in self.ports().items() if name is not None}
+        return named.get(port) if isinstance(port, str) else whole(port)
 
 
 def namespace_of(document: Document) -> str:

@@ -12,7 +12,7 @@ from cluster.deploy.validate.network import check_flow, check_ray_network
 from cluster.deploy.validate.pods import Pods, check_pods, namespace_of, pods_of, selects
 from cluster.deploy.validate.ray_cluster import cluster_of, is_ray
 from cluster.deploy.validate.suggestion import did_you_mean
-from cluster.deploy.validate.tree import at, items, mapping, whole
+from cluster.deploy.validate.tree import at, items, mapping, scalar, whole
 
 Found = Iterator[tuple[Document, Problem]]
 
@@ -95,14 +95,15 @@ class References:
 
     def _check_service(self, document: Document) -> Found:
         chosen = self._chosen(document) if mapping(document.value, "spec", "selector") else []
-        ports = [port for pods in chosen for port in pods.ports()]
+        named = {name for pods in chosen for name in pods.ports().values()}
+        numbers = {number for pods in chosen for number in pods.ports()}
         for index, port in items(document.value, "spec", "ports"):
             target = port.get("targetPort", port.get("port"))
             where = ("spec", "ports", index, "targetPort" if "targetPort" in port else "port")
-            if isinstance(target, str) and chosen and target not in {each.get("name") for each in ports}:
+            if isinstance(target, str) and chosen and target not in named:
                 what = f"no pod that the service selects has a port named {target!r}"
                 yield document, Problem("service-target", where, what)
-            elif whole(target) is not None and ports and target not in {each.get("containerPort") for each in ports}:
+            elif whole(target) is not None and numbers and target not in numbers:
                 yield document, Problem("service-port", where, f"no pod that the service selects names port {target}")
 
     def _check_routes(self, document: Document) -> Found:
@@ -111,8 +112,9 @@ class References:
             if service is None:
                 yield from self._check_name(document, where, "Service", name)
             elif port is not None:
-                given = {each.get(key) for _, each in items(service.value, "spec", "ports") for key in ("port", "name")}
-                if port not in given:
+                ports = items(service.value, "spec", "ports")
+                given = {scalar(each.get(key)) for _, each in ports for key in ("port", "name")}
+                if scalar(port) not in given:
                     shown = ", ".join(sorted(str(each) for each in given - {None}))
                     yield document, Problem("backend-port", where, f"{service.name} has no port {port}; it has {shown}")
         for index, parent in items(document.value, "spec", "parentRefs"):
@@ -129,35 +131,37 @@ class References:
                     yield document, Problem("backend-port", (*where, "sectionName"), what)
 
     def _check_monitor(self, document: Document) -> Found:
-        names = {port.get("name") for pods in self._chosen(document) for port in pods.ports()}
+        names = {name for pods in self._chosen(document) for name in pods.ports().values()}
         for index, endpoint in items(document.value, "spec", "podMetricsEndpoints"):
-            if names and endpoint.get("port") is not None and endpoint["port"] not in names:
+            if names and endpoint.get("port") is not None and scalar(endpoint["port"]) not in names:
                 what = f"no pod that it selects has a port named {endpoint['port']!r}"
                 yield document, Problem("service-target", ("spec", "podMetricsEndpoints", index, "port"), what)
 
     def _check_urls(self, document: Document, groups: list[Pods]) -> Found:
         """Redis of Ray's own state, which only the head asks, and that of the shared cache, which all do."""
         for where, url, sources in _urls(document.value, groups):
-            parts = urlsplit(url if "//" in url else f"//{url}")
+            try:
+                parts = urlsplit(url if "//" in url else f"//{url}")
+                port = parts.port
+            except ValueError:
+                continue  # another check says so
             name, _, space = (parts.hostname or "").partition(".")
             space = space.split(".")[0] or namespace_of(document)
             service = self._names.get(("Service", space), {}).get(name)
-            if service is None or whole(parts.port) is None:
+            if service is None or port is None:
                 if "." not in str(parts.hostname):
                     yield from self._check_name(document, where, "Service", name)
                 continue
-            ports = {each.get("port"): each for _, each in items(service.value, "spec", "ports")}
-            if parts.port not in ports:
+            ports = {scalar(each.get("port")): each for _, each in items(service.value, "spec", "ports")}
+            if port not in ports:
                 shown = ", ".join(map(str, ports))
                 yield (
                     document,
-                    Problem("backend-port", where, f"{service.name} has no port {parts.port}; it has {shown}"),
+                    Problem("backend-port", where, f"{service.name} has no port {port}; it has {shown}"),
                 )
                 continue
             for pods in self._chosen(service):
-                target = ports[parts.port].get("targetPort", parts.port)
-                target = {each.get("name"): each.get("containerPort") for each in pods.ports()}.get(target, target)
-                if (number := whole(target)) is not None:
+                if (number := pods.number_of(ports[port].get("targetPort", port))) is not None:
                     for source in sources:
                         yield from check_flow(self._documents, source, pods, number)
 

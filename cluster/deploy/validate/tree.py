@@ -50,3 +50,8 @@ def has(value: object, key: str | int) -> bool:
 def whole(value: object) -> int | None:
     """A whole number, or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def scalar(value: object) -> str | int | None:
+    """A text or a number, or None."""
+    return value if isinstance(value, str | int) else None

@@ -6,6 +6,8 @@ Covers `cluster.deploy.validate.references`, `cluster.deploy.validate.network`, 
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cluster.deploy.validate.check import check_manifest, check_set
 from cluster.deploy.validate.documents import read_documents
@@ -119,3 +121,28 @@ def test_a_mistake_between_objects_is_found_by_its_rule_and_no_other(rule, at, p
     found = findings(planted(at, place, value), schemas)
     assert {finding.rule for finding in found} == {rule}
     assert all((finding.where, finding.what, finding.why, finding.fix) for finding in found)
+
+
+ODD = st.sampled_from([None, [], {}, [[]], [{}], {"a": None}, "", 0, -1, 1.5, True, ["a"], [None], [{"name": {}}]])
+
+
+def places(value, where=()):
+    yield where
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from places(child, (*where, key))
+
+
+PLACES = [place for place in places(profile_objects("prod-70b")) if len(place) > 1]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), ODD), min_size=1, max_size=12))
+def test_whatever_the_values_of_a_set_are_there_is_an_answer(changes, schemas):
+    made = profile_objects("prod-70b")
+    for (*keys, last), value in sorted(changes, key=lambda change: -len(change[0])):  # the innermost first
+        target = made
+        for key in keys:
+            target = target[key]
+        target[last] = value
+    assert findings(made, schemas) is not None
