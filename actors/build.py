@@ -14,6 +14,7 @@ from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
 from actors.engine.options import EngineOptions
+from actors.engine.rank_group import least_of_ranks
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.models.loader import (
@@ -60,8 +61,12 @@ def build_target_engine(source: ModelSource, options: TargetOptions | None = Non
     if head is not None:
         bytes_per_token += head.kv_bytes_per_token()
     tokens = options.kv_cache_tokens or _tokens_that_fit(config, model, options.kv_cache_fraction, bytes_per_token)
+    num_blocks = max(1, tokens // options.block_size)
+    if ranks > 1:
+        # With pools of their own size, one rank would find no room for a sequence that the others compute.
+        num_blocks = least_of_ranks(num_blocks)
     engine_options = EngineOptions(
-        num_blocks=max(1, tokens // options.block_size),
+        num_blocks=num_blocks,
         block_size=options.block_size,
         prefix_cache=options.prefix_cache,
         exact=options.exact,

@@ -8,6 +8,7 @@
     ├── DeadlineExceeded      the caller's own time limit has passed
     ├── ModelError            a model cannot be found, read or run
     │   └── ModelUnavailable  its files cannot be fetched from here
+    ├── EngineBroken          an engine can compute nothing more; its process must be replaced
     └── LinkError             a message between workers could not be read or did not arrive
 
 Every class passes its arguments to `Exception.__init__`, so it survives pickling across processes.
@@ -69,6 +70,10 @@ class ModelError(PacelineError):
 
 class ModelUnavailable(ModelError):
     """A model's package is not installed and cannot be fetched."""
+
+
+class EngineBroken(PacelineError):
+    """An engine stopped in a state that no later round can recover from; its process must be replaced."""
 
 
 class LinkError(PacelineError):

@@ -23,7 +23,14 @@ from actors.drafters.registry import (
 from actors.drafters.retrieval import open_corpora
 from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import ModelInfo, check_encoder_decoder, choose_device, read_model_info, refuse_encoder
+from actors.models.loader import (
+    ModelInfo,
+    check_encoder_decoder,
+    check_tensor_parallel,
+    choose_device,
+    read_model_info,
+    refuse_encoder,
+)
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
 from actors.training.drafter_build import default_drafter_dir
@@ -116,6 +123,7 @@ def plan_cluster(
     if info.is_encoder_decoder:
         used = config.target if EAGLE in drafters else config.target.model_copy(update={"eagle_head": "none"})
         check_encoder_decoder(source, used)
+    check_tensor_parallel(source, config.target.tensor_parallel)
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
     delta_bytes = 0 if config.cache.url == NO_CACHE else DELTA_BYTES

@@ -29,6 +29,7 @@ from actors.draft_model.known_guesses import Growth, KnownGuesses
 from actors.draft_model.ouroboros_drafter import OuroborosDraft, OuroborosDrafter
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
+from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
@@ -348,7 +349,9 @@ class DraftEngine:
     answer = draft  # the name that every worker's engine has
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale."""
+        """Forget every sequence; their next deltas are answered stale. Raises torch's error when the device has failed
+        for good."""
+        check_device(self._runner.device)
         self._table.clear()
         self._unfit.clear()
         self._known.clear()

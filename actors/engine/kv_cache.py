@@ -8,6 +8,12 @@ import numpy as np
 import torch
 
 
+def check_device(device: torch.device) -> None:
+    """Raises torch's error when a device has failed for good: after some errors of CUDA every later call fails."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class KvCache:
     """Keys and values by layer, each [num_slots, kv_heads, head_dim]. Slot = block * block_size + offset.
 

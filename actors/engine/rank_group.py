@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from actors.engine.target_engine import TargetEngine
+from actors.errors import EngineBroken
 from actors.messages import VerifyBatch, VerifyResult, decode_message, encode_message
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,13 @@ def leave_group() -> None:
         dist.destroy_process_group()
 
 
+def least_of_ranks(value: int) -> int:
+    """The least of the values that the ranks pass; blocks until all have. Raises RuntimeError if a rank is gone."""
+    least = torch.tensor([value], dtype=torch.int64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least)
+
+
 def _share(payload: bytes | None) -> bytes:
     """Broadcast: rank 0 passes a payload, the others None; all return it. Raises RuntimeError if a rank is gone."""
     size = torch.tensor([len(payload) if payload is not None else 0], dtype=torch.int64)
@@ -65,24 +73,30 @@ def _share(payload: bytes | None) -> bytes:
     return data.numpy().tobytes()
 
 
-_CLEAR = b"clear"
 _STOP = b"stop"
 
 
 class LeadingRank:
-    """Rank 0: the worker loop's `Engine` of the whole group."""
+    """Rank 0: the worker loop's `Engine` of the whole group.
+
+    A failed round ends the group: another rank may still be in a collective of it, and rank 0's next one would be
+    paired with that, which gives wrong tokens and no error.
+    """
 
     def __init__(self, engine: TargetEngine) -> None:
         self._engine = engine
         self._shared_at = time.monotonic()
 
     def answer(self, batch: VerifyBatch) -> VerifyResult:
-        self._tell(encode_message(batch))
-        return self._engine.verify(batch)
+        """Raises EngineBroken when the round fails on any rank."""
+        try:
+            self._tell(encode_message(batch))
+            return self._engine.verify(batch)
+        except Exception as error:
+            raise EngineBroken(f"round {batch.round_id}: {type(error).__name__}: {error}") from error
 
     def clear(self) -> None:
-        self._tell(_CLEAR)
-        self._engine.clear()
+        """Nothing to do: no round is tried after a failed one."""
 
     def keep_alive(self) -> None:
         if time.monotonic() - self._shared_at > _KEEPALIVE_S:
@@ -105,9 +119,7 @@ def follow(engine: TargetEngine) -> None:
         payload = _share(None)
         if payload == _STOP:
             return
-        if payload == _CLEAR:
-            engine.clear()
-        elif payload:
+        if payload:
             batch = decode_message(payload)
             assert isinstance(batch, VerifyBatch)
             engine.verify(batch)

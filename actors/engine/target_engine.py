@@ -15,6 +15,7 @@ from actors.draft_tree import DraftTree, TopProbs, depths_of
 from actors.engine.batch import SequenceRows, is_chain
 from actors.engine.block_pool import BlockPool
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
+from actors.engine.kv_cache import check_device
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
@@ -219,7 +220,9 @@ class TargetEngine:
     answer = verify  # the name that every worker's engine has
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale."""
+        """Forget every sequence; their next deltas are answered stale. Raises torch's error when the device has failed
+        for good."""
+        check_device(self._runner.device)
         self._table.clear()
 
 

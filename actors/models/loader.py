@@ -133,6 +133,22 @@ def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
         refuse_encoder(source, "an EAGLE head")
 
 
+def check_tensor_parallel(source: ModelSource, ranks: int) -> None:
+    """Raises ModelError for a model that has no tensor-parallel plan, or whose heads do not divide among the ranks."""
+    text = load_config(source).get_text_config()
+    if ranks == 1:
+        return
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ModelError(
+            f"model {source.spec!r}: {text.model_type} has no tensor-parallel plan; tensor_parallel must be 1"
+        )
+    heads = int(text.num_attention_heads)
+    for what, count in (("attention", heads), ("key-value", getattr(text, "num_key_value_heads", None) or heads)):
+        if count % ranks:
+            limit = f"it must divide the {count} {what} heads of model {source.spec!r}"
+            raise ModelError(f"tensor_parallel is {ranks}; {limit}")
+
+
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """The model's tokenizer with its chat template, if it has one. Raises ModelError."""
     from transformers import AutoTokenizer
@@ -330,10 +346,7 @@ def _distributed_config(source: ModelSource, config: PretrainedConfig, tensor_pa
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != tensor_parallel:
         size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
         raise ModelError(f"tensor_parallel is {tensor_parallel}; torch.distributed is set up for {size} ranks")
-    if not getattr(config.get_text_config(), "base_model_tp_plan", None):
-        raise ModelError(
-            f"model {source.spec!r}: {config.model_type} has no tensor-parallel plan; tensor_parallel must be 1"
-        )
+    check_tensor_parallel(source, tensor_parallel)
     return DistributedConfig(tp_size=tensor_parallel)
 
 

@@ -221,7 +221,7 @@ def target_group_application(
         **replica_options(options.groups, options.most_groups, scaling=scaling, policy=TargetPolicy, limits=limits),
         ray_actor_options={"num_cpus": 0.1},
         placement_group_bundles=[{"CPU": 0.1}, *([bundle] * options.tensor_parallel)],
-        placement_group_strategy="PACK",
+        placement_group_strategy="STRICT_PACK",  # ranks exchange activations twice a layer
         health_check_period_s=1.0,
         health_check_timeout_s=options.health_timeout_s + 5.0,
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for

@@ -111,6 +111,8 @@ class TargetWorker:
         except Exception as error:
             logger.exception("target rank 0 ended")
             self._error = f"{type(error).__name__}: {error}"
+            if self.server is not None:
+                self.server.close()  # routers go to other groups at once
 
     def _follow(self) -> None:
         assert self._engine is not None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from actors.errors import LinkError
+from actors.errors import EngineBroken, LinkError
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, VerifyBatch, VerifyResult, WorkerInfo
 
@@ -22,10 +22,13 @@ _SWEEP_S = 10.0
 class Engine(Protocol):
     """A target engine (alone or rank 0 of a group) or a draft engine."""
 
-    def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult: ...
+    def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult:
+        """Raises EngineBroken where no later round can be right, which ends the worker."""
+        ...
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale."""
+        """Forget every sequence; their next deltas are answered stale. Raises whatever shows that no later round can be
+        right."""
         ...
 
 
@@ -132,6 +135,8 @@ class WorkerLoop:
         self._busy_since = time.monotonic()
         try:
             answer = self._engine.answer(message)
+        except EngineBroken:
+            raise
         except Exception as error:
             # The engine may have stopped half-way: drop everything, so that no wrong KV survives.
             logger.exception("round %d failed", message.round_id)

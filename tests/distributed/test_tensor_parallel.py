@@ -18,8 +18,9 @@ import ray
 
 from actors.build import build_target_engine
 from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
-from actors.errors import Unavailable
+from actors.errors import EngineBroken, ModelError, Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.models.loader import check_tensor_parallel
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from actors.workers.settings import TargetSettings
@@ -35,8 +36,9 @@ STEPS = 8
 OPTIONS = TargetGroupOptions(device="cpu", kv_cache_tokens=512, block_size=4)
 
 
-def decode(engine, steps: int = STEPS) -> list[list[int]]:
-    """Decode all prompts in one batch; from round 3 on with a draft tree that is partly right by construction."""
+def decode(engine, steps: int = STEPS, record=lambda outputs: None) -> list[list[int]]:
+    """Decode all prompts in one batch; from round 3 on with a draft tree that is partly right by construction. record
+    is given the tokens after each round."""
     sequences = [list(prompt) for prompt in PROMPTS]
     known = [0, 0, 0]
     outputs: list[list[int]] = [[], [], []]
@@ -57,10 +59,23 @@ def decode(engine, steps: int = STEPS) -> list[list[int]]:
             new = [int(items[index].tree.token_ids[node]) for node in verdict.path] + [verdict.next_token]
             sequences[index] += new
             outputs[index] += new
+        record([list(output) for output in outputs])
     return [output[:steps] for output in outputs]
 
 
-def run_rank(path: Path, rank: int, ports, answers) -> None:
+def fail_in_layer(engine, layer: int, call: int) -> None:
+    """Raise in a call of a layer's second half: the collective of its first half is over, that of the other is not."""
+    calls = iter(range(call))
+
+    def hook(*_: object) -> None:
+        if next(calls, None) is None:
+            raise RuntimeError("injected")
+
+    engine.model.model.layers[layer].mlp.register_forward_pre_hook(hook)
+
+
+def run_rank(path: Path, rank: int, ports, answers, faults: dict[int, tuple[int, int]] | None = None) -> None:
+    """faults: layer and call of it that fails, by rank."""
     import torch
 
     torch.set_num_threads(1)
@@ -72,16 +87,46 @@ def run_rank(path: Path, rank: int, ports, answers) -> None:
         meeting = find_meeting("127.0.0.1", ports.get(timeout=60))
     join_group(meeting, rank, 3, "cpu")
     source = ModelSource("tiny", "tiny", path)
-    engine = build_target_engine(source, OPTIONS.model_copy(update={"tensor_parallel": 3}), rank=rank)
+    # The ranks have memory for pools of 32, 64 and 128 blocks.
+    options = OPTIONS.model_copy(update={"tensor_parallel": 3, "kv_cache_tokens": 128 << rank})
+    engine = build_target_engine(source, options, rank=rank)
+    assert engine.pool.num_blocks == 32
+    if rank in (faults or {}):
+        fail_in_layer(engine, *faults[rank])
     if rank == 0:
         leading = LeadingRank(engine)
+        if faults:
+            with pytest.raises(EngineBroken, match="round 1: RuntimeError: "):
+                decode(leading, record=answers.put)
+            answers.put("broken")
+            answers.close()
+            answers.join_thread()
+            os._exit(0)  # the link of the others would wait for this one
         answers.put(decode(leading))
         check_integrity(engine)
         leading.stop()
     else:
-        follow(engine)
+        try:
+            follow(engine)
+        except RuntimeError:
+            assert faults
+            os._exit(0)
         check_integrity(engine)
     leave_group()
+
+
+@contextlib.contextmanager
+def ranks_at_work(model_dir: Path, *more: object):
+    """Three processes that end well, and the queue of rank 0's answers."""
+    context = multiprocessing.get_context("spawn")
+    ports, answers = context.Queue(), context.Queue()
+    ranks = [context.Process(target=run_rank, args=(model_dir, rank, ports, answers, *more)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    yield answers
+    for process in ranks:
+        process.join(timeout=60)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +139,33 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     wanted = decode(alone)
     assert any(len(set(output)) > 2 for output in wanted)
 
-    context = multiprocessing.get_context("spawn")
-    ports, answers = context.Queue(), context.Queue()
-    ranks = [context.Process(target=run_rank, args=(model_dir, rank, ports, answers)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    got = answers.get(timeout=180)
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0, 0, 0]
+    with ranks_at_work(model_dir) as answers:
+        got = answers.get(timeout=180)
     assert got == wanted
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param({0: (1, 4)}, marks=pytest.mark.slow), {2: (2, 3)}], ids=["rank 0", "rank 2"]
+)
+def test_a_failure_in_a_forward_of_any_rank_ends_the_group_after_right_tokens_alone(model_dir, fault):
+    wanted = decode(build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS))
+    rounds = []
+    with ranks_at_work(model_dir, fault) as answers:
+        while (said := answers.get(timeout=180)) != "broken":
+            rounds.append(said)
+    assert rounds
+    for outputs in rounds:
+        assert [output[: len(mine)] for output, mine in zip(wanted, outputs, strict=True)] == [
+            mine[: len(output)] for output, mine in zip(wanted, outputs, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_do_not_divide_the_heads_are_refused(model_dir, ranks):
+    with pytest.raises(
+        ModelError, match=f"tensor_parallel is {ranks}; it must divide the [63] .* heads of model 'tiny'"
+    ):
+        check_tensor_parallel(ModelSource("tiny", "tiny", model_dir), ranks)
 
 
 def test_nobody_else_can_take_the_port_where_the_ranks_will_meet():

@@ -23,7 +23,7 @@ def cluster_demands(config: ClusterConfig) -> list[Demand]:
     demands = [
         Demand("Gateway", ({"CPU": 0.1},)),
         Demand("Router", ({"CPU": 0.1},), replicas=groups),
-        Demand("TargetGroup", ({"CPU": 0.1}, *(rank for _ in range(config.target.tensor_parallel))), replicas=groups),
+        Demand("TargetGroup", ({"CPU": 0.1}, *(rank for _ in range(config.target.tensor_parallel))), True, groups),
     ]
     if config.draft.workers > 0 and config.draft.model != "none":
         gpus = 1.0 if config.draft.device.startswith("cuda") else 0.0
