@@ -30,6 +30,9 @@ _POSSIBLE_ID = re.compile(r"[!-~]{1,128}")
 _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "request_id"}
 
 
+_ENDPOINT = r"https?://[^\s/@]+(/\S*)?"
+
+
 class ObservabilityConfig(Options):
     """Logs and traces. Metrics are always on."""
 
@@ -37,7 +40,7 @@ class ObservabilityConfig(Options):
     """Format of log lines, which go to stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Lowest level that is logged. info: a line for each request and its parts."""
-    otlp_endpoint: str | None = None
+    otlp_endpoint: Annotated[str | None, Field(json_schema_extra={"pattern": rf"^{_ENDPOINT}$"})] = None
     """Collector of spans, OTLP over HTTP: http://collector:4318. null: no tracing. Headers for the collector come from
     $OTEL_EXPORTER_OTLP_HEADERS."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -47,7 +50,7 @@ class ObservabilityConfig(Options):
 
     @model_validator(mode="after")
     def _address(self) -> ObservabilityConfig:
-        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.otlp_endpoint):
+        if self.otlp_endpoint is not None and not re.fullmatch(_ENDPOINT, self.otlp_endpoint):
             raise ValueError("otlp_endpoint must be a URL like http://collector:4318")
         return self
 

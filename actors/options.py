@@ -102,7 +102,7 @@ class LookaheadOptions(Options):
     """Columns of the lookahead window, W."""
     lookahead_level: Annotated[int, Field(ge=2, le=16)] = 5
     """N; phrases have N - 1 tokens."""
-    guess_set_size: Annotated[int, Field(ge=-1, le=64)] = 5
+    guess_set_size: Annotated[int, Field(ge=-1, le=64, json_schema_extra={"not": {"const": 0}})] = 5
     """Phrases kept for a token, and tried in a forward, G; -1: as many as the pool holds, of which W are tried."""
     num_suffixes: Annotated[int, Field(ge=0, le=16)] = 3
     """Phrases that continue a draft, K."""

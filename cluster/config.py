@@ -127,13 +127,17 @@ class PromotionConfig(PromotionPolicy):
     """Texts that must not become readable."""
 
 
+# What a schema can say of it; `parse_url` says the rest.
+_URL = rf"^({NO_CACHE}|rediss?(\+sentinel|\+cluster)?://[^@]+)$"
+
+
 class CacheConfig(Options):
     """The shared warm cache: what one router has learnt, all of them draft from.
 
     Passwords and keys come from files or the environment, never from here: `cluster.cache.access` reads them.
     """
 
-    url: str | None = None
+    url: Annotated[str | None, Field(json_schema_extra={"pattern": _URL})] = None
     """null: a server of its own beside `paceline serve`. none: no cache. Otherwise redis://host:port/db, rediss:// with
     TLS, redis+sentinel://host:port,host:port/service or redis+cluster://host:port,host:port."""
     username: str | None = None

@@ -6,17 +6,25 @@
 {{- if gt (len $name) 40 -}}
 {{- fail (printf "the full name %s has %d characters; the limit is 40, because KubeRay appends to it: set fullnameOverride" $name (len $name)) -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the full name is %q; it must be a DNS label that begins with a letter: set fullnameOverride" $name) -}}
+{{- end -}}
+{{- $drafts := include "paceline.drafts" . -}}
 {{- range $group, $fields := dict "target" (list "groups" "max_groups") "draft" (list "workers" "max_workers") -}}
 {{- $section := get $config $group -}}
 {{- $least := int (get $section (first $fields)) -}}
 {{- $most := int (get $section (last $fields)) -}}
-{{- if and (gt $least $most) (not (and (eq $group "draft") (eq $config.draft.model "none"))) -}}
+{{- if and (gt $least $most) (or (ne $group "draft") $drafts) -}}
 {{- fail (printf "config.%s.%s is %d; it must not exceed %s, %d" $group (first $fields) $least (last $fields) $most) -}}
 {{- end -}}
 {{- end -}}
 {{- range $group := list "router" "target" "draft" -}}
-{{- if not (and (eq $group "draft") (eq $config.draft.model "none")) -}}
+{{- if or (ne $group "draft") $drafts -}}
 {{- $bounds := include "paceline.bounds" (dict "root" $ "group" $group) | fromYaml -}}
+{{- $needed := include "paceline.bounds" (dict "root" $ "group" $group "needed" true) | fromYaml -}}
+{{- if lt (int $bounds.max) (int $needed.max) -}}
+{{- fail (printf "%s.maxReplicas is %d; config.%s asks for up to %d pods" $group (int $bounds.max) $group (int $needed.max)) -}}
+{{- end -}}
 {{- if gt (int $bounds.min) (int $bounds.max) -}}
 {{- fail (printf "%s.minReplicas is %d; it must not exceed maxReplicas, %d" $group (int $bounds.min) (int $bounds.max)) -}}
 {{- end -}}
@@ -43,6 +51,19 @@
 {{- $memory := default "" (dig "limits" "memory" "" $given.resources) -}}
 {{- if and $memory (ge $shm (include "paceline.bytes" $memory | int64)) -}}
 {{- fail (printf "%s.shm is %s; it must be less than resources.limits.memory, %s, which it is part of" $group $given.shm $memory) -}}
+{{- end -}}
+{{- end -}}
+{{- range $group := list "head" "router" "target" "draft" -}}
+{{- $resources := (get $values $group).resources -}}
+{{- $limits := default dict $resources.limits -}}
+{{- range $name, $request := default dict $resources.requests -}}
+{{- if and (include "paceline.isGpu" $name) (not (hasKey $limits $name)) -}}
+{{- fail (printf "%s.resources.requests has %s; resources.limits must have it, too" $group $name) -}}
+{{- end -}}
+{{- $limit := default (ternary (get $values $group).scratch "" (eq $name "ephemeral-storage")) (get $limits $name) -}}
+{{- if and $limit $request (gt (include "paceline.thousandths" $request | float64) (include "paceline.thousandths" $limit | float64)) -}}
+{{- fail (printf "%s.resources.requests.%s is %v; it must not exceed the limit, %v" $group $name $request $limit) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (include "paceline.gpus" $values.head | int) 0 -}}
@@ -78,8 +99,41 @@
 {{- if and $values.podDisruptionBudgets.enabled (ge (int $values.podDisruptionBudgets.router) (int $values.router.minReplicas)) -}}
 {{- fail (printf "podDisruptionBudgets.router is %d; it must be less than router.minReplicas, %d, or no node could be drained" (int $values.podDisruptionBudgets.router) (int $values.router.minReplicas)) -}}
 {{- end -}}
-{{- if and $values.models.prepare (hasPrefix "/" $config.target.model) -}}
+{{- if and $values.models.prepare (contains "/" $config.target.model) -}}
 {{- fail (printf "config.target.model is %s; with models.prepare it must be a name of `paceline model list`" $config.target.model) -}}
+{{- end -}}
+{{- if not (or $values.models.prepare (hasPrefix "/" $config.target.model)) -}}
+{{- fail (printf "config.target.model is %s; without models.prepare it must be a directory, /models/..." $config.target.model) -}}
+{{- end -}}
+{{- if and $drafts (not (hasPrefix "/" $config.draft.model)) -}}
+{{- if ne $config.draft.model "auto" -}}
+{{- fail (printf "config.draft.model is %s; it must be none, auto or a directory, /models/..." $config.draft.model) -}}
+{{- end -}}
+{{- if not (and $values.models.prepare (dig "build" true $config.draft)) -}}
+{{- fail "config.draft.model is auto; only with models.prepare, and config.draft.build not false, does a pod build the drafter" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.networkPolicy.enabled (not $values.networkPolicy.egress) -}}
+{{- if $values.models.prepare -}}
+{{- fail "networkPolicy.enabled with models.prepare needs networkPolicy.egress: a rule to where models are fetched from" -}}
+{{- end -}}
+{{- if and (not $values.cache.enabled) (ne "none" (dig "cache" "url" "none" $config)) -}}
+{{- fail (printf "networkPolicy.enabled needs networkPolicy.egress: a rule to the Redis of config.cache.url, %s" $config.cache.url) -}}
+{{- end -}}
+{{- end -}}
+{{- range $field := list "quantization" "eagle_head" -}}
+{{- if and (gt $ranks 1) (ne "none" (dig $field "none" $config.target)) -}}
+{{- fail (printf "config.target.%s is %s; it needs config.target.tensor_parallel 1, which is %d" $field (get $config.target $field) $ranks) -}}
+{{- end -}}
+{{- end -}}
+{{- range $group := list "pods" "head" "router" "target" "draft" -}}
+{{- range $list := list "initContainers" "sidecars" -}}
+{{- range $container := default list (get (get $values $group) $list) -}}
+{{- if has $container.name (list "ray-head" "ray-worker" "prepare-model" "build-drafter") -}}
+{{- fail (printf "%s.%s has a container %s; the chart has one of that name" $group $list $container.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and $values.cache.enabled (hasKey (default dict $values.config.cache) "url") -}}
 {{- fail "config.cache.url names another Redis; set cache.enabled to false" -}}

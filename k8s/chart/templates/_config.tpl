@@ -5,7 +5,7 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- define "paceline.config" -}}
 {{- $name := include "paceline.fullname" . -}}
 {{- $cache := dict "url" (ternary (printf "redis://%s-cache:6379/0" $name) "none" .Values.cache.enabled) -}}
-{{- if .Values.cache.existingSecret }}{{ $_ := set $cache "password_file" "/etc/paceline/cache/password" }}{{ end -}}
+{{- if include "paceline.cacheSecret" . }}{{ $_ := set $cache "password_file" "/etc/paceline/cache/password" }}{{ end -}}
 {{- $known := dict
   "gateway" (dict "host" "0.0.0.0" "http_port" 8000 "grpc_port" 9000 "replicas" 1 "request_timeout_s" 600 "grpc_reflection" true)
   "target" (dict "groups" 1 "tensor_parallel" 1 "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" .Values.target))))
@@ -15,10 +15,29 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- $config := mergeOverwrite $known (deepCopy .Values.config) -}}
 {{- $target := $config.target -}}
 {{- $_ := set $target "max_groups" (default $target.groups $target.max_groups) -}}
-{{- if ne $config.draft.model "none" -}}
+{{- if eq 0 (int $config.draft.workers) -}}
+{{- $_ := unset $config.draft "max_workers" -}}
+{{- else if ne $config.draft.model "none" -}}
 {{- $_ := set $config.draft "max_workers" (default $config.draft.workers $config.draft.max_workers) -}}
 {{- end -}}
+{{- range list "target" "draft" -}}
+{{- $section := get $config . -}}
+{{- if eq $section.device "auto" }}{{ $_ := set $section "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" (get $.Values .)))) }}{{ end -}}
+{{- end -}}
 {{- toYaml $config -}}
+{{- end }}
+
+{{/* Whether there are draft workers: a model, a number above 0, and a drafter that asks them. */}}
+{{- define "paceline.drafts" -}}
+{{- $config := include "paceline.config" . | fromYaml -}}
+{{- $drafters := default (list "auto") (dig "speculation" "drafters" list $config) -}}
+{{- $asks := or (has "auto" $drafters) (has "draft_model" $drafters) (has "ouroboros" $drafters) -}}
+{{- if and $asks (ne $config.draft.model "none") (gt (int $config.draft.workers) 0) }}true{{ end -}}
+{{- end }}
+
+{{/* The Secret with the password of the shared cache, if there is a cache. */}}
+{{- define "paceline.cacheSecret" -}}
+{{- if or .Values.cache.enabled (ne "none" (dig "cache" "url" "none" .Values.config)) }}{{ .Values.cache.existingSecret }}{{ end -}}
 {{- end }}
 
 {{/* CPUs that Ray schedules on a pod: dict root, group. One for each router and gateway, half of it for the one that
@@ -34,7 +53,8 @@ takes its place in an upgrade; a rank each and their shell; a draft worker each.
 {{- end -}}
 {{- end }}
 
-{{/* Bounds of a group's pods: dict root, group. YAML with min and max, for fromYaml. */}}
+{{/* Bounds of a group's pods: dict root, group, and needed, for those that the configuration asks for whatever the group's
+own values say. YAML with min and max, for fromYaml. */}}
 {{- define "paceline.bounds" -}}
 {{- $config := include "paceline.config" .root | fromYaml -}}
 {{- $group := get .root.Values .group -}}
@@ -45,8 +65,9 @@ takes its place in an upgrade; a rank each and their shell; a draft worker each.
 {{- $least = ceil (divf $config.draft.workers $each) -}}
 {{- $most = ceil (divf $config.draft.max_workers $each) -}}
 {{- end -}}
-min: {{ default $least $group.minReplicas | int }}
-max: {{ default $most $group.maxReplicas | int }}
+{{- if eq .group "router" }}{{ $least = 1 }}{{ $most = 1 }}{{ end -}}
+min: {{ ternary $least (default $least $group.minReplicas) (default false .needed) | int }}
+max: {{ ternary $most (default $most $group.maxReplicas) (default false .needed) | int }}
 {{- end }}
 
 {{- define "paceline.serveConfig" -}}
@@ -94,7 +115,7 @@ applications:
     {{- range until (int $config.target.tensor_parallel) }}
     - {CPU: 1.0, target: 0.001{{ if $hasGpu }}, GPU: 1.0{{ end }}}
     {{- end }}
-  {{- if ne $config.draft.model "none" }}
+  {{- if include "paceline.drafts" . }}
   - name: DraftPool
     ray_actor_options: {num_cpus: 1, {{ if ne "0" (include "paceline.gpus" .Values.draft) }}num_gpus: 1, {{ end }}resources: {draft: 0.001}}
   {{- end }}

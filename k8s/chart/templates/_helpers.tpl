@@ -67,10 +67,13 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{ include "paceline.podLabels" . }}
 {{- end }}
 
-{{/* Name, namespace, labels, annotations: dict root, component, and optional name, suffix, annotations. */}}
+{{/* Name, namespace, labels, annotations: dict root, component, and optional name, suffix, labels, annotations,
+clusterWide. */}}
 {{- define "paceline.metadata" -}}
 name: {{ default (printf "%s%s" (include "paceline.fullname" .root) (default "" .suffix)) .name | quote }}
+{{- if not .clusterWide }}
 namespace: {{ .root.Release.Namespace | quote }}
+{{- end }}
 labels:
   {{- toYaml (mergeOverwrite (deepCopy .root.Values.commonLabels) (default dict .labels) (include "paceline.labels" . | fromYaml)) | nindent 2 }}
 {{- with mergeOverwrite (deepCopy .root.Values.commonAnnotations) (default dict .annotations) }}
@@ -81,9 +84,20 @@ annotations:
 
 {{/* Bytes of a quantity such as 512Mi or 4G. */}}
 {{- define "paceline.bytes" -}}
+{{- floor (include "paceline.number" . | float64) | int64 -}}
+{{- end }}
+
+{{- define "paceline.number" -}}
+{{- $text := toString . -}}
 {{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- $unit := regexFind "[A-Za-z]*$" . -}}
-{{- floor (mulf (trimSuffix $unit . | float64) (get $units $unit)) | int64 -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- mulf (trimSuffix $unit $text | float64) (get $units $unit) -}}
+{{- end }}
+
+{{/* A quantity of any kind in thousandths. */}}
+{{- define "paceline.thousandths" -}}
+{{- $text := toString . -}}
+{{- if hasSuffix "m" $text }}{{ trimSuffix "m" $text }}{{ else }}{{ mulf 1000 (include "paceline.number" $text | float64) }}{{ end -}}
 {{- end }}
 
 {{/* A quantity as Kubernetes itself writes it: 1Gi for 1024Mi, 500m for 0.5. The operator writes the RayService anew, and
@@ -111,11 +125,16 @@ would own whatever is written otherwise: Helm's next upgrade would then be refus
 {{- end -}}
 {{- end }}
 
-{{/* GPUs of a container's resources, of whichever vendor, parts of GPUs (MIG) among them. */}}
+{{/* Whether a resource is a GPU, or a part or share of one, by the names that the vendors' device plugins have. */}}
+{{- define "paceline.isGpu" -}}
+{{- if regexMatch "/(gpu|gpu\\.shared|mig-.*|i915|xe)$" . }}true{{ end -}}
+{{- end }}
+
+{{/* GPUs of a container's limits. */}}
 {{- define "paceline.gpus" -}}
 {{- $count := 0 -}}
 {{- range $name, $number := (default dict .resources.limits) -}}
-{{- if regexMatch "/(gpu|mig-.*)$" $name }}{{ $count = add $count (int $number) }}{{ end -}}
+{{- if include "paceline.isGpu" $name }}{{ $count = add $count (int $number) }}{{ end -}}
 {{- end -}}
 {{- $count -}}
 {{- end }}
@@ -182,6 +201,10 @@ nodeSelector:
 {{- end }}
 {{- with .settings.affinity }}
 affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .settings.tolerations }}
+tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}

@@ -8,7 +8,11 @@ container, and adds what starts it. */}}
 {{- $values := $root.Values -}}
 {{- $settings := include "paceline.podSettings" . | fromYaml -}}
 {{- $config := include "paceline.config" $root | fromYaml -}}
-{{- $gpus := ne "0" (include "paceline.gpus" $settings) -}}
+{{- range $name, $number := (default dict $settings.resources.limits) -}}
+{{- if and (include "paceline.isGpu" $name) $number -}}
+{{- $_ := set $settings "tolerations" (append (default list $settings.tolerations) (dict "key" $name "operator" "Exists" "effect" "NoSchedule")) -}}
+{{- end -}}
+{{- end -}}
 {{- $labels := mergeOverwrite (deepCopy $settings.labels) (include "paceline.podLabels" (dict "root" $root "component" $group) | fromYaml) -}}
 metadata:
   labels:
@@ -34,17 +38,6 @@ spec:
   serviceAccountName: {{ include "paceline.serviceAccount" $root | quote }}
   {{- end }}
   terminationGracePeriodSeconds: {{ ternary (include "paceline.grace" $root | int) 60 (eq $group "router") }}
-  {{- if or $settings.tolerations $gpus }}
-  tolerations:
-    {{- with $settings.tolerations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- range $name, $number := (default dict $settings.resources.limits) }}
-    {{- if and (regexMatch "/(gpu|mig-.*)$" $name) $number }}
-    - {key: {{ $name }}, operator: Exists, effect: NoSchedule}
-    {{- end }}
-    {{- end }}
-  {{- end }}
   {{- $spread := and $values.spread.enabled (has $group (list "router" "target")) }}
   {{- if or $settings.topologySpreadConstraints $spread }}
   topologySpreadConstraints:
@@ -108,7 +101,7 @@ spec:
         {{- if $values.tenants.existingSecret }}
         - {name: tenants, mountPath: /etc/paceline/tenants, readOnly: true}
         {{- end }}
-        {{- if $values.cache.existingSecret }}
+        {{- if include "paceline.cacheSecret" $root }}
         - {name: cache-password, mountPath: /etc/paceline/cache, readOnly: true}
         {{- end }}
         {{- with $settings.volumeMounts }}
@@ -140,7 +133,7 @@ spec:
     - name: tenants
       secret: {secretName: {{ . | quote }}, defaultMode: 0440}
     {{- end }}
-    {{- with $values.cache.existingSecret }}
+    {{- with include "paceline.cacheSecret" $root }}
     - name: cache-password
       secret: {secretName: {{ . | quote }}, items: [{key: password, path: password}], defaultMode: 0440}
     {{- end }}
@@ -192,13 +185,20 @@ spec:
   command: {{ toJson .command }}
   env:
     {{- include "paceline.environment" . | nindent 4 }}
+  {{- with .settings.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   resources:
-    {{- include "paceline.resources" (deepCopy .root.Values.draft) | nindent 4 }}
+    {{- include "paceline.resources" (dict "resources" .root.Values.models.resources "scratch" .settings.scratch) | nindent 4 }}
   securityContext:
     {{- toYaml .settings.containerSecurityContext | nindent 4 }}
   volumeMounts:
     - {name: scratch, mountPath: /tmp}
     - {name: models, mountPath: /models}
+    {{- with .settings.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{/* A pod lives as long as its raylet. Whether gateways, routers, targets and drafts get on is Serve's health check,

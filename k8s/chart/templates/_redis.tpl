@@ -52,14 +52,14 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "paceline.podLabels" (dict "root" .root "component" .role) | nindent 8 }}
+        {{- toYaml (mergeOverwrite (deepCopy $settings.labels) (include "paceline.podLabels" (dict "root" .root "component" .role) | fromYaml)) | nindent 8 }}
+      {{- with $settings.annotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
     spec:
       {{- $class := ternary (include "paceline.priorityClass" (dict "root" $root "name" "serving")) "" $root.Values.priorityClasses.enabled }}
       {{- include "paceline.placement" (dict "root" $root "settings" $settings "priorityClass" $class) | nindent 6 }}
-      {{- with $settings.tolerations }}
-      tolerations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
       serviceAccountName: {{ include "paceline.serviceAccount" $root | quote }}
       automountServiceAccountToken: false
       terminationGracePeriodSeconds: 60
@@ -125,8 +125,8 @@ spec:
         name: data
       spec:
         accessModes: [ReadWriteOnce]
-        {{- with $values.storageClassName }}
-        storageClassName: {{ . | quote }}
+        {{- if not (kindIs "invalid" $values.storageClassName) }}
+        storageClassName: {{ $values.storageClassName | quote }}
         {{- end }}
         resources:
           requests:

@@ -474,9 +474,72 @@ def test_the_two_roles_of_redis_are_two_servers_with_opposite_rules():
 @pytest.mark.parametrize(("url", "told"), [(None, "none"), ("rediss://else:6379/0", "rediss://else:6379/0")])
 def test_the_cache_may_be_elsewhere_or_none(url, told):
     config = {} if url is None else {"cache": {"url": url}}
-    made = objects({"cache": {"enabled": False, "existingSecret": ""}, "config": config})
-    assert configuration(made).cache.url == told
+    made = objects({"cache": {"enabled": False}, "config": config})
+    cache = configuration(made).cache
+    assert cache.url == told
+    volumes = {volume["name"] for volume in pod_specs(made)["router"]["volumes"]}
+    assert (cache.password_file is not None) == ("cache-password" in volumes) == (told != "none")
     assert not [each for each in made if each["kind"] == "StatefulSet"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"draft": {"model": "none"}},
+        {"draft": {"workers": 0}},
+        {"speculation": {"drafters": ["suffix"]}},
+    ],
+)
+def test_without_draft_workers_there_is_neither_a_group_nor_a_deployment_of_them(config):
+    made = objects({"config": config})
+    assert configuration(made)
+    assert set(groups_of(made)) == {"head", "router", "target"}
+    (application,) = serve_config(made)["applications"]
+    assert {one["name"] for one in application["deployments"]} == {"Gateway", "Router", "TargetGroup"}
+
+
+def test_without_the_autoscaler_there_are_as_many_pods_as_there_may_be():
+    made = objects({"autoscaler": {"enabled": False}})
+    assert [group.get("replicas") for group in groups_of(made).values()] == [None, 1, 1, 2]
+
+
+def test_auto_is_the_device_that_the_pods_have():
+    made = objects(merged(profile_values("prod-70b"), {"config": {"target": {"device": "auto"}}}))
+    assert (configuration(made).target.device, configuration(made).draft.device) == ("cuda", "cuda")
+
+
+def test_what_prepares_models_has_the_users_settings_and_no_gpu():
+    mount = {"name": "ca", "mountPath": "/ca"}
+    made = objects(
+        merged(
+            profile_values("single-node-gpu"),
+            {
+                "models": {"prepare": True},
+                "config": {"target": {"model": "smollm2"}},
+                "networkPolicy": {"egress": [{}]},
+                "pods": {"envFrom": [{"configMapRef": {"name": "proxy"}}], "volumeMounts": [mount]},
+            },
+        )
+    )
+    for name in ("router", "target", "draft"):
+        container = pod_specs(made)[name]["initContainers"][0]
+        assert container["name"] == "prepare-model"
+        assert "nvidia.com/gpu" not in container["resources"]["limits"]
+        assert container["envFrom"]
+        assert mount in container["volumeMounts"]
+
+
+def test_labels_annotations_and_tolerations_reach_every_pod():
+    toleration = {"key": "t", "operator": "Exists"}
+    made = objects({"pods": {"labels": {"a": "b"}, "annotations": {"c": "d"}, "tolerations": [toleration]}})
+    templates = [group["template"] for group in groups_of(made).values()]
+    templates += [each["spec"]["template"] for each in made if each["kind"] == "StatefulSet"]
+    assert len(templates) == 5
+    for template in templates:
+        assert template["metadata"]["labels"]["a"] == "b"
+        assert template["metadata"]["annotations"]["c"] == "d"
+    for spec in [template["spec"] for template in templates] + [one(made, "Pod", "paceline-test")["spec"]]:
+        assert toleration in spec["tolerations"]
 
 
 def test_the_network_denies_by_default_and_lets_dns_through():
@@ -565,7 +628,7 @@ def test_monitors_rules_and_dashboards_are_those_of_the_files():
     dashboards = one(made, "ConfigMap", "paceline-dashboards")["data"]
     files = sorted((CHART / "observability" / "dashboards").glob("*.json"))
     assert {name: json.loads(text) for name, text in dashboards.items()} == {
-        path.name: json.loads(path.read_bytes()) for path in files
+        f"paceline-{path.name}": json.loads(path.read_bytes()) for path in files
     }
     ports = {port["name"] for port in pod_specs(made)["router"]["containers"][0]["ports"]}
     assert {endpoint["port"] for endpoint in one(made, "PodMonitor")["spec"]["podMetricsEndpoints"]} <= ports
@@ -576,7 +639,14 @@ def test_routes_attach_to_a_gateway_of_the_chart_or_to_a_given_one():
     assert one(made, "HTTPRoute")["spec"]["parentRefs"] == [{"name": "paceline", "sectionName": "https"}]
     parents = [{"name": "public", "namespace": "gateways"}]
     made = objects({"gateway": {"enabled": True, "parentRefs": parents}})
-    assert one(made, "GRPCRoute")["spec"]["parentRefs"] == parents
+    route = one(made, "HTTPRoute")["spec"]
+    assert route["parentRefs"] == parents
+    # Of an HTTPRoute and a GRPCRoute with the same host a Gateway takes one.
+    paths = {
+        match["path"]["value"]: rule["backendRefs"][0]["port"] for rule in route["rules"] for match in rule["matches"]
+    }
+    assert paths == {"/v1": 8000, "/paceline.v1.Inference": 9000, "/grpc.health.v1.Health": 9000}
+    assert "GRPCRoute" not in [each["kind"] for each in made]
     assert "Gateway" not in [each["kind"] for each in made]
 
 
@@ -653,6 +723,52 @@ def test_the_schema_holds_the_limits_of_the_configuration():
         ({"models": {"prepare": True}}, "it must be a name of `paceline model list`"),
         ({"config": {"cache": {"url": "redis://x:1/0"}}}, "set cache.enabled to false"),
         ({"fullnameOverride": "a" * 41}, "fullnameOverride"),
+        ({"nameOverride": "My_App"}, "nameOverride"),
+        ({"head": {"resources": None}}, "missing property 'resources'"),
+        ({"image": {"repository": None}}, "missing property 'repository'"),
+        ({"cache": {"memory": "512m"}}, "memory"),
+        ({"cache": {"env": [{"name": "a"}]}}, "env"),
+        (
+            {"config": {"draft": {"workers": 4, "max_workers": 8}}, "draft": {"maxReplicas": 2}},
+            "draft.maxReplicas is 2; config.draft asks for up to 8 pods",
+        ),
+        (
+            {"config": {"target": {"groups": 2, "max_groups": 4}}, "target": {"maxReplicas": 2}},
+            "target.maxReplicas is 2; config.target asks for up to 4 pods",
+        ),
+        ({"config": {"target": {"model": "smollm2"}}}, "without models.prepare it must be a directory"),
+        (
+            {"models": {"prepare": True}, "config": {"target": {"model": "meta-llama/Llama-3.1-8B"}}},
+            "it must be a name of `paceline model list`",
+        ),
+        ({"config": {"draft": {"model": "auto"}}}, "only with models.prepare"),
+        ({"config": {"draft": {"model": "small"}}}, "it must be none, auto or a directory"),
+        (
+            merged(profile_values("laptop"), {"networkPolicy": {"enabled": True}}),
+            "needs networkPolicy.egress",
+        ),
+        (
+            {
+                "networkPolicy": {"enabled": True},
+                "cache": {"enabled": False},
+                "config": {"cache": {"url": "rediss://r.example.com:6380/0"}},
+            },
+            "needs networkPolicy.egress",
+        ),
+        (
+            {"config": {"target": {"tensor_parallel": 2, "quantization": "int8"}}},
+            "config.target.quantization is int8; it needs config.target.tensor_parallel 1, which is 2",
+        ),
+        ({"pods": {"sidecars": [{"name": "ray-worker"}]}}, "the chart has one of that name"),
+        ({"target": {"resources": {"requests": {"nvidia.com/gpu": 1}}}}, "resources.limits must have it, too"),
+        ({"head": {"resources": {"requests": {"cpu": "4"}}}}, "head.resources.requests.cpu is 4; .* the limit, 2"),
+        (
+            {"draft": {"resources": {"requests": {"ephemeral-storage": "10Gi"}}}},
+            "draft.resources.requests.ephemeral-storage is 10Gi; .* the limit, 4Gi",
+        ),
+        ({"config": {"draft": {"lookahead": {"guess_set_size": 0}}}}, "guess_set_size"),
+        ({"config": {"observability": {"otlp_endpoint": "collector"}}}, "otlp_endpoint"),
+        ({"cache": {"enabled": False}, "config": {"cache": {"url": "http://x"}}}, "url"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_are_refused_by_name(values, told):
@@ -689,7 +805,7 @@ def test_quantities_are_written_as_kubernetes_writes_them(given, canonical):
 
 @pytest.mark.parametrize("name", ["n", "yes", "1", "0x10", "1e3", "null"])
 def test_names_that_yaml_takes_for_something_else_stay_names(name):
-    made = objects(merged(EVERYTHING, {"fullnameOverride": "" if name[0].isdigit() else name}), name, name)
+    made = objects(merged(EVERYTHING, {"fullnameOverride": "a" if name[0].isdigit() else name}), name, name)
     assert {each["metadata"]["namespace"] for each in made if each["kind"] != "PriorityClass"} == {name}
     assert all(isinstance(each["metadata"]["name"], str) for each in made)
     (service,) = [each for each in made if each["kind"] == "RayService"]
