@@ -110,7 +110,7 @@ class _Policy:
         def adjusted(number: int) -> int:
             return max(1, math.floor(number * share + 0.5)) if share else 0
 
-        if held := _held(context):
+        if held := self._allowed(_held(context)):
             return adjusted(held), {}
         fewest, most = adjusted(self.fewest), adjusted(self.most)
         target = context.target_num_replicas
@@ -120,6 +120,10 @@ class _Policy:
         if wanted > context.current_num_replicas:  # what is being started could not contribute to the signals yet
             wanted = max(wanted, min(most, target))
         return self._delayed(wanted, context)
+
+    def _allowed(self, held: int) -> int:
+        """Of a number that was set by hand, as much as there may be."""
+        return held
 
     def _desired(self, context: Any, fewest: int, most: int) -> int | None:
         """None: nothing is recorded yet."""
@@ -169,6 +173,10 @@ class TargetPolicy(_Policy):
 
     queue_s: float  # time that requests may wait for their first round
     used_share: float  # groups are added above it; one is removed only if the others stay below it
+
+    def _allowed(self, held: int) -> int:
+        """Each group has a router of its own, and an upgrade in place may have left fewer of these."""
+        return min(held, self.most)
 
     def _desired(self, context: Any, fewest: int, most: int) -> int | None:
         recorded = context.aggregated_metrics or {}

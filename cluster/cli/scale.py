@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,7 +22,7 @@ _LOOK_AGAIN_S = 0.5
 _DIRECTORY_S = 30.0
 
 _Address = typer.Option("auto", help="The Ray cluster. auto: the one of this machine, or of $RAY_ADDRESS.")
-_Wait = typer.Option(0.0, "--wait-s", min=0.0, help="Seconds to wait until so many run.")
+_Wait = typer.Option(0.0, "--wait-s", min=0.0, help="Seconds to wait until so many run; not with auto.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,15 @@ def _scale(pool: _Pool, number: int, address: str, wait_s: float) -> None:
     import ray
     from ray.exceptions import RayError
 
+    if wait_s and not number:
+        raise ConfigError(f"--wait-s is {wait_s:g}; with {pool.option} auto there is no number to wait for")
     start_ray(0.0, address)
     try:
         directory = _directory(address)
-        if pool is _TARGET and number > (routers := _replicas("Router")):
+        if pool is _TARGET and number > (routers := int(_deployment("Router")["target_num_replicas"])):
             limit = f"the limit is target.max_groups, {routers}, because each group has a router of its own"
             raise ConfigError(f"{pool.option} is {number}; {limit}")
-        running = _replicas(pool.deployment, "RUNNING")
+        running = _count(pool, "RUNNING")
         try:
             ray.get(directory.hold.remote(pool.role, number), timeout=_DIRECTORY_S)
         except (RayError, TimeoutError) as error:
@@ -107,24 +109,26 @@ def _directory(address: str) -> DirectoryHandle:
         raise ConfigError(f"--address is {address!r}: no Paceline cluster runs there") from None
 
 
-def _replicas(deployment: str, state: str | None = None) -> int:
-    """Replicas of a deployment in a state of Serve's, or all but those that are being stopped."""
-    from ray import serve as ray_serve
+def _deployment(name: str) -> dict[str, Any]:
+    """What Serve's controller says of a deployment."""
+    from ray.serve.context import _get_global_client  # `serve.status` tells no wanted numbers
 
     from cluster.serve import APPLICATION
 
-    application = ray_serve.status().applications.get(APPLICATION)
-    found = application.deployments.get(deployment) if application is not None else None
-    if found is None:
-        raise ConfigError(f"this cluster has no deployment {deployment}; `draft.model: none` has no draft workers")
-    if state is None:
-        return sum(count for name, count in found.replica_states.items() if name != "STOPPING")
-    return found.replica_states.get(state, 0)
+    found = _get_global_client().get_serve_details()["applications"].get(APPLICATION, {}).get("deployments", {})
+    if name not in found:
+        why = "; `draft.model: none` has no draft workers" if name == _DRAFT.deployment else ""
+        raise ConfigError(f"this cluster has no deployment {name}{why}")
+    return dict(found[name])
+
+
+def _count(pool: _Pool, state: str) -> int:
+    return sum(replica["state"] == state for replica in _deployment(pool.deployment)["replicas"])
 
 
 def _wait(pool: _Pool, number: int, wait_s: float) -> None:
     until = time.monotonic() + wait_s
-    while (running := _replicas(pool.deployment, "RUNNING")) != number or _replicas(pool.deployment, "STOPPING"):
+    while (running := _count(pool, "RUNNING")) != number or _count(pool, "STOPPING"):
         if time.monotonic() > until:
             raise ConfigError(
                 f"{pool.noun}: {running} of {number} run after {wait_s:g} s; `ray status` says what Ray has no room for"

@@ -13,7 +13,6 @@ KINDS = (
     RAY_SERVICES, "core/v1/services", "core/v1/configmaps", "core/v1/serviceaccounts", "apps/v1/statefulsets",
     "networking.k8s.io/v1/networkpolicies", "policy/v1/poddisruptionbudgets", "core/v1/limitranges",
     "gateway.networking.k8s.io/v1/gateways", "gateway.networking.k8s.io/v1/httproutes",
-    "gateway.networking.k8s.io/v1/grpcroutes",
 )  # fmt: skip
 every_profile = pytest.mark.parametrize("profile", PROFILES)
 

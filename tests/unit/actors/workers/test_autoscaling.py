@@ -12,7 +12,7 @@ from ray.exceptions import ActorUnavailableError
 from actors.messages import GenerationRequest, SamplingParams
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
-from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, desired_groups
+from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, TargetPolicy, desired_groups
 from actors.workers.demand import TargetDemand
 from actors.workers.directory import DemandReader
 from actors.workers.settings import TargetSettings
@@ -86,7 +86,10 @@ def test_what_was_set_by_hand_last_counts_more_than_all_signals():
     policy = TargetPolicy(queue_s=1.0, used_share=0.7, fewest=2, most=3, upscale_delay_s=99.0, downscale_delay_s=99.0)
     full = {"queue_s": {"a": 9.0, "b": 9.0}, "used_share": {"a": 1.0, "b": 1.0}}
     assert policy(policy_context(2, 2, held={"a": 1.0}, **full)) == (1, {})
-    assert policy(policy_context(2, 2, held={"a": 1.0, "b": 7.0}, **full)) == (7, {})  # b has recorded last
+    assert policy(policy_context(2, 2, held={"a": 1.0, "b": 3.0}, **full)) == (3, {})  # b has recorded last
+    assert policy(policy_context(2, 2, held={"a": 7.0}, **full)) == (3, {})  # there are three routers
+    drafts = DraftPolicy(busy_share=0.7, late_share=0.1, min_gain=0.1, fewest=2, most=3)
+    assert drafts(policy_context(2, 2, held={"a": 7.0}, **full)) == (7, {})
     assert policy(policy_context(0, 2, held={})) == (2, {})
     assert policy(policy_context(5, 5, held={"a": 0.0})) == (3, {})  # nobody holds it any more, and nothing is recorded
 

@@ -52,7 +52,7 @@ MISTAKES = (
      f"{GROUP} securityContext seccompProfile", {"type": "RuntimeDefault", "localhostProfile": "a.json"}),
     ("schema-missing", "RayService paceline", f"{GROUP} securityContext seccompProfile", {}),
     ("backend-port", "HTTPRoute paceline", "spec rules 0 backendRefs 0 port", 8080),
-    ("backend-port", "GRPCRoute paceline", "spec parentRefs 0 sectionName", "grpc"),
+    ("backend-port", "HTTPRoute paceline", "spec parentRefs 0 sectionName", "grpc"),
     ("backend-port", "RayService paceline", "text", ("paceline-cache:6379", "paceline-cache:6380")),
     ("backend-port", "RayService paceline",
      "spec rayClusterConfig gcsFaultToleranceOptions redisAddress", "redis://paceline-gcs:6380"),
