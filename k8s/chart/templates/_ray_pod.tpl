@@ -95,18 +95,8 @@ spec:
       securityContext:
         {{- toYaml $settings.containerSecurityContext | nindent 8 }}
       volumeMounts:
-        - {name: scratch, mountPath: /tmp}
-        - {name: shm, mountPath: /dev/shm}
-        - {name: models, mountPath: /models{{ if not $values.models.prepare }}, readOnly: true{{ end }}}
-        {{- if $values.tenants.existingSecret }}
-        - {name: tenants, mountPath: /etc/paceline/tenants, readOnly: true}
-        {{- end }}
-        {{- if include "paceline.cacheSecret" $root }}
-        - {name: cache-password, mountPath: /etc/paceline/cache, readOnly: true}
-        {{- end }}
-        {{- with $settings.volumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- $mounts := include "paceline.ownMounts" $root | fromYamlArray }}
+        {{- include "paceline.lastOfEach" (dict "items" (concat $mounts (default list $settings.volumeMounts)) "key" "mountPath") | nindent 8 }}
       {{- include "paceline.probes" (dict "root" $root "group" $group "gateway" $config.gateway) | nindent 6 }}
       {{- if eq $group "router" }}
       lifecycle:
@@ -118,28 +108,43 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
-    - name: scratch
-      emptyDir: {sizeLimit: {{ include "paceline.canonical" $settings.scratch | quote }}}
-    - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ include "paceline.canonical" $settings.shm | quote }}}
-    - name: models
-      persistentVolumeClaim:
-        claimName: {{ include "paceline.modelsClaim" $root | quote }}
-        {{- if not $values.models.prepare }}
-        readOnly: true
-        {{- end }}
-    {{- with $values.tenants.existingSecret }}
-    # The whole directory, so that a changed registry is seen; a subPath would never change.
-    - name: tenants
-      secret: {secretName: {{ . | quote }}, defaultMode: 0440}
+    {{- $volumes := include "paceline.ownVolumes" (dict "root" $root "settings" $settings) | fromYamlArray }}
+    {{- include "paceline.lastOfEach" (dict "items" (concat $volumes (default list $settings.volumes)) "key" "name") | nindent 4 }}
+{{- end }}
+
+{{/* Volumes and where they are; those of the values with the same name or place count more. */}}
+{{- define "paceline.ownMounts" -}}
+- {name: scratch, mountPath: /tmp}
+- {name: shm, mountPath: /dev/shm}
+- {name: models, mountPath: /models{{ if not .Values.models.prepare }}, readOnly: true{{ end }}}
+{{- if .Values.tenants.existingSecret }}
+- {name: tenants, mountPath: /etc/paceline/tenants, readOnly: true}
+{{- end }}
+{{- if include "paceline.cacheSecret" . }}
+- {name: cache-password, mountPath: /etc/paceline/cache, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "paceline.ownVolumes" -}}
+- name: scratch
+  emptyDir: {sizeLimit: {{ include "paceline.canonical" .settings.scratch | quote }}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ include "paceline.canonical" .settings.shm | quote }}}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ include "paceline.modelsClaim" .root | quote }}
+    {{- if not .root.Values.models.prepare }}
+    readOnly: true
     {{- end }}
-    {{- with include "paceline.cacheSecret" $root }}
-    - name: cache-password
-      secret: {secretName: {{ . | quote }}, items: [{key: password, path: password}], defaultMode: 0440}
-    {{- end }}
-    {{- with $settings.volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+{{- with .root.Values.tenants.existingSecret }}
+# The whole directory, so that a changed registry is seen; a subPath would never change.
+- name: tenants
+  secret: {secretName: {{ . | quote }}, defaultMode: 288}  # 0440
+{{- end }}
+{{- with include "paceline.cacheSecret" .root }}
+- name: cache-password
+  secret: {secretName: {{ . | quote }}, items: [{key: password, path: password}], defaultMode: 288}  # 0440
+{{- end }}
 {{- end }}
 
 {{/* What is written goes below /tmp: the root file system is read-only. Ray's processes log to the container's output. */}}

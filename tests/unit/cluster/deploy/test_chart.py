@@ -529,6 +529,16 @@ def test_what_prepares_models_has_the_users_settings_and_no_gpu():
         assert mount in container["volumeMounts"]
 
 
+def test_a_volume_of_the_values_takes_the_place_of_the_charts():
+    volume = {"name": "models", "nfs": {"server": "nfs.example.com", "path": "/models"}}
+    mount = {"name": "models", "mountPath": "/models", "subPath": "llama"}
+    made = objects({"pods": {"volumes": [volume], "volumeMounts": [mount]}})
+    for name in ("head", "router", "target", "draft"):
+        spec = pod_specs(made)[name]
+        assert [each for each in spec["volumes"] if each["name"] == "models"] == [volume]
+        assert [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "models"] == [mount]
+
+
 def test_labels_annotations_and_tolerations_reach_every_pod():
     toleration = {"key": "t", "operator": "Exists"}
     made = objects({"pods": {"labels": {"a": "b"}, "annotations": {"c": "d"}, "tolerations": [toleration]}})
