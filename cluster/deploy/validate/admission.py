@@ -46,8 +46,10 @@ def _check_quota(document: Document, pods: list[Pods], ranges: list[Document]) -
         where: Location = ("spec", "hard", str(name))
         key = str(name)
         kind, _, resource = key.partition(".")
-        if "/" in key and kind == "limits":
-            yield Problem("quota-key", where, f"of devices only requests are counted: requests.{resource}")
+        is_device = "/" in key and kind != "requests" and not key.startswith("count/") and "storageclass" not in key
+        if is_device and "hugepages-" not in key:
+            device = resource if kind == "limits" else key
+            yield Problem("quota-key", where, f"of devices only requests are counted: requests.{device}")
         elif "/" not in key and key not in _QUOTA_KEYS and "hugepages-" not in key:
             yield Problem("quota-key", where, f"{key!r} is not counted{did_you_mean(key, _QUOTA_KEYS)}")
         if (hard := parse_quantity(text)) is None:

@@ -51,7 +51,7 @@ def place(where: Location) -> str:
     for part in where:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif "." in part or "/" in part:
+        elif "." in str(part) or "/" in str(part):
             text += f'["{part}"]'
         else:
             text += f".{part}" if text else part

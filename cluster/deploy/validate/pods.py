@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from cluster.deploy.validate.documents import Document
@@ -133,7 +134,8 @@ def check_pods(pods: Pods) -> Iterator[Problem]:
                 if isinstance(port, str) and port not in ports:
                     place = (*where, probe, handler, "port")
                     yield Problem("probe-port", place, f"the container has no port named {port!r}")
-        yield from _check_resources(mapping(container, "resources"), (*where, "resources"))
+        yield from check_resources(mapping(container, "resources"), (*where, "resources"))
+        yield from _check_end(pods, container, where)
         own = mapping(container, "securityContext")
         if own.get("runAsNonRoot", context.get("runAsNonRoot")) and own.get("runAsUser", context.get("runAsUser")) == 0:
             yield Problem("security-context", (*where, "securityContext"), "runAsNonRoot with runAsUser 0")
@@ -144,7 +146,19 @@ def check_pods(pods: Pods) -> Iterator[Problem]:
             yield Problem("selects-nothing", place, "it does not select the pod itself")
 
 
-def _check_resources(resources: dict[str, Any], where: Location) -> Iterator[Problem]:
+def _check_end(pods: Pods, container: dict[str, Any], where: Location) -> Iterator[Problem]:
+    """The preStop hook within the time that the pod has to end in."""
+    grace = whole(pods.spec.get("terminationGracePeriodSeconds"))
+    hook = mapping(container, "lifecycle", "preStop")
+    command = [str(part) for part in listed(hook, "exec", "command")]
+    limit = next((later for option, later in pairwise(command) if option == "--limit-s"), None)
+    seconds = parse_quantity(at(hook, "sleep", "seconds") if limit is None else limit)
+    if seconds is not None and seconds > (30 if grace is None else grace):
+        what = f"takes up to {seconds:f} s; the pod has {30 if grace is None else grace} s to end in"
+        yield Problem("grace-period", (*where, "lifecycle", "preStop"), what)
+
+
+def check_resources(resources: dict[str, Any], where: Location) -> Iterator[Problem]:
     limits = mapping(resources, "limits")
     for name, text in mapping(resources, "requests").items():
         is_device = "/" in name or name.startswith("hugepages-")
@@ -158,7 +172,10 @@ def _check_resources(resources: dict[str, Any], where: Location) -> Iterator[Pro
     for kind in ("requests", "limits"):
         for name, text in mapping(resources, kind).items():
             value = parse_quantity(text)
-            if value is not None and (value < 0 or ("/" in name and value != value.to_integral_value())):
-                yield Problem("resource-limit", (*where, kind, name), f"{text!r} of {name}; devices come whole")
+            is_whole = "/" in name or name == "memory"
+            if value is not None and (value < 0 or (is_whole and value != value.to_integral_value())):
+                yield Problem(
+                    "resource-limit", (*where, kind, name), f"{text!r} of {name}; bytes and devices come whole"
+                )
             if "/" not in name and name not in ("cpu", "memory", "ephemeral-storage") and "hugepages-" not in name:
                 yield Problem("resource-name", (*where, kind, str(name)), f"{name!r} is no resource of a container")

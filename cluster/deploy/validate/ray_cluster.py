@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.deploy.validate.finding import Location, Problem
+from cluster.deploy.validate.quantity import parse_quantity
 from cluster.deploy.validate.shown import shown
 from cluster.deploy.validate.tree import at, items, mapping, strings, whole
 
@@ -100,6 +101,7 @@ def _check_cluster(manifest: dict[str, Any], cluster: dict[str, Any], where: Loc
     names = set[str]()
     for group in groups:
         yield from _check_group(group, autoscales, is_v2, version)
+        yield from _check_container(group, autoscales)
         if not group.is_head:
             if group.name in names:
                 yield Problem("ray-group-name", (*group.where, "groupName"), f"{group.name!r} names two groups")
@@ -123,6 +125,42 @@ def _check_cluster(manifest: dict[str, Any], cluster: dict[str, Any], where: Loc
 
 def _container(group: Group) -> Location:
     return (*group.where, "template", "spec", "containers", 0)
+
+
+def _check_container(group: Group, autoscales: bool) -> Iterator[Problem]:
+    """KubeRay takes the first container of a pod for Ray's."""
+    spec = mapping(group.spec, "template", "spec")
+    names = [str(container.get("name")) for _, container in items(spec, "containers")]
+    if any(name.startswith("ray-") for name in names[1:]) and not names[0].startswith("ray-"):
+        yield Problem("ray-container", (*_container(group), "name"), f"the first container is {names[0]!r}")
+    gpus = sum(parse_quantity(amount) or 0 for name, amount in _limits(group).items() if _is_gpu(name))
+    told = parse_quantity(mapping(group.spec, "resources").get("GPU")) or 0
+    if told > gpus and any(_is_gpu(name) for name in _limits(group)):
+        place = (*group.where, "resources", "GPU")
+        yield Problem("ray-container", place, f"Ray is told of {told} GPUs; the container's limits have {gpus}")
+    mounts = {mount.get("mountPath"): mount for _, mount in items(group.container, "volumeMounts")}
+    if at(group.container, "securityContext", "readOnlyRootFilesystem") is True and "/tmp" not in mounts:
+        yield Problem("ray-container", (*_container(group), "volumeMounts"), "Ray writes to /tmp, which is read-only")
+    shm = mapping(mounts, "/dev/shm").get("name")
+    sizes = [at(v, "emptyDir", "sizeLimit") for _, v in items(spec, "volumes") if v.get("name") == shm]
+    room = parse_quantity(sizes[0]) if sizes else None
+    store = parse_quantity(mapping(group.spec, "rayStartParams").get("object-store-memory"))
+    if room is not None and store is not None and store > room:
+        place = (*group.where, "rayStartParams", "object-store-memory")
+        yield Problem("ray-container", place, f"{store:f} bytes are more than /dev/shm has, {sizes[0]}")
+    if group.is_head and autoscales and spec.get("automountServiceAccountToken") is False:
+        place = (*group.where, "template", "spec", "automountServiceAccountToken")
+        yield Problem(
+            "ray-container", place, "the autoscaler beside the head asks Kubernetes for pods, with this token"
+        )
+
+
+def _limits(group: Group) -> dict[str, Any]:
+    return mapping(group.container, "resources", "limits")
+
+
+def _is_gpu(name: object) -> bool:
+    return re.search(r"/(gpu|gpu\.shared|mig-.*|i915|xe)$", str(name)) is not None
 
 
 def _check_group(group: Group, autoscales: bool, is_v2: bool, version: tuple[int, ...] | None) -> Iterator[Problem]:

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 from cluster.deploy.validate.documents import Document, read_documents
 from cluster.deploy.validate.finding import Location, Problem
 from cluster.deploy.validate.network import check_flow, check_ray_network
-from cluster.deploy.validate.pods import Pods, check_pods, namespace_of, pods_of, selects
+from cluster.deploy.validate.pods import Pods, check_pods, check_resources, namespace_of, pods_of, selects
 from cluster.deploy.validate.ray_cluster import cluster_of, is_ray
 from cluster.deploy.validate.suggestion import did_you_mean
-from cluster.deploy.validate.tree import at, items, mapping, scalar, whole
+from cluster.deploy.validate.tree import at, items, listed, mapping, scalar, whole
 
 Found = Iterator[tuple[Document, Problem]]
 
@@ -29,6 +29,7 @@ _GROUPS = (
     "policy", "ray.io", "scheduling.k8s.io",
 )  # fmt: skip
 _WITHOUT_NAMESPACE = ("PriorityClass", "Namespace", "ClusterRole", "GatewayClass")
+_SECRET = ("valueFrom", "secretKeyRef", "name")
 _ROUTES = ("HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute", "UDPRoute")
 
 
@@ -65,6 +66,10 @@ class References:
                 yield from check_ray_network(self._near(document), groups)
                 yield from self._check_urls(document, groups)
                 yield from self._check_cleanup(document, groups[0])
+                cluster, where = cluster_of(document.value)
+                place = (*where, "autoscalerOptions", "resources")
+                for problem in check_resources(mapping(cluster, "autoscalerOptions", "resources"), place):
+                    yield document, problem
         for pods in self._pods:
             for problem in check_pods(pods):
                 yield pods.document, problem
@@ -129,6 +134,18 @@ class References:
                 if section not in names:
                     what = f"{gateway.name} has no listener {section!r}; it has {', '.join(names)}"
                     yield document, Problem("backend-port", (*where, "sectionName"), what)
+            if gateway is not None:
+                yield from self._check_hosts(document, gateway, section)
+
+    def _check_hosts(self, document: Document, gateway: Document, section: Any) -> Found:
+        listeners = [
+            each for _, each in items(gateway.value, "spec", "listeners") if section in (None, each.get("name"))
+        ]
+        hosts = [str(each["hostname"]) for each in listeners if each.get("hostname")]
+        given = [str(host) for host in listed(document.value, "spec", "hostnames")]
+        if given and hosts and len(hosts) == len(listeners) and not any(_meet(a, b) for a in given for b in hosts):
+            what = f"{', '.join(given)}; the listeners of {gateway.name} have {', '.join(hosts)}"
+            yield document, Problem("backend-port", ("spec", "hostnames"), what)
 
     def _check_monitor(self, document: Document) -> Found:
         names = {name for pods in self._chosen(document) for name in pods.ports().values()}
@@ -160,7 +177,14 @@ class References:
                     Problem("backend-port", where, f"{service.name} has no port {port}; it has {shown}"),
                 )
                 continue
+            secret = at(cluster_of(document.value)[0], "gcsFaultToleranceOptions", "redisPassword", *_SECRET)
             for pods in self._chosen(service):
+                mounted = {str(at(volume, "secret", "secretName")) for _, volume in items(pods.spec, "volumes")} - {
+                    "None"
+                }
+                if where[-1] == "redisAddress" and isinstance(secret, str) and mounted and secret not in mounted:
+                    what = f"the password is from Secret {secret!r}; {pods.name} has {', '.join(sorted(mounted))}"
+                    yield document, Problem("reference-missing", (*where[:-1], "redisPassword"), what)
                 if (number := pods.number_of(ports[port].get("targetPort", port))) is not None:
                     for source in sources:
                         yield from check_flow(self._documents, source, pods, number)
@@ -187,6 +211,12 @@ class References:
             return
         what = f"no {kind} of the set is named {name!r}{did_you_mean(name, known)}"
         yield document, Problem("reference-missing", where, what)
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two host names, of which either may begin with *., have one in common."""
+    wide, narrow = (one, other) if one.startswith("*.") else (other, one)
+    return one == other or (wide.startswith("*.") and narrow.endswith(wide[1:]))
 
 
 def _group(document: Document) -> str:

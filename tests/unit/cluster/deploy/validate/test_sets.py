@@ -63,6 +63,24 @@ MISTAKES = (
     ("selects-nothing", "PodDisruptionBudget paceline-target",
      "spec selector matchLabels app.kubernetes.io/component", "targets"),
     ("ray-serve-port", "RayService paceline", f"{HEAD} containers 0 ports", [{"name": "gcs", "containerPort": 6379}]),
+    ("backend-port", "HTTPRoute paceline", "spec hostnames", ["api.paceline.example.com"]),
+    ("reference-missing", "RayService paceline",
+     "spec rayClusterConfig gcsFaultToleranceOptions redisPassword valueFrom secretKeyRef name", "paceline-cache"),
+    ("quota-key", QUOTA, "spec hard", {"nvidia.com/gpu": "24"}),
+    ("schema-value", "PriorityClass paceline-paceline-serving", "value", 2_000_000_000),
+    ("grace-period", "RayService paceline", f"{GROUP} terminationGracePeriodSeconds", 60),
+    ("ray-container", "RayService paceline",
+     "spec rayClusterConfig workerGroupSpecs 1 template spec containers 0 resources",
+     {"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": 4}}),
+    ("ray-container", "RayService paceline", f"{HEAD} automountServiceAccountToken", False),
+    ("ray-container", "RayService paceline", f"{GROUP} containers 0 volumeMounts 0 mountPath", "/scratch"),
+    ("ray-container", "RayService paceline",
+     "spec rayClusterConfig workerGroupSpecs 1 rayStartParams object-store-memory", "68719476736"),
+    ("resource-limit", "RayService paceline",
+     "spec rayClusterConfig autoscalerOptions resources limits memory", "512m"),
+    ("serve-deployment", "RayService paceline", "text", ("  port: 9000", "  port: 9001")),
+    ("serve-deployment", "RayService paceline", "text", ("tensor_parallel: 8", "tensor_parallel: 4")),
+    ("serve-deployment", "RayService paceline", "text", ("proxy_location: EveryNode", "proxy_location: HeadOnly")),
     ("ray-cleanup", "RayService paceline", f"{HEAD} priorityClassName", "paceline-paceline-serving"),
     ("ray-cleanup", NAMESPACE, "metadata name", "paceline"),
     # What the policies must let through.
@@ -146,3 +164,12 @@ def test_whatever_the_values_of_a_set_are_there_is_an_answer(changes, schemas):
             target = target[key]
         target[last] = value
     assert findings(made, schemas) is not None
+
+
+def test_a_sidecar_before_ray_is_found(schemas):
+    made = profile_objects("prod-70b")
+    containers = one(made, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"][
+        "containers"
+    ]
+    containers.insert(0, {"name": "logs", "image": "logs:1"})
+    assert "ray-container" in {finding.rule for finding in findings(made, schemas)}
