@@ -105,7 +105,6 @@ class _Group:
     num_slots: int  # L
     rows: torch.Tensor | None = None  # int64 [S * Q]: packed row of each padded row; None: rows first..first+Q, S == 1
     context: torch.Tensor | None = None  # int64 [S * L]: slots; None: slots first..first+L are contiguous, S == 1
-    back: torch.Tensor | None = None  # int64 [rows]: padded row of each packed row
     first_slot: int = 0  # for context None
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by sliding window
 
@@ -127,6 +126,23 @@ class PaddedPlan:
         self._num_rows = num_rows
         self._padding = num_rows - batch.num_rows
         self._groups = [self._plan_group(spans) for spans in group_spans(batch.spans)]
+        # int64 [rows]: place of each packed row in the padded rows of all groups; None: they are the same
+        self._back = None if self._is_alone else self._index(self._places())
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the padded rows are the packed rows."""
+        return len(self._groups) == 1 and self._groups[0].rows is None
+
+    def _places(self) -> np.ndarray:
+        places = np.zeros(self._num_rows, dtype=np.int64)  # rows of padding take what the first row has
+        first = 0
+        for group in self._groups:
+            for index, span in enumerate(group.spans):
+                begin = first + index * group.num_rows
+                places[span.first_row : span.first_row + span.num_rows] = np.arange(begin, begin + span.num_rows)
+            first += len(group.spans) * group.num_rows
+        return places
 
     def _plan_group(self, spans: list[SequenceSpan]) -> _Group:
         num_rows = max(span.num_rows for span in spans)
@@ -138,43 +154,32 @@ class PaddedPlan:
             return _Group(spans, num_rows, num_slots, context=context, first_slot=int(slots[0]))
         rows = np.zeros((len(spans), num_rows), dtype=np.int64)
         context_slots = np.zeros((len(spans), num_slots), dtype=np.int64)
-        back = []
         for index, span in enumerate(spans):
             rows[index, : span.num_rows] = np.arange(span.first_row, span.first_row + span.num_rows)
             context_slots[index, : len(span.slots)] = span.slots
-            back.append(index * num_rows + np.arange(span.num_rows))
         return _Group(
             spans,
             num_rows,
             num_slots,
             rows=self._index(rows.reshape(-1)),
             context=self._index(context_slots.reshape(-1)),
-            back=self._index(np.concatenate(back)),
         )
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        if len(self._groups) == 1 and self._groups[0].rows is None:
+        if self._back is None:
             own = query[: self._num_rows - self._padding]
             attended = self._attend_group(self._groups[0], own, keys=keys, values=values, scoring=scoring)
             return pad(attended, (0, 0, 0, 0, 0, self._padding)) if self._padding else attended
-        output = torch.zeros((self._num_rows, query.shape[1], values.shape[2]), dtype=query.dtype, device=query.device)
+        parts = []
         for group in self._groups:
-            if group.rows is None:
-                first = group.spans[0].first_row
-                rows = slice(first, first + group.num_rows)
-                output[rows] = self._attend_group(group, query[rows], keys=keys, values=values, scoring=scoring)
-                continue
-            padded = query.index_select(0, group.rows)
-            attended = self._attend_group(group, padded, keys=keys, values=values, scoring=scoring)
-            kept = attended.index_select(0, group.back)
-            row = 0
-            for span in group.spans:  # rows of a group need not be adjacent: prefills may be between
-                output[span.first_row : span.first_row + span.num_rows] = kept[row : row + span.num_rows]
-                row += span.num_rows
-        return output
+            first = group.spans[0].first_row
+            own = query[first : first + group.num_rows] if group.rows is None else query.index_select(0, group.rows)
+            parts.append(self._attend_group(group, own, keys=keys, values=values, scoring=scoring))
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined.index_select(0, self._back)
 
     def _attend_group(
         self,

@@ -27,6 +27,8 @@ class KvCache:
         self.device = device
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
+        self._moves: list[tuple[np.ndarray, np.ndarray]] = []  # that `settle` has still to do
+        self._moved_to: set[int] = set()  # slots that they write
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer; key and value [rows, kv_heads, head_dim] show their shape and dtype."""
@@ -66,9 +68,22 @@ class KvCache:
         return len(self._layers)
 
     def move(self, source: np.ndarray, destination: np.ndarray) -> None:
-        """Copy slots (int64 [n] each) in all layers. Source and destination may overlap."""
-        source_index = torch.from_numpy(source).to(self.device)
-        index = torch.from_numpy(destination).to(self.device)
+        """Copy slots (int64 [n] each) in all layers, at the latest before the next forward. Source and destination may
+        overlap."""
+        written = destination.tolist()
+        if not self._moved_to.isdisjoint([*source.tolist(), *written]):
+            self.settle()
+        self._moves.append((source, destination))
+        self._moved_to.update(written)
+
+    def settle(self) -> None:
+        """Do all moves, those of all sequences at once."""
+        if not self._moves:
+            return
+        moves = np.concatenate([np.concatenate(part) for part in zip(*self._moves, strict=True)])
+        self._moves.clear()
+        self._moved_to.clear()
+        source_index, index = torch.from_numpy(moves).to(self.device).chunk(2)
         for key, value in self._layers.values():
             key[index] = key[source_index]
             value[index] = value[source_index]

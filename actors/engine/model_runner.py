@@ -92,6 +92,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
+        self.kv.settle()
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
         rows = row_tier(batch.num_rows)

@@ -1,0 +1,156 @@
+"""Counts what a round of the engine asks of a device, without one: kernels, copies and waits, on `meta` tensors.
+
+`python -m tests.gpu.launches [--json]`. A dispatch mode sees every operation that reaches a backend. One that makes a
+tensor on `meta` and is no view counts as a kernel; a copy between `meta` and the CPU as a copy, which the host waits
+for. The mode knows nothing of the engine. Two numbers of layers tell what a layer costs and what the rest does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from actors.engine.options import EngineOptions
+from actors.engine.target_engine import TargetEngine
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from paceline_testing.drafting import tree_to_verify
+
+BLOCK = 16
+LAYERS = (2, 4)
+# Llama 8B, and the shard of a 70B that one of eight ranks has.
+SHAPES = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "70B/8": {"hidden_size": 8192, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 1,
+              "head_dim": 128},
+}  # fmt: skip
+_NOTHING = ("empty", "empty_strided", "new_empty", "_unsafe_view", "_reshape_alias")  # no kernel, though no view either
+
+
+class Counting(TorchDispatchMode):
+    """Kernels, copies to the device and back, and other waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_on_meta = any(tensor.is_meta for tensor in given)
+        if name == "_local_scalar_dense" and is_on_meta:
+            self.counts["waits"] += 1
+            return 0
+        if name in ("_to_copy", "copy_", "to", "cpu"):
+            source = given[-1] if name == "copy_" else given[0]
+            devices = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
+            target = args[0].device if name == "copy_" else devices[0] if devices else source.device
+            if source.is_meta and target.type == "cpu":
+                self.counts["copies back"] += 1
+                return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+            if not source.is_meta and target.type == "meta":
+                self.counts["copies up"] += 1
+                return func(*args, **kwargs)
+        if name == "equal" or (name in ("nonzero", "masked_select", "unique") and is_on_meta):
+            self.counts["waits"] += 1
+        if name != "scaled_dot_product_attention":  # one kernel on every device that has one
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        made = func(*args, **kwargs)
+        on_meta = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+        if on_meta and not func.is_view and name not in _NOTHING:
+            self.counts["kernels"] += 1
+            self.kernels[name] += 1
+        return made
+
+
+@contextmanager
+def counted() -> Iterator[Counting]:
+    with Counting() as mode:
+        yield mode
+
+
+def engine_of(shape: str, layers: int, num_blocks: int) -> TargetEngine:
+    config = LlamaConfig(
+        vocab_size=128_256, num_hidden_layers=layers, max_position_embeddings=131_072, rope_theta=500_000.0,
+        dtype="bfloat16", **SHAPES[shape],
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK))
+
+
+def round_of(shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 256) -> Counting:
+    """What one decoding round costs, after a prefill and a round like it."""
+    engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK))
+    params = [SamplingParams(seed, temperature=0.8, top_p=0.9) if sampled else SamplingParams(seed, temperature=0.0)
+              for seed in range(sequences)]  # fmt: skip
+    prompt = np.arange(context, dtype=np.int32)
+    for index in range(sequences):
+        delta = SequenceDelta(index + 1, 0, prompt)
+        begin = SequenceStart(params[index], context)
+        with counted():
+            engine.verify(VerifyBatch(1, [VerifyItem(delta, context, tree_to_verify([], []), begin)]))
+    tokens, parents = list(range(1, nodes + 1)), [(node - 1) // 2 if node else -1 for node in range(nodes)]
+    length = context
+    for number in range(2):
+        items = []
+        for index in range(sequences):
+            delta = SequenceDelta(index + 1, length, np.zeros(1, np.int32))
+            items.append(VerifyItem(delta, 1, tree_to_verify(tokens, parents), None))
+        length += 1
+        with counted() as mode:
+            result = engine.verify(VerifyBatch(number + 2, items))
+        assert len(result.verdicts) == sequences, result
+    return mode
+
+
+def table() -> list[dict[str, Any]]:
+    rows = []
+    for shape in SHAPES:
+        for sequences in (1, 8, 32):
+            for sampled in (False, True):
+                for nodes in (7, 31):
+                    few, many = (round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled).counts
+                                 for layers in LAYERS)  # fmt: skip
+                    a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
+                    rows.append({
+                        "shape": shape, "sequences": sequences, "sampled": sampled, "nodes": nodes,
+                        "kernels a layer": a_layer, "kernels outside": few["kernels"] - LAYERS[0] * a_layer,
+                        "copies up": few["copies up"], "copies back": few["copies back"], "waits": few["waits"],
+                        "copies a layer": (many["copies up"] - few["copies up"]) / (LAYERS[1] - LAYERS[0]),
+                    })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rows = table()
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        print(
+            "| " + " | ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in row.values()) + " |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What a round asks of a device stays within what it asks today; see `launches`."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.gpu.launches import LAYERS, counted, engine_of, round_of
+
+
+def cost(sequences: int, *, sampled: bool = False, nodes: int = 7):
+    few, many = (round_of("8B", layers, sequences=sequences, nodes=nodes, sampled=sampled).counts for layers in LAYERS)
+    a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
+    return a_layer, few["kernels"] - LAYERS[0] * a_layer, few
+
+
+@pytest.mark.parametrize(("sequences", "ceiling"), [(1, 42), (8, 46), (32, 46)])
+def test_kernels_of_a_layer(sequences, ceiling):
+    assert cost(sequences)[0] <= ceiling
+
+
+def test_what_does_not_depend_on_the_number_of_sequences():
+    assert cost(8, sampled=True) == cost(32, sampled=True)
+
+
+def test_a_copy_and_a_kernel_more_are_seen():
+    engine = engine_of("8B", 2, 8)
+    with counted() as mode, torch.inference_mode():
+        hidden = torch.from_numpy(np.zeros(4, np.float32)).to(engine.model.device)
+        (hidden + 1).cpu()
+        float(hidden.sum())
+    assert mode.counts == {"copies up": 1, "kernels": 2, "copies back": 1, "waits": 1}
