@@ -93,7 +93,7 @@ def engine_of(shape: str, layers: int, num_blocks: int) -> TargetEngine:
     return TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK))
 
 
-def round_of(shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 256) -> Counting:
+def round_of(shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 64) -> Counting:
     """What one decoding round costs, after a prefill and a round like it."""
     engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK))
     params = [SamplingParams(seed, temperature=0.8, top_p=0.9) if sampled else SamplingParams(seed, temperature=0.0)
