@@ -18,6 +18,7 @@ from cluster.deploy.validate.tree import items, listed, mapping, whole
 
 GCS_PORT = 6379
 _DASHBOARD_PORT = 8265
+_DNS_PORT = 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def check_ray_network(documents: list[Document], groups: list[Pods]) -> Iterator
     head = groups[0]
     flows: list[tuple[Peer, Peer, int | None]] = []
     for pods in groups:
-        flows.append((pods, Outside("the DNS server"), 53))
+        flows.append((pods, Outside("the DNS server"), _DNS_PORT))
         if pods is not head:
             flows += [(pods, head, GCS_PORT), (head, pods, None)]
         flows += [(pods, other, None) for other in groups]
@@ -116,7 +117,10 @@ def _has_port(rule: dict[str, Any], port: int | None, target: Peer) -> bool:
     given = [each for _, each in items(rule, "ports")]
     if not given:
         return True
+    protocol = "UDP" if port == _DNS_PORT else "TCP"
     for each in given:
+        if each.get("protocol", "TCP") != protocol:
+            continue
         if each.get("port") is None:
             return True
         first = target.number_of(each["port"]) if isinstance(target, Pods) else whole(each["port"])

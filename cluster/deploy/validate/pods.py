@@ -14,9 +14,10 @@ from cluster.deploy.validate.quantity import parse_quantity
 from cluster.deploy.validate.ray_cluster import cluster_of, groups_of, is_ray
 from cluster.deploy.validate.tree import at, items, listed, mapping, scalar, whole
 
+_WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 # Where a kind has its template of pods; a Pod is one itself.
 _TEMPLATES: dict[str, Location] = {
-    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template")),
+    **dict.fromkeys((*_WORKLOADS, "Job"), ("spec", "template")),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "Pod": (),
 }
@@ -140,6 +141,9 @@ def check_pods(pods: Pods) -> Iterator[Problem]:
         if own.get("runAsNonRoot", context.get("runAsNonRoot")) and own.get("runAsUser", context.get("runAsUser")) == 0:
             yield Problem("security-context", (*where, "securityContext"), "runAsNonRoot with runAsUser 0")
     labels = {key: value for key, value in pods.labels.items() if key not in _GENERATED}
+    selector = at(pods.document.value, "spec", "selector")
+    if pods.document.value.get("kind") in _WORKLOADS and selector and not selects(selector, labels):
+        yield Problem("selects-nothing", ("spec", "selector"), "it does not select the pods of its own template")
     for index, constraint in items(pods.spec, "topologySpreadConstraints"):
         if (selector := constraint.get("labelSelector")) and not selects(selector, labels):
             place = (*pods.where, "spec", "topologySpreadConstraints", index, "labelSelector")
@@ -158,9 +162,13 @@ def _check_end(pods: Pods, container: dict[str, Any], where: Location) -> Iterat
         yield Problem("grace-period", (*where, "lifecycle", "preStop"), what)
 
 
+def _amounts(resources: dict[str, Any], kind: str) -> list[tuple[str, Any]]:
+    return [(str(name), text) for name, text in mapping(resources, kind).items()]
+
+
 def check_resources(resources: dict[str, Any], where: Location) -> Iterator[Problem]:
     limits = mapping(resources, "limits")
-    for name, text in mapping(resources, "requests").items():
+    for name, text in _amounts(resources, "requests"):
         is_device = "/" in name or name.startswith("hugepages-")
         request, limit = parse_quantity(text), parse_quantity(limits.get(name))
         if is_device and (limit is None or limit != request):
@@ -170,7 +178,7 @@ def check_resources(resources: dict[str, Any], where: Location) -> Iterator[Prob
             what = f"request {text} of {name} is over the limit {limits[name]}"
             yield Problem("resource-limit", (*where, "requests", name), what)
     for kind in ("requests", "limits"):
-        for name, text in mapping(resources, kind).items():
+        for name, text in _amounts(resources, kind):
             value = parse_quantity(text)
             is_whole = "/" in name or name == "memory"
             if value is not None and (value < 0 or (is_whole and value != value.to_integral_value())):

@@ -138,17 +138,21 @@ def _check_container(group: Group, autoscales: bool) -> Iterator[Problem]:
     if told > gpus and any(_is_gpu(name) for name in _limits(group)):
         place = (*group.where, "resources", "GPU")
         yield Problem("ray-container", place, f"Ray is told of {told} GPUs; the container's limits have {gpus}")
-    mounts = {mount.get("mountPath"): mount for _, mount in items(group.container, "volumeMounts")}
-    if at(group.container, "securityContext", "readOnlyRootFilesystem") is True and "/tmp" not in mounts:
+    mounts = {str(mount.get("mountPath")).rstrip("/"): mount for _, mount in items(group.container, "volumeMounts")}
+    parameters = mapping(group.spec, "rayStartParams")
+    is_read_only = at(group.container, "securityContext", "readOnlyRootFilesystem") is True
+    if is_read_only and not {"/tmp", "/tmp/ray"} & mounts.keys() and "temp-dir" not in parameters:
         yield Problem("ray-container", (*_container(group), "volumeMounts"), "Ray writes to /tmp, which is read-only")
     shm = mapping(mounts, "/dev/shm").get("name")
     sizes = [at(v, "emptyDir", "sizeLimit") for _, v in items(spec, "volumes") if v.get("name") == shm]
     room = parse_quantity(sizes[0]) if sizes else None
-    store = parse_quantity(mapping(group.spec, "rayStartParams").get("object-store-memory"))
-    if room is not None and store is not None and store > room:
+    store = parse_quantity(parameters.get("object-store-memory"))
+    is_elsewhere = "plasma-directory" in parameters or "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE" in group.environment
+    if room is not None and store is not None and store > room and not is_elsewhere:
         place = (*group.where, "rayStartParams", "object-store-memory")
         yield Problem("ray-container", place, f"{store:f} bytes are more than /dev/shm has, {sizes[0]}")
-    if group.is_head and autoscales and spec.get("automountServiceAccountToken") is False:
+    tokens = [volume for _, volume in items(spec, "volumes") if "projected" in volume]
+    if group.is_head and autoscales and spec.get("automountServiceAccountToken") is False and not tokens:
         place = (*group.where, "template", "spec", "automountServiceAccountToken")
         yield Problem(
             "ray-container", place, "the autoscaler beside the head asks Kubernetes for pods, with this token"

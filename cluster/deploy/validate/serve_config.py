@@ -44,8 +44,9 @@ def check_serve_config(manifest: dict[str, Any]) -> Iterator[Problem]:
         for rule, where, what in (*_check_schema(config), *_check_applications(config), *_check_code(config, ())):
             line = documents[0].line(where) - 1
             yield Problem(rule, _WHERE, what, inner=place(where), inner_line=line)
-        if config.get("proxy_location") == "HeadOnly" and mapping(manifest, "spec").get("excludeHeadPodFromServeSvc"):
-            what = "HeadOnly, with excludeHeadPodFromServeSvc: no pod behind the service listens"
+        proxies = config.get("proxy_location")
+        if proxies in ("HeadOnly", "Disabled") and mapping(manifest, "spec").get("excludeHeadPodFromServeSvc"):
+            what = f"{proxies}, with excludeHeadPodFromServeSvc: no pod behind the service listens"
             yield Problem("serve-deployment", _WHERE, what, inner="proxy_location")
         cluster, where = cluster_of(manifest)
         if cluster:
@@ -153,17 +154,19 @@ def _check_applications(config: dict[str, Any]) -> Iterator[Inner]:
             yield problem.rule, (*where, "args", *problem.where), problem.what
         for options, field in (("http_options", "http_port"), ("grpc_options", "grpc_port")):
             port, own = at(config, options, "port"), at(application, "args", "gateway", field)
-            if port is not None and own is not None and port != own:
+            if port is not None and own is not None and str(port) != str(own):
                 what = f"{port}; gateway.{field} of the application is {own}"
                 yield "serve-deployment", (options, "port"), what
-        ranks = at(application, "args", "target", "tensor_parallel") or 1
+        ranks = (
+            int(found) if (found := str(at(application, "args", "target", "tensor_parallel") or 1)).isdigit() else None
+        )
         for index, deployment in items(application, "deployments"):
             name, place = deployment.get("name"), (*where, "deployments", index)
             if isinstance(name, str) and name not in DEPLOYMENTS:
                 what = f"the application has no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
                 yield "serve-deployment", (*place, "name"), what
             bundles = items(deployment, "placement_group_bundles")
-            if name == "TargetGroup" and bundles and len(bundles) != ranks + 1:
+            if name == "TargetGroup" and bundles and ranks is not None and len(bundles) != ranks + 1:
                 what = (
                     f"{len(bundles)} bundles; tensor_parallel {ranks} needs one for each rank and one for their shell"
                 )

@@ -82,7 +82,8 @@ MISTAKES = (
     ("serve-deployment", "RayService paceline", "text", ("tensor_parallel: 8", "tensor_parallel: 4")),
     ("serve-deployment", "RayService paceline", "text", ("proxy_location: EveryNode", "proxy_location: HeadOnly")),
     ("ray-cleanup", "RayService paceline", f"{HEAD} priorityClassName", "paceline-paceline-serving"),
-    ("ray-cleanup", NAMESPACE, "metadata name", "paceline"),
+    ("ray-namespace", NAMESPACE, "metadata name", "paceline"),
+    ("selects-nothing", "StatefulSet paceline-gcs", "spec selector matchLabels app.kubernetes.io/component", "gc"),
     # What the policies must let through.
     ("network-cut", "NetworkPolicy paceline-ray",
      "spec podSelector matchExpressions 0 values", ["router", "target", "draft"]),
@@ -92,6 +93,8 @@ MISTAKES = (
     ("network-cut", "NetworkPolicy paceline-ray", "spec egress 1 ports 0 port", 6380),
     ("network-cut", "NetworkPolicy paceline-dns", "spec egress 0 ports", [{"port": 5353, "protocol": "UDP"}]),
     ("network-cut", "NetworkPolicy paceline-dns", "spec policyTypes", ["Ingress"]),
+    ("network-cut", "NetworkPolicy paceline-dns", "spec egress 0 ports", [{"port": 53, "protocol": "TCP"}]),
+    ("network-cut", "NetworkPolicy paceline-ray", "spec egress 1 ports 0 protocol", "UDP"),
     ("network-cut", "NetworkPolicy paceline-operator", "spec ingress 0 ports", [{"port": 8000}]),
     ("network-cut", "NetworkPolicy paceline-operator", "spec ingress 0 from", [{"podSelector": {}}]),
     ("network-cut", "NetworkPolicy paceline-autoscaler", "spec egress 0 ports", [{"port": 80}]),
@@ -164,6 +167,20 @@ def test_whatever_the_values_of_a_set_are_there_is_an_answer(changes, schemas):
             target = target[key]
         target[last] = value
     assert findings(made, schemas) is not None
+
+
+@pytest.mark.parametrize(
+    ("at", "place", "value"),
+    [
+        ("RayService paceline", f"{GROUP} containers 0 volumeMounts 0 mountPath", "/tmp/"),
+        ("RayService paceline", "text", ("http_port: 8000", 'http_port: "8000"')),
+        ("RayService paceline", "text", ("tensor_parallel: 8", 'tensor_parallel: "8"')),
+        ("RayService paceline",
+         "spec rayClusterConfig workerGroupSpecs 1 rayStartParams plasma-directory", "/scratch"),
+    ],
+)  # fmt: skip
+def test_what_is_right_in_another_way_raises_no_alarm(at, place, value, schemas):
+    assert findings(planted(at, place, value), schemas) == []
 
 
 def test_a_sidecar_before_ray_is_found(schemas):
