@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -13,13 +14,18 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
-from actors.engine.options import EngineOptions
+from actors.engine.gpu_memory import GpuMeter, gpu_meter
+from actors.engine.options import EngineOptions, RoundLimits
 from actors.engine.rank_group import least_of_ranks
 from actors.engine.target_engine import TargetEngine
+from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
+from actors.models.dtypes import choose_dtype
 from actors.models.loader import (
     check_encoder_decoder,
+    check_exact,
     choose_device,
+    length_limits,
     load_config,
     load_draft_model,
     load_model,
@@ -34,33 +40,49 @@ from actors.options import DraftOptions, TargetOptions
 
 logger = logging.getLogger(__name__)
 
-_MAX_AUTO_TOKENS = 1 << 20
-_DRAFT_KV_FRACTION = 0.1  # share of free memory for a draft model's KV cache
+_MAX_AUTO_TOKENS = 1 << 20  # on a CPU, and of a draft model
+_HOST_KV_FRACTION = 0.2  # of a host's free memory, for the target's KV cache
+_HOST_DRAFT_KV_FRACTION = 0.1  # the same, for a draft model's
+_GPU_FRACTION = 0.9  # of a GPU's memory, for all of a process
+_DEFAULT_LIMITS = RoundLimits()
 
 
-def build_target_engine(source: ModelSource, options: TargetOptions | None = None, *, rank: int = 0) -> TargetEngine:
-    """Load the target and its EAGLE head, if it has one, and size the KV cache.
+def build_target_engine(
+    source: ModelSource,
+    options: TargetOptions | None = None,
+    *,
+    rank: int = 0,
+    limits: RoundLimits = _DEFAULT_LIMITS,
+) -> TargetEngine:
+    """Load the target and its EAGLE head, if it has one, and size the KV cache. limits: of rounds, which must fit
+    beside it.
 
     With tensor_parallel > 1 the caller has initialised `torch.distributed`; only rank 0 samples. Raises ModelError.
     """
     options = options or TargetOptions()
     device = choose_device(options.device)
     ranks = options.tensor_parallel
-    if options.exact == "bitwise" and (device != "cpu" or ranks > 1):
-        raise ModelError(f"exact is 'bitwise' with device {device!r} and tensor_parallel {ranks}; it needs cpu and 1")
+    check_exact(options, device)
     if source.vocab_map_path is not None and ranks > 1:
         raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
     check_encoder_decoder(source, options)
+    dtype = choose_dtype(options.dtype, config, device)
+    meter = gpu_meter(device)
     head: EagleHead | None = None
     if options.eagle_head != "none":  # before the target, which takes longer
-        head = load_eagle_head(Path(options.eagle_head), config, options.dtype, device)
-    model = load_model(source, options.dtype, device, tensor_parallel=ranks, quantization=options.quantization)
+        head = load_eagle_head(Path(options.eagle_head), config, dtype, device)
+    model = load_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
     bytes_per_token = kv_bytes_per_token(config, next(model.parameters()).dtype, ranks)
-    if head is not None:
-        bytes_per_token += head.kv_bytes_per_token()
-    tokens = options.kv_cache_tokens or _tokens_that_fit(config, model, options.kv_cache_fraction, bytes_per_token)
+    tokens = options.kv_cache_tokens
+    if tokens is None:
+        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
+        if head is not None:
+            bytes_per_token += head.kv_bytes_per_token()
+        tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)
+        if meter is None:
+            tokens = min(tokens, _MAX_AUTO_TOKENS)
     num_blocks = max(1, tokens // options.block_size)
     if ranks > 1:
         # With pools of their own size, one rank would find no room for a sequence that the others compute.
@@ -90,10 +112,15 @@ def build_draft_engine(
     if target is not None and has_own_vocabulary(source, target):
         refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
-    draft = load_draft_model(source, options.dtype, choose_device(options.device), quantization=options.quantization)
-    config = load_config(source)
+    config, device = load_config(source), choose_device(options.device)
+    dtype = choose_dtype(options.dtype, config, device)
+    meter = gpu_meter(device)
+    draft = load_draft_model(source, dtype, device, quantization=options.quantization)
     bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
-    tokens = options.kv_cache_tokens or _tokens_that_fit(config, draft.model, _DRAFT_KV_FRACTION, bytes_per_token)
+    tokens = options.kv_cache_tokens
+    if tokens is None:
+        num_bytes = _bytes_for_draft_model(options, meter)
+        tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
     engine = DraftEngine(
         draft.model,
         EngineOptions(max(1, tokens // options.block_size), options.block_size),
@@ -114,16 +141,51 @@ def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_para
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return int(2 * layers * -(-kv_heads // tensor_parallel) * head_dim * dtype.itemsize)
+    key_and_value = 2 * head_dim
+    if getattr(text, "kv_lora_rank", None):  # latent attention, whose latents are expanded before they are cached
+        key_and_value = text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
+    return int(layers * -(-kv_heads // tensor_parallel) * key_and_value * dtype.itemsize)
 
 
-def _tokens_that_fit(config: PretrainedConfig, model: PreTrainedModel, fraction: float, bytes_per_token: int) -> int:
-    device = next(model.parameters()).device
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    tokens = int(free * fraction) // bytes_per_token
+def _bytes_for_target(
+    model: PreTrainedModel, options: TargetOptions, limits: RoundLimits, meter: GpuMeter | None, bytes_per_token: int
+) -> int:
+    """Bytes of the KV cache of a target on one rank. On a GPU the largest round runs first. Raises ModelError."""
+    if meter is None:
+        return int(psutil.virtual_memory().available * (options.kv_cache_fraction or _HOST_KV_FRACTION))
+    longest = options.max_model_len or length_limits(model.config)[0]
+    slots = 0
+    if not model.config.is_encoder_decoder:
+        slots = largest_round_slots(limits, longest, options.block_size)
+        engine = TargetEngine(model, EngineOptions(slots // options.block_size, options.block_size))
+        meter.start()
+        try:
+            run_largest_round(engine, limits, longest)
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"a round of {limits.prefill_rows} prompt rows and {limits.draft_rows + limits.sequences} others does "
+                "not fit beside the model; lower router.max_prefill_rows, or use more ranks"
+            ) from None
+        del engine
+        gc.collect()  # its KV cache may be in a cycle
+    left = meter.read(slots * bytes_per_token).for_kv_cache(
+        options.kv_cache_fraction or _GPU_FRACTION, options.gpus or 1.0
+    )
+    return left if slots else left // 2  # not measured: half is for forwards
+
+
+def _bytes_for_draft_model(options: DraftOptions, meter: GpuMeter | None) -> int:
+    """Bytes of the KV cache of a draft model. On a GPU, half of what its weights leave: the rest is for forwards."""
+    if meter is None:
+        return int(psutil.virtual_memory().available * _HOST_DRAFT_KV_FRACTION)
+    return meter.read(0).for_kv_cache(_GPU_FRACTION, options.gpus or 1.0) // 2
+
+
+def _tokens_that_fit(num_bytes: int, bytes_per_token: int, config: PretrainedConfig) -> int:
+    tokens = num_bytes // bytes_per_token
     needed = min(max_model_len(config.get_text_config()), 4096)
     if tokens < needed:
         raise ModelError(
-            f"{fraction:.0%} of free memory holds the keys and values of {tokens} tokens; at least {needed} are needed"
+            f"memory has room for the keys and values of {max(0, tokens)} tokens; at least {needed} are needed"
         )
-    return min(tokens, _MAX_AUTO_TOKENS)
+    return tokens

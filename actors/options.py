@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from cache_service.options import Options
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
 Exactness = Literal["default", "bitwise"]
 
@@ -23,7 +23,8 @@ DEFAULT_EAGLE_DEPTH, DEFAULT_EAGLE_TOP_K = 7, 10  # as in the published code
 class ModelOptions(Options):
     """How a model, target or draft, is loaded and how large its KV cache is."""
 
-    dtype: Dtype = "float32"
+    dtype: Dtype = "auto"
+    """auto: float32 on a CPU; on a GPU the checkpoint's if it has 16 bits, else bfloat16."""
     quantization: Quantization = "none"
     """Bits of the weights of linear layers."""
     device: str = "auto"
@@ -31,7 +32,7 @@ class ModelOptions(Options):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Torch threads of one rank or draft worker, on CPU."""
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
-    """Tokens of the KV cache. null: a fraction of the device's free memory."""
+    """Tokens of the KV cache. null: as many as the device's memory has room for."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a KV block."""
 
@@ -52,10 +53,15 @@ class TargetOptions(ModelOptions):
     """Ranks of a target group."""
     max_model_len: Annotated[int, Field(ge=16)] | None = None
     """Tokens of prompt and answer together. null: the context length of the model."""
-    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.2
-    """Share of free memory for the KV cache, unless kv_cache_tokens is given."""
+    gpus: Annotated[float, Field(gt=0.5, le=1)] | None = None
+    """Share of a GPU that a rank takes, also of its memory; draft workers may have the rest. null: all of it, but where
+    `paceline serve` finds too few GPUs, what draft workers leave."""
+    kv_cache_fraction: Annotated[float, Field(gt=0, le=0.95)] | None = None
+    """Unless kv_cache_tokens is given. On a GPU: share of its memory that model, activations and KV cache together may
+    fill; null: 0.9. On a CPU: share of the free memory that the KV cache may fill; null: 0.2."""
     prefix_cache: bool = True
     exact: Exactness = "default"
+    """bitwise: neither drafts nor other requests change a bit of the logits; needs device cpu and tensor_parallel 1."""
     eagle_head: str = "none"
     """Directory of an EAGLE head; needs tensor_parallel 1."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
@@ -138,6 +144,9 @@ class DraftOptions(ModelOptions):
     """Likely outcomes of each draft that a worker drafts for while the target verifies it; 0: none. null: 8 on a GPU,
     none on CPUs, where the work would slow down a target on the same machine."""
     lookahead: LookaheadOptions = LookaheadOptions()
+    gpus: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    """Share of a GPU that a draft worker takes, also of its memory. null: all of it, but less where `paceline serve`
+    finds too few GPUs."""
 
 
 class DraftPoolOptions(DraftOptions):

@@ -10,8 +10,9 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from actors.errors import PacelineError
+from actors.home import paceline_home
 from actors.workers.ray_environment import is_loopback
-from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, paceline_home
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig
 from cluster.serve import ClusterPlan, cluster_application, device_elsewhere, plan_cluster
 from cluster.validation import describe
 

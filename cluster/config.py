@@ -5,7 +5,6 @@ Unknown keys are errors. A component is handed its own part, never the whole.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +21,7 @@ from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError
 from cluster.validation import describe
 
+MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
 NO_CACHE = "none"  # as `cache.url`
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
 
@@ -72,8 +72,8 @@ class RouterConfig(Options):
     """Sequences in one round."""
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64
     """Requests that wait. Beyond: HTTP 429, gRPC RESOURCE_EXHAUSTED."""
-    max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Prompt rows of a round, all sequences together."""
+    max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Prompt rows of a round, all sequences together. null: 256 to 4096, by the measured times of rounds."""
     verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds for one batch. A target that takes longer has failed."""
 
@@ -218,11 +218,6 @@ class ClusterConfig(Options):
             port = self.gateway.http_port
             raise ValueError(f"gateway.http_port and gateway.grpc_port are both {port}; they must differ")
         return self
-
-
-def paceline_home() -> Path:
-    """Where prepared models live, and by default the cache's data: $PACELINE_HOME, else ~/.cache/paceline."""
-    return Path(os.environ.get("PACELINE_HOME") or "~/.cache/paceline").expanduser()
 
 
 def load_config(path: Path | None, overrides: list[str] | None = None) -> ClusterConfig:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray import serve
@@ -26,6 +26,7 @@ from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import (
     ModelInfo,
     check_encoder_decoder,
+    check_exact,
     check_tensor_parallel,
     choose_device,
     read_model_info,
@@ -36,15 +37,18 @@ from actors.models.token_text import has_own_vocabulary
 from actors.training.drafter_build import default_drafter_dir
 from actors.workers.directory import get_or_create_directory
 from actors.workers.draft_pool import draft_pool_application
+from actors.workers.gpu_shares import GpuDemand, needed_gpus, share_gpus
 from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
 from cluster.config import NO_CACHE, ClusterConfig
+from cluster.errors import ConfigError
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
+from cluster.router.prefill_budget import round_limits
 from cluster.tenants.access import TenantAccess, tenant_access
 
 APPLICATION = "paceline"
@@ -140,7 +144,9 @@ def plan_cluster(
         draft = resolve_model(config.draft.model, home, progress)
         if OUROBOROS in drafters:
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
-    target_device, draft_device = choose(config.target.device), choose(config.draft.device)
+    target_device = choose(_device_of_ray("target.device", config.target.device))
+    draft_device = choose(_device_of_ray("draft.device", config.draft.device))
+    check_exact(config.target, target_device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(
         config=config,
@@ -153,6 +159,52 @@ def plan_cluster(
         access=access,
         draft_has_own_vocabulary=has_own,
     )
+
+
+def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:
+    """The plan with the share of a GPU that each rank and draft worker takes. nodes: GPUs of each node of the cluster.
+
+    With target.gpus and draft.gpus given, nothing is compared: nodes may be added later. Raises ConfigError where there
+    are too few GPUs, which Ray would wait for silently.
+    """
+    target, draft = plan.config.target, plan.config.draft
+    on_gpu = plan.target_device.startswith("cuda")
+    drafts_on_gpu = plan.draft is not None and plan.draft_device.startswith("cuda")
+    if not (on_gpu or drafts_on_gpu) or (target.gpus is not None and draft.gpus is not None):
+        return plan
+    least = GpuDemand(target.groups * on_gpu, target.tensor_parallel, draft.workers * drafts_on_gpu)
+    most = GpuDemand(target.most_groups * on_gpu, target.tensor_parallel, draft.most_workers * drafts_on_gpu)
+    shares = share_gpus(nodes, least, most, target.gpus, draft.gpus)
+    if shares is None:
+        needed = needed_gpus(least, target.gpus, draft.gpus)
+        ranks = target.tensor_parallel
+        together = f", {ranks} of them on one node for each target group" if ranks > 1 else ""
+        raise ConfigError(
+            f"the configuration needs {needed} GPU(s){together}; this Ray cluster has {sum(nodes)} "
+            f"on {len(nodes)} node(s). To wait for nodes that are added later, set target.gpus and draft.gpus"
+        )
+    config = plan.config.model_copy(
+        update={
+            "target": target.model_copy(update={"gpus": shares.rank}),
+            "draft": draft.model_copy(update={"gpus": shares.draft}),
+        }
+    )
+    return replace(plan, config=config)
+
+
+def told_gpu_shares(plan: ClusterPlan) -> str | None:
+    """Who has less than a GPU; None: nobody."""
+    rank, draft = plan.config.target.gpus or 1.0, plan.config.draft.gpus or 1.0
+    return None if min(rank, draft) == 1.0 else f"a rank has {rank:g} of one, a draft worker {draft:g}"
+
+
+def _device_of_ray(field: str, device: str) -> str:
+    """Raises InvalidRequest for a numbered GPU: Ray gives each rank and each draft worker one of its own."""
+    if device == "cuda:0":
+        return "cuda"
+    if device.startswith("cuda:"):
+        raise InvalidRequest(field, device, "Ray chooses the GPU of each worker; it must be auto, cpu or cuda")
+    return device
 
 
 def device_elsewhere(device: str) -> str:
@@ -195,6 +247,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         source=plan.target,
         options=config.target.model_copy(update={"device": plan.target_device, "eagle_head": eagle_head}),
         fingerprint=plan.info.fingerprint,
+        limits=round_limits(config.router, config.speculation),
     )
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [

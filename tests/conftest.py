@@ -14,8 +14,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from actors.errors import ModelUnavailable
+from actors.home import paceline_home
 from actors.models.catalog import models_dir, prepare_model
-from cluster.config import paceline_home
 
 # Before anything imports torch (nothing above does). Ray's workers and all child processes inherit it: processes that
 # share a CPU and run several threads each spend their time waiting for one another.
@@ -23,6 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # or the tests beside would starve a cluster of its time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; read when Triton is first imported
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of processes that are started beside it
 
 hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no finding

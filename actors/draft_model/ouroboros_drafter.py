@@ -254,10 +254,11 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         is_last = len(draft.chain) >= draft.num_wanted or sequence.length + len(draft.chain) > self._max_positions
         if not step.path or is_last:
             return  # the sequence keeps the whole last tree, and finds in it what the target accepts
-        slots = sequence.slots(sequence.length + len(step.trie))[sequence.length :]
+        slots = sequence.slots(sequence.length, sequence.length + len(step.trie))
         first = draft.num_computed
         draft.num_computed += len(step.path)
-        self._runner.kv.move(slots[step.path], slots[first : draft.num_computed])
+        places = slots[first : draft.num_computed].tolist()
+        self._runner.kv.move(dict(zip(places, slots[step.path].tolist(), strict=True)))
 
     def _advance_window(self, step: _Step, logits: torch.Tensor) -> None:
         if not step.ends:

@@ -19,13 +19,14 @@ from actors.draft_tree import DraftTree
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import EAGLE
 from actors.eagle.eagle_head import EagleHead
-from actors.engine.attention import ATTENTION_NAME, PaddedPlan
-from actors.engine.batch import PackedBatch, SequenceSpan
+from actors.engine.attention.interface import ATTENTION_NAME
+from actors.engine.attention.padded import PaddedPlan
+from actors.engine.batch import PackedBatch, num_words
+from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.feature_tap import FeatureTap
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import row_tier
-from actors.engine.packed_linear import pack_linears
 from actors.options import EagleOptions
 
 _SCRATCH_SLOTS = 4096  # slots for keys and values of growing trees
@@ -98,8 +99,8 @@ class EagleDrafter(Drafter[HeadRows]):
     name = EAGLE
 
     def __init__(self, model: PreTrainedModel, head: EagleHead, num_slots: int, options: EagleOptions) -> None:
-        """model: the target with its linear layers packed already. head: with the model's device and dtype. num_slots:
-        slots of the target's KV cache."""
+        """model: the target, in its engine already. head: with the model's device and dtype. num_slots: slots of the
+        target's KV cache."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
         embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
@@ -108,7 +109,7 @@ class EagleDrafter(Drafter[HeadRows]):
         self._output_layer = output_layer
         head.embed_tokens = None
         head.config._attn_implementation = ATTENTION_NAME
-        pack_linears(head)
+        replace_linears(head)
         self._head = head
         self._device = device = next(head.parameters()).device
         self._scratch_per_tree = options.depth * options.top_k
@@ -148,28 +149,19 @@ class EagleDrafter(Drafter[HeadRows]):
 
     def _catch_up(self, rows: Sequences[HeadRows], features: torch.Tensor) -> tuple[torch.Tensor, list[np.ndarray]]:
         """Hidden states of all rows, and the slots that the head has keys and values in by sequence."""
-        spans = []
-        first_row = 0
+        contexts = []
         for part in rows:
-            count = len(part.token_ids)
-            earlier = np.flatnonzero(self._is_known[part.slots[: part.begin]])
-            own_positions = np.arange(part.begin, part.begin + count)
-            spans.append(
-                SequenceSpan(
-                    first_row=first_row,
-                    num_rows=count,
-                    slots=np.concatenate([part.slots[earlier], part.slots[part.begin :]]),
-                    row_positions=own_positions,
-                    slot_positions=np.append(earlier, own_positions),
-                    tree_mask=None,
-                )
-            )
-            first_row += count
-        batch = PackedBatch.of([part.token_ids for part in rows], spans)
+            earlier = part.slots[: part.begin]
+            contexts.append(np.concatenate([earlier[self._is_known[earlier]], part.slots[part.begin :]]))
+        batch = _pack(
+            [part.token_ids for part in rows],
+            [np.arange(part.begin, part.begin + len(part.token_ids)) for part in rows],
+            contexts,
+        )
         feature_rows = np.concatenate([part.feature_rows for part in rows])
         hidden = self._forward(batch, features, feature_rows)
         self._is_known[batch.slots] = True
-        return hidden, [span.slots for span in spans]
+        return hidden, contexts
 
     def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor) -> None:
         """hidden [trees, h]: hidden states of the roots."""
@@ -203,26 +195,17 @@ class EagleDrafter(Drafter[HeadRows]):
                 first_row = own.stop
 
     def _pack_frontiers(self, trees: Sequences[_Tree], level: int) -> PackedBatch:
-        spans = []
-        first_row = 0
-        for tree in trees:
-            sight = tree.expand()
-            count, places = sight.shape
-            scratch = np.arange(tree.first_slot, tree.first_slot + places)
-            context = np.concatenate([tree.context, scratch])
-            # Positions of slots matter only for sliding windows, which the head does not have.
-            spans.append(
-                SequenceSpan(
-                    first_row=first_row,
-                    num_rows=count,
-                    slots=context,
-                    row_positions=np.full(count, tree.position + level),
-                    slot_positions=np.zeros(len(context)),
-                    tree_mask=sight,
-                )
-            )
-            first_row += count
-        return PackedBatch.of([tree.tokens[tree.frontier] for tree in trees], spans)
+        sights = [tree.expand() for tree in trees]
+        contexts = [
+            np.concatenate([tree.context, np.arange(tree.first_slot, tree.first_slot + sight.shape[1])])
+            for tree, sight in zip(trees, sights, strict=True)
+        ]
+        return _pack(
+            [tree.tokens[tree.frontier] for tree in trees],
+            [np.full(len(tree.frontier), tree.position + level) for tree in trees],
+            contexts,
+            sights,
+        )
 
     def _forward(self, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray) -> torch.Tensor:
         """Hidden states of the batch's rows and, after them, of padding rows, [rows, h]."""
@@ -249,6 +232,47 @@ class EagleDrafter(Drafter[HeadRows]):
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _pack(
+    token_ids: Sequences[np.ndarray],
+    positions: Sequences[np.ndarray],
+    contexts: Sequences[np.ndarray],
+    sights: Sequences[np.ndarray] = (),
+) -> PackedBatch:
+    """Rows of S sequences, whose token ids and positions are int64.
+
+    contexts: int64, by sequence: the slots that its rows see; the last of them are the rows' own. sights: bool
+    [own rows, nodes], by sequence: which of its last slots, the nodes of a growing tree, the rows see; none: rows are
+    causal. Blocks have one slot. The head has no sliding windows, so positions of slots are left out.
+    """
+    counts = np.array([len(part) for part in token_ids])
+    ends = np.array([len(context) for context in contexts])
+    first_rows = np.append(0, counts.cumsum())
+    begins = ends - counts
+    most_nodes = max((sight.shape[1] for sight in sights), default=0)
+    tree_starts = ends - [sight.shape[1] for sight in sights] if sights else ends
+    visible_ends = np.arange(first_rows[-1]) + 1 + (begins - first_rows[:-1]).repeat(counts)
+    ancestors = np.zeros((first_rows[-1], num_words(most_nodes)), np.int64)
+    block_tables = np.zeros((len(contexts), ends.max()), np.int32)
+    for index, context in enumerate(contexts):
+        block_tables[index, : len(context)] = context
+    for first_row, sight in zip(first_rows, sights, strict=False):
+        bits = np.packbits(sight, axis=1, bitorder="little")
+        ancestors.view(np.uint8)[first_row : first_row + len(sight), : bits.shape[1]] = bits
+    return PackedBatch(
+        block_size=1,
+        token_ids=np.concatenate(token_ids, dtype=np.int64),
+        positions=np.concatenate(positions, dtype=np.int64),
+        slots=np.concatenate([context[begin:] for context, begin in zip(contexts, begins, strict=True)]),
+        first_rows=first_rows.astype(np.int32),
+        begins=begins.astype(np.int32),
+        tree_starts=tree_starts.astype(np.int32),
+        block_tables=block_tables,
+        visible_ends=(tree_starts.repeat(counts) if sights else visible_ends).astype(np.int32),
+        ancestors=ancestors,
+        node_positions=np.zeros((len(contexts), 64 * ancestors.shape[1]), np.int32),
+    )
 
 
 def _is_same(own: nn.Embedding, other: nn.Module) -> bool:

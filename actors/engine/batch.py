@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from typing import Self
 
+import msgspec
 import numpy as np
+from numba import njit
 
-from actors.draft_tree import ancestor_mask, depths_of
 from actors.engine.sequence import Sequence
 
+_WORD_BITS = 64
 
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
+
+class SequenceRows(msgspec.Struct, frozen=True, gc=False):
     """Rows that one sequence contributes: `count` committed tokens from num_computed on, then a draft tree.
 
     A tree that grows over several forwards is passed whole each time; its first nodes have their KV already.
@@ -31,90 +32,123 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSpan:
-    """Place of a sequence's rows in the packed input, and the slots that they attend to."""
-
-    first_row: int
-    num_rows: int
-    slots: np.ndarray  # int64 [context]: physical slots in logical order; the last num_rows are the rows' own
-    row_positions: np.ndarray  # int64 [num_rows]: depth positions, equal for siblings
-    slot_positions: np.ndarray  # int64 [context]
-    # bool [nodes, m]: which of the last m slots the last `nodes` rows see (ancestors and themselves); None: causal
-    tree_mask: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """All rows of all sequences in one [1, rows] input."""
+    """All rows of S sequences in one [1, rows] input, and what each row sees.
 
+    A sequence's logical slots are its committed tokens, then the nodes of its draft tree. A row sees every logical slot
+    below its visible end and the nodes whose ancestor bit is set. The nodes of a chain count as committed: a chain is
+    causal. Committed slots have their index as position.
+    """
+
+    block_size: int
     token_ids: np.ndarray  # int64 [rows]
-    positions: np.ndarray  # int64 [rows]
+    positions: np.ndarray  # int64 [rows]: depth positions, equal for siblings
     slots: np.ndarray  # int64 [rows]: where each row's keys and values go
-    spans: tuple[SequenceSpan, ...]
+    first_rows: np.ndarray  # int32 [S + 1]: rows first_rows[s] .. first_rows[s + 1] are those of sequence s
+    begins: np.ndarray  # int32 [S]: logical slot of the first own row; slots before it are in the cache
+    tree_starts: np.ndarray  # int32 [S]: logical slot of the first draft node, also of nodes computed before
+    block_tables: np.ndarray  # int32 [S, max_blocks]
+    visible_ends: np.ndarray  # int32 [rows]: own slot + 1 of a committed row, the tree start of a draft node
+    ancestors: np.ndarray  # int64 [rows, words]: bit i: sees the node in slot tree_start + i; 0 for committed rows
+    node_positions: np.ndarray  # int32 [S, 64 * words]: position of each draft node
 
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
 
-    @classmethod
-    def of(cls, token_ids: Sequences[np.ndarray], spans: Sequences[SequenceSpan]) -> Self:
-        """token_ids: ints, together those of all rows in the order of the spans."""
-        return cls(
-            np.concatenate(token_ids).astype(np.int64),
-            np.concatenate([span.row_positions for span in spans]),
-            np.concatenate([span.slots[len(span.slots) - span.num_rows :] for span in spans]),
-            tuple(spans),
-        )
+    @property
+    def contexts(self) -> np.ndarray:
+        """int32 [S]: logical slots of each sequence; the last of them are those of its rows."""
+        contexts: np.ndarray = self.begins + self.first_rows[1:] - self.first_rows[:-1]
+        return contexts
+
+
+@njit(cache=True, nogil=True)
+def num_words(num_nodes: int) -> int:
+    """int64 words of a row of ancestor bits: a power of two, because kernels are compiled for each size."""
+    words = 1
+    while _WORD_BITS * words < num_nodes:
+        words *= 2
+    return words
 
 
 def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
     """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots."""
-    token_ids, spans = [], []
-    first_row = 0
-    for part in parts:
-        sequence, nodes = part.sequence, len(part.tree_tokens)
-        known = sequence.num_computed + part.count
-        begin = sequence.num_computed + part.first_node
-        context = sequence.slots(known + nodes)
-        slot_positions = np.arange(known + nodes)
-        tree_mask = None
-        if nodes:
-            slot_positions[known:] = known - 1 + depths_of(part.tree_parents)
-            if not is_chain(part.tree_parents):
-                tree_mask = ancestor_mask(part.tree_parents)
-        token_ids.append(sequence.tokens[sequence.num_computed : known])
-        token_ids.append(part.tree_tokens[part.first_node :])
-        num_rows = part.num_rows
-        spans.append(
-            SequenceSpan(
-                first_row=first_row,
-                num_rows=num_rows,
-                slots=context,
-                row_positions=slot_positions[begin:],
-                slot_positions=slot_positions,
-                tree_mask=tree_mask,
-            )
-        )
-        first_row += num_rows
-    return PackedBatch.of(token_ids, spans)
+    shapes, token_ids = [], []
+    block_tables = np.zeros((len(parts), max([len(part.sequence.blocks) for part in parts])), dtype=np.int32)
+    for part, row in zip(parts, block_tables, strict=True):
+        sequence = part.sequence
+        table = sequence.block_table
+        row[: len(table)] = table
+        shapes.append((sequence.num_computed, part.count, part.first_node, len(part.tree_parents)))
+        token_ids.append(sequence.pending(part.count))
+        token_ids.append(part.tree_tokens[part.first_node :] if part.first_node else part.tree_tokens)
+    parents = np.concatenate([part.tree_parents for part in parts], dtype=np.int32)
+    block_size = parts[0].sequence.block_size
+    rows: tuple[np.ndarray, ...] = _lay_out(np.array(shapes), parents, block_tables, block_size)
+    return PackedBatch(block_size, np.concatenate(token_ids, dtype=np.int64), *rows)
 
 
-def is_chain(parents: np.ndarray) -> bool:
-    return bool((parents == np.arange(-1, len(parents) - 1)).all())
+@njit(cache=True, nogil=True)
+def _is_chain(parents: np.ndarray) -> bool:
+    node = 0
+    while node < len(parents) and parents[node] == node - 1:
+        node += 1
+    return node == len(parents)
 
 
-def visible(span: SequenceSpan, sliding_window: int | None) -> np.ndarray:
-    """bool [num_rows, context]: which slots each row may attend to.
+@njit(cache=True, nogil=True)
+def _largest_branching_tree(shapes: np.ndarray, parents: np.ndarray) -> int:
+    """Nodes of the largest tree that is no chain. Arguments as for `_lay_out`."""
+    largest, first = 0, 0
+    for s in range(len(shapes)):
+        nodes = shapes[s, 3]
+        if nodes > largest and not _is_chain(parents[first : first + nodes]):
+            largest = nodes
+        first += nodes
+    return largest
 
-    A sliding window counts positions, so that a deep node sees as far back as the committed token it may become.
+
+@njit(cache=True, nogil=True)
+def _lay_out(shapes, parents, block_tables, block_size):  # type: ignore[no-untyped-def]
+    """The arrays of a `PackedBatch` after the token ids, in order.
+
+    shapes: int64 [S, 4], tokens computed before, tokens to compute, first node to compute, nodes. parents: int32 [all
+    nodes], within each tree.
     """
-    context = len(span.slots)
-    own = context - span.num_rows
-    allowed = np.arange(context)[None, :] <= np.arange(own, context)[:, None]
-    if span.tree_mask is not None:
-        nodes, reach = span.tree_mask.shape
-        rows = min(nodes, span.num_rows)  # fewer if the first nodes were computed before
-        allowed[-rows:, -reach:] = span.tree_mask[-rows:]
-    if sliding_window is not None:
-        allowed &= span.row_positions[:, None] - span.slot_positions[None, :] < sliding_window
-    return allowed
+    num_sequences = len(shapes)
+    words = num_words(_largest_branching_tree(shapes, parents))
+    num_rows = 0
+    for s in range(num_sequences):
+        num_rows += shapes[s, 1] + shapes[s, 3] - shapes[s, 2]
+    positions, slots = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+    first_rows = np.zeros(num_sequences + 1, np.int32)
+    begins, tree_starts = np.empty(num_sequences, np.int32), np.empty(num_sequences, np.int32)
+    visible_ends = np.empty(num_rows, np.int32)
+    ancestors = np.zeros((num_rows, words), np.int64)
+    node_positions = np.zeros((num_sequences, _WORD_BITS * words), np.int32)
+    bits = np.empty((_WORD_BITS * words, words), np.int64)
+    row = first_parent = 0
+    for s in range(num_sequences):
+        computed, count, first_node, num_nodes = shapes[s]
+        known, begin = computed + count, computed + first_node
+        context = known + num_nodes
+        own_parents = parents[first_parent : first_parent + num_nodes]
+        first_parent += num_nodes
+        start = context if _is_chain(own_parents) else known
+        begins[s], tree_starts[s], first_rows[s + 1] = begin, start, row + context - begin
+        for node in range(context - start):
+            parent = own_parents[node]
+            node_positions[s, node] = known if parent < 0 else node_positions[s, parent] + 1
+            for word in range(words):
+                bits[node, word] = 0 if parent < 0 else bits[parent, word]
+            bits[node, node // _WORD_BITS] |= np.int64(1) << (node % _WORD_BITS)
+        for slot in range(begin, context):
+            slots[row] = np.int64(block_tables[s, slot // block_size]) * block_size + slot % block_size
+            if slot < start:
+                positions[row], visible_ends[row] = slot, slot + 1
+            else:
+                positions[row], visible_ends[row] = node_positions[s, slot - start], start
+                ancestors[row] = bits[slot - start]
+            row += 1
+    return positions, slots, first_rows, begins, tree_starts, block_tables, visible_ends, ancestors, node_positions

@@ -19,8 +19,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from actors.draft_tree import depths_of
 from actors.engine.batch import SequenceRows
+from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.kv_cache import KvCache
-from actors.engine.packed_linear import pack_linears
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.models.decoder_start import DecoderStart
@@ -45,8 +45,7 @@ class EncoderDecoderSequence(Sequence):
         """No block is shared."""
 
     def _keep(self, path: list[int], kv: KvCache) -> None:
-        if self.num_computed == self.length:
-            self.num_computed += len(path)
+        """Nothing is in the pool's slots."""
 
     def free(self) -> None:
         super().free()
@@ -102,7 +101,7 @@ class EncoderDecoderRunner:
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ModelError for a model without a start token, or whose decoder gives other logits for several tokens
         at once than for one after the other."""
-        pack_linears(model)
+        replace_linears(model)
         self.model = model.eval()
         self.device = next(model.parameters()).device
         self.kv = KvCache(0, self.device)  # no slots: keys and values are kept with their sequences

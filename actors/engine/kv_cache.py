@@ -27,8 +27,7 @@ class KvCache:
         self.device = device
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
-        self._moves: list[tuple[np.ndarray, np.ndarray]] = []  # that `settle` has still to do
-        self._moved_to: set[int] = set()  # slots that they write
+        self._moves: dict[int, int] = {}  # that `settle` has still to do: source by destination
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer; key and value [rows, kv_heads, head_dim] show their shape and dtype."""
@@ -67,23 +66,21 @@ class KvCache:
         """Layers that have been written so far."""
         return len(self._layers)
 
-    def move(self, source: np.ndarray, destination: np.ndarray) -> None:
-        """Copy slots (int64 [n] each) in all layers, at the latest before the next forward. Source and destination may
+    def move(self, moves: dict[int, int]) -> None:
+        """Copy slots in all layers, at the latest before the next forward. moves: source by destination; the two may
         overlap."""
-        written = destination.tolist()
-        if not self._moved_to.isdisjoint([*source.tolist(), *written]):
+        waiting = self._moves.keys()
+        if not (waiting.isdisjoint(moves) and waiting.isdisjoint(moves.values())):
             self.settle()
-        self._moves.append((source, destination))
-        self._moved_to.update(written)
+        self._moves.update(moves)
 
     def settle(self) -> None:
         """Do all moves, those of all sequences at once."""
         if not self._moves:
             return
-        moves = np.concatenate([np.concatenate(part) for part in zip(*self._moves, strict=True)])
+        moves = torch.from_numpy(np.array([[*self._moves.values()], [*self._moves]])).to(self.device)
         self._moves.clear()
-        self._moved_to.clear()
-        source_index, index = torch.from_numpy(moves).to(self.device).chunk(2)
+        source_index, index = moves
         for key, value in self._layers.values():
             key[index] = key[source_index]
             value[index] = value[source_index]

@@ -6,13 +6,19 @@ from collections.abc import Sequence as Sequences
 
 import numpy as np
 import torch
+from numba import njit
 from transformers import PretrainedConfig, PreTrainedModel
 
-from actors.engine.attention import ATTENTION_NAME, PaddedPlan
+from actors.engine.attention.choice import choose_attention
+from actors.engine.attention.exact import ExactPlan
+from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
+from actors.engine.attention.padded import PaddedPlan
+from actors.engine.attention.tree_rows import tree_rows
 from actors.engine.batch import PackedBatch, SequenceRows, pack
-from actors.engine.exact_attention import ExactPlan, RowContexts
+from actors.engine.cpu_kernels.kernel_choice import replace_linears
+from actors.engine.cpu_kernels.rms_norm import replace_norms
 from actors.engine.kv_cache import KvCache
-from actors.engine.packed_linear import MIN_ROWS, pack_linears
+from actors.engine.options import AttentionBackend
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.options import Exactness
@@ -32,8 +38,10 @@ def row_tier(rows: int) -> int:
 
     There are few different shapes, because matrix libraries keep a kernel and memory for each shape.
     """
-    if rows <= 32:
-        step = MIN_ROWS
+    if rows <= 2:
+        step = 1
+    elif rows <= 32:
+        step = 4
     elif rows <= 128:
         step = 16
     elif rows <= 512:
@@ -64,30 +72,46 @@ class ModelRunner:
 
     sequence_type = Sequence
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, exact: Exactness = "default") -> None:
-        """exact "bitwise": only on CPU. Raises ModelError for layers that it does not compute right."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_slots: int,
+        exact: Exactness = "default",
+        *,
+        attention: AttentionBackend | None = None,
+    ) -> None:
+        """exact "bitwise": only on CPU. attention: None chooses by device. Raises ModelError for layers that it does
+        not compute right."""
         self.device = next(model.parameters()).device
+        self._attention = attention or choose_attention(self.device)
+        if self.device.type == "cuda":
+            # torch prefers cuDNN for masked attention on Hopper, which builds a plan for each new context length.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         config = model.config.get_text_config()
         _check_layers(config, exact)
         self._num_layers = int(config.num_hidden_layers)
         model.set_attn_implementation(ATTENTION_NAME)
-        pack_linears(model)
+        replace_norms(model)
+        self._pads = replace_linears(model)
         self.model = model.eval()
         self._exact = exact
         self.kv = KvCache(num_slots, self.device)
 
     @property
     def row_steps(self) -> list[int]:
-        """Row counts that forwards of decoding rounds are padded to."""
+        """Row counts that forwards of decoding rounds are padded to; empty: no padding."""
         if self._exact == "bitwise":
             return list(range(ROW_TILE, _MOST_STEPPED_ROWS + 1, ROW_TILE))
-        return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
+        return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)}) if self._pads else []
+
+    def padded(self, rows: int) -> int:
+        """Rows that a forward of `rows` rows has with its padding."""
+        return row_tier(rows) if self._pads else rows
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
         """Compute all rows of the parts; logits [sum of wanted, vocab] of the last `wanted` rows of each."""
-        ends = np.cumsum([part.num_rows for part in parts])
-        rows = [np.arange(end - count, end) for end, count in zip(ends, wanted, strict=True)]
-        return self.forward(pack(parts), np.concatenate(rows))
+        batch = pack(parts)
+        return self.forward(batch, _last_rows(batch.first_rows, np.array(wanted)))
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
@@ -95,20 +119,27 @@ class ModelRunner:
         self.kv.settle()
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
-        rows = row_tier(batch.num_rows)
-        padding = (0, rows - batch.num_rows)
-        plan = PaddedPlan(batch, self.kv, self.device, rows)
-        wanted = np.pad(logit_rows, (0, row_tier(len(logit_rows)) - len(logit_rows)))
+        rows = self.padded(batch.num_rows)
+        wanted = _padded(logit_rows, self.padded(len(logit_rows)))
         logits = self._run(
-            np.pad(batch.token_ids, padding),
-            np.pad(batch.positions, padding),
-            plan,
+            _padded(batch.token_ids, rows),
+            _padded(batch.positions, rows),
+            self._plan(batch, rows),
             torch.from_numpy(wanted).to(self.device),
         )
         return logits[: len(logit_rows)]
 
+    def _plan(self, batch: PackedBatch, num_rows: int) -> AttentionPlan:
+        if self._attention == "padded":
+            return PaddedPlan(batch, self.kv, self.device, num_rows)
+        from actors.engine.attention.triton_tree import TreePlan  # Triton is not installed everywhere
+
+        rows = tree_rows(batch, num_rows, self.kv.padding_slot, self.device)
+        max_context = 1 << (int(batch.contexts.max()) - 1).bit_length()  # few different launches
+        return TreePlan(rows, self.kv, batch.block_size, max_context)
+
     def _run(
-        self, token_ids: np.ndarray, positions: np.ndarray, plan: PaddedPlan | ExactPlan, rows: torch.Tensor
+        self, token_ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, rows: torch.Tensor
     ) -> torch.Tensor:
         output = self.model(
             input_ids=torch.from_numpy(token_ids).to(self.device).unsqueeze(0),
@@ -136,17 +167,34 @@ class ModelRunner:
             torch.set_num_threads(threads)
 
     def _run_tiles(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
-        contexts = RowContexts(batch)
         parts = []
         for first in range(0, batch.num_rows, ROW_TILE):
-            padding = (0, max(0, first + ROW_TILE - batch.num_rows))
             tile = slice(first, first + ROW_TILE)
             logits = self._run(
-                np.pad(batch.token_ids[tile], padding),
-                np.pad(batch.positions[tile], padding),
-                ExactPlan(contexts, self.kv, first, ROW_TILE),
+                _padded(batch.token_ids[tile], ROW_TILE),
+                _padded(batch.positions[tile], ROW_TILE),
+                ExactPlan(batch, self.kv, first, ROW_TILE),
                 torch.arange(ROW_TILE),
             )
             wanted = logit_rows[(logit_rows >= first) & (logit_rows < first + ROW_TILE)] - first
             parts.append(logits[torch.from_numpy(wanted)])
         return torch.cat(parts)
+
+
+@njit(cache=True, nogil=True)
+def _last_rows(first_rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64: the last `counts` (int64 [S]) rows of each sequence. first_rows: int32 [S + 1]."""
+    rows = np.empty(counts.sum(), np.int64)
+    index = 0
+    for s in range(len(counts)):
+        for row in range(first_rows[s + 1] - counts[s], first_rows[s + 1]):
+            rows[index] = row
+            index += 1
+    return rows
+
+
+def _padded(rows: np.ndarray, count: int) -> np.ndarray:
+    """`count` rows, the last of them zeros."""
+    padded = np.zeros(count, dtype=rows.dtype)
+    padded[: len(rows)] = rows
+    return padded

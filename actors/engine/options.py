@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from actors.options import Exactness
+
+AttentionBackend = Literal["padded", "triton_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """The most that a round may hold."""
+
+    prefill_rows: int = 256
+    sequences: int = 16
+    draft_rows: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +25,7 @@ class EngineOptions:
     block_size: int = 16
     prefix_cache: bool = True
     exact: Exactness = "default"
+    attention: AttentionBackend | None = None  # None: by device
 
     @property
     def num_slots(self) -> int:

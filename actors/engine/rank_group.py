@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as distributed_c10d
 
 from actors.engine.target_engine import TargetEngine
 from actors.errors import EngineBroken
@@ -16,13 +17,14 @@ from actors.messages import VerifyBatch, VerifyResult, decode_message, encode_me
 
 logger = logging.getLogger(__name__)
 
-_COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+_ROUND_TIMEOUT = timedelta(seconds=120)
 # Interval of empty messages from an idle rank 0, so that the others notice when it is gone.
 _KEEPALIVE_S = 10.0
 
 
-def open_meeting(host: str) -> dist.TCPStore:
-    """On rank 0: a store that listens on `host` at `store.port`, by which the ranks find each other."""
+def open_meeting(host: str, timeout_s: float) -> dist.TCPStore:
+    """On rank 0: a store that listens on `host` at `store.port`, by which the ranks find each other. timeout_s: for
+    each of its answers."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -30,21 +32,32 @@ def open_meeting(host: str) -> dist.TCPStore:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=timedelta(seconds=timeout_s),
         master_listen_fd=listener.detach(),
     )
 
 
-def find_meeting(host: str, port: int) -> dist.TCPStore:
+def find_meeting(host: str, port: int, timeout_s: float) -> dist.TCPStore:
     """The store on the other ranks."""
-    return dist.TCPStore(host, port, is_master=False, timeout=_COLLECTIVE_TIMEOUT)
+    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
-def join_group(meeting: dist.TCPStore, rank: int, world_size: int, device: str) -> None:
-    """Enter the process group; blocks until all ranks have entered. nccl on CUDA, gloo on CPU."""
+def join_group(meeting: dist.TCPStore, rank: int, world_size: int, device: str, timeout_s: float) -> None:
+    """Enter the process group; blocks until all ranks have entered. nccl on CUDA, gloo on CPU.
+
+    timeout_s: for this, and for every collective until `begin_rounds`. Ranks load at different speeds: one may wait
+    for as long as another loads.
+    """
     # Control messages always use gloo, so that reading them never waits for a device stream.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT)
+    dist.init_process_group(
+        backend, store=meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def begin_rounds(timeout: timedelta = _ROUND_TIMEOUT) -> None:
+    """From now on ranks wait for each other as long as for one round. To be called on all ranks, after loading."""
+    distributed_c10d._set_pg_timeout(timeout)
 
 
 def leave_group() -> None:

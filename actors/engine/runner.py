@@ -6,11 +6,18 @@ from transformers import PreTrainedModel
 
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
+from actors.engine.options import AttentionBackend
 from actors.options import Exactness
 
 
 def make_runner(
-    model: PreTrainedModel, num_slots: int, exact: Exactness = "default"
+    model: PreTrainedModel,
+    num_slots: int,
+    exact: Exactness = "default",
+    *,
+    attention: AttentionBackend | None = None,
 ) -> ModelRunner | EncoderDecoderRunner:
-    """exact: only for models without an encoder. Raises ModelError for an unsupported model."""
-    return EncoderDecoderRunner(model) if model.config.is_encoder_decoder else ModelRunner(model, num_slots, exact)
+    """exact, attention: only for models without an encoder. Raises ModelError for an unsupported model."""
+    if model.config.is_encoder_decoder:
+        return EncoderDecoderRunner(model)
+    return ModelRunner(model, num_slots, exact, attention=attention)

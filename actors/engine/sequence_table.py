@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from actors.engine.block_pool import BlockPool
 from actors.engine.kv_cache import KvCache
-from actors.engine.sequence import Sequence
+from actors.engine.sequence import Sequence, accepted_paths
 from actors.messages import DraftItem, SequenceDelta, SequenceStart, VerifyItem
 
 _Item = TypeVar("_Item", VerifyItem, DraftItem)
@@ -60,8 +60,16 @@ class SequenceTable:
             return None
         return sequence
 
-    def bring_up_to_date(self, sequence: Sequence, delta: SequenceDelta, max_rows: int) -> bool:
-        """Apply the delta and reserve room for up to max_rows of its uncomputed tokens.
+    def accepted_paths(self, items: Sequences[VerifyItem]) -> list[list[int]]:
+        """For each item, what its delta accepts of its sequence's last tree."""
+        deltas = [item.delta for item in items]
+        return accepted_paths([self._sequences.get(delta.seq_id) for delta in deltas], [d.token_ids for d in deltas])
+
+    def bring_up_to_date(
+        self, sequence: Sequence, delta: SequenceDelta, max_rows: int, path: list[int] | None = None
+    ) -> bool:
+        """Apply the delta and reserve room for up to max_rows of its uncomputed tokens. path: what the delta accepts of
+        the last tree, if that is known.
 
         Returns False and changes nothing if there is no room.
         """
@@ -69,7 +77,9 @@ class SequenceTable:
             new = len(delta.token_ids)
             if not sequence.reserve(min(sequence.length + new, sequence.num_computed + new + max_rows)):
                 return False
-            sequence.apply(delta, self._kv)
+            if path is None:
+                (path,) = accepted_paths([sequence], [delta.token_ids])
+            sequence.apply(delta, path, self._kv)
             sequence.publish()
             return True
         sequence.extend(delta.token_ids)

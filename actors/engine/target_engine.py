@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.draft_tree import DraftTree, TopProbs, depths_of
-from actors.engine.batch import SequenceRows, is_chain
+from actors.draft_tree import DraftTree, TopProbs
+from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
+from actors.engine.draft_trees import logit_places, offsets_of, valid_trees
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.kv_cache import check_device
 from actors.engine.options import EngineOptions
+from actors.engine.round_clock import RoundClock
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
-from actors.sampling.verification import verify_rejections, walk_tree
+from actors.sampling.verification import verify_rejections, walk_trees
 
 logger = logging.getLogger(__name__)
 
+_NO_TOKENS = no_tokens()
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+
+class _Part(msgspec.Struct, frozen=True, gc=False):
     """One sequence of the round and the place of its rows."""
 
     item: VerifyItem
@@ -60,7 +63,8 @@ class TargetEngine:
         self.model = model
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = make_runner(model, options.num_slots, options.exact)
+        self._runner = make_runner(model, options.num_slots, options.exact, attention=options.attention)
+        self._clock = RoundClock(self._runner.device)
         self._samples = samples
         self.eagle_head: HiddenStateDrafter | None = None  # set before the first round
         self._eagle_head_has_failed = False
@@ -82,25 +86,29 @@ class TargetEngine:
     @torch.inference_mode()
     def verify(self, batch: VerifyBatch) -> VerifyResult:
         """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`."""
-        started = time.perf_counter()
+        started = self._clock.mark()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
         stale: list[int] = []
         starved: list[int] = []
         parts: list[_Part] = []
         first_row = 0
-        for item in distinct(batch.items):
+        items = distinct(batch.items)
+        trees = [item.tree for item in items]
+        are_valid = valid_trees(trees, self.vocab_size)
+        paths = self._table.accepted_paths(items)
+        for item, tree, is_valid, path in zip(items, trees, are_valid, paths, strict=True):
             sequence = self._table.find(item.delta, item.begin)
             if sequence is None:
                 stale.append(item.delta.seq_id)
                 continue
-            if not self._table.bring_up_to_date(sequence, item.delta, max(1, item.max_rows)):
+            if not self._table.bring_up_to_date(sequence, item.delta, max(1, item.max_rows), path):
                 starved.append(item.delta.seq_id)
                 continue
-            rows = self._plan_rows(sequence, item)
-            emits = sequence.num_computed + rows.count == sequence.length
+            rows = self._plan_rows(sequence, item.max_rows, tree if is_valid else DraftTree.empty())
+            emits = rows.count == sequence.num_pending
             parts.append(_Part(item, rows, first_row, emits))
-            first_row += rows.count + len(rows.tree_tokens)
+            first_row += rows.num_rows
         outcome = self._run_round(parts, batch.num_successors) if parts else _Outcome()
         return VerifyResult(
             round_id=batch.round_id,
@@ -110,28 +118,28 @@ class TargetEngine:
             free_blocks=self.pool.num_free,
             total_blocks=self.pool.num_blocks,
             rows=first_row,
-            elapsed_s=time.perf_counter() - started - outcome.head_s,
+            elapsed_s=self._clock.seconds_since(started) - outcome.head_s,
             successors=outcome.successors,
             drafted_seq_ids=outcome.drafted_seq_ids,
             drafts=outcome.drafts,
             head_s=outcome.head_s,
         )
 
-    def _plan_rows(self, sequence: Sequence, item: VerifyItem) -> SequenceRows:
-        """Rows of this round. Invalid trees, and those before the last token is computed, are left out. A tree without
-        enough room is cut to its first nodes: under rejection the choice must not depend on the tokens."""
+    def _plan_rows(self, sequence: Sequence, max_rows: int, tree: DraftTree) -> SequenceRows:
+        """Rows of this round. A tree before the last token is computed is left out. One without enough room is cut to
+        its first nodes: under rejection the choice must not depend on the tokens."""
         pending = sequence.num_pending
-        count = min(pending, max(1, item.max_rows))
-        tree = item.tree
-        wanted = count == pending and len(tree) > 0 and tree.is_valid(self.vocab_size)
-        if tree.probs is not None and sequence.sampling.params.acceptance == "rejection":
-            wanted = wanted and _fits_chain(tree.probs, tree)
+        count = min(pending, max(1, max_rows))
+        wanted = count == pending and len(tree.token_ids) > 0
+        if wanted and tree.probs is not None and sequence.draws_from_probs:
+            wanted = _fits_chain(tree.probs, tree)
         if not wanted:
-            return SequenceRows(sequence, count, no_tokens(), no_tokens())
-        room = (len(sequence.blocks) + self.pool.num_free) * self.pool.block_size - sequence.length
-        kept = min(len(tree), room)
-        sequence.reserve(sequence.length + kept)
-        return SequenceRows(sequence, count, tree.token_ids[:kept], tree.parents[:kept])
+            return SequenceRows(sequence, count, _NO_TOKENS, _NO_TOKENS)
+        if not sequence.reserve(sequence.length + len(tree.token_ids)):
+            room = (len(sequence.blocks) + self.pool.num_free) * self.pool.block_size - sequence.length
+            tree = tree.first(room)
+            sequence.reserve(sequence.length + room)
+        return SequenceRows(sequence, count, tree.token_ids, tree.parents)
 
     def _run_round(self, parts: Sequences[_Part], num_successors: int) -> _Outcome:
         emitting = [part for part in parts if part.emits]
@@ -151,17 +159,16 @@ class TargetEngine:
             rows, sequence = part.rows, part.rows.sequence
             sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
             sequence.publish()
-            next_token, path = outcomes.get(sequence.seq_id, (-1, no_tokens()))
-            nodes = len(rows.tree_tokens)
+            next_token, path = outcomes.get(sequence.seq_id, (-1, _NO_TOKENS))
             outcome.verdicts.append(
                 Verdict(
                     seq_id=sequence.seq_id,
                     num_computed=sequence.num_computed,
-                    rows=rows.count + nodes,
+                    rows=rows.num_rows,
                     next_token=next_token,
                     path=path,
                     num_cached=sequence.num_cached,
-                    num_nodes=nodes,
+                    num_nodes=len(rows.tree_tokens),
                 )
             )
         return outcome
@@ -177,7 +184,7 @@ class TargetEngine:
         seen = [part for part in parts if part.item.head_nodes >= 0]
         if not seen:
             return
-        started = time.perf_counter()
+        started = self._clock.mark()
         try:
             asked = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
             for part, rows, tree in zip(seen, asked, head.propose(asked), strict=True):
@@ -188,33 +195,36 @@ class TargetEngine:
             if not self._eagle_head_has_failed:
                 self._eagle_head_has_failed = True
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
-        outcome.head_s = time.perf_counter() - started
+        outcome.head_s = self._clock.seconds_since(started)
 
     def _accept(self, parts: Sequences[_Part], logits: torch.Tensor) -> dict[int, tuple[int, np.ndarray]]:
         """Next token and accepted path of each emitting sequence."""
         if not parts:
             return {}
-        sampled = sample_tokens(logits, _row_sampling(parts)).cpu().numpy()  # at every root and tree node
+        parents, offsets = _trees_of(parts)
+        sampling = _row_sampling(parts, parents, offsets)
+        sampled = sample_tokens(logits, sampling).cpu().numpy()  # at every root and tree node
+        token_ids = np.concatenate([part.rows.tree_tokens for part in parts], dtype=np.int32)
+        nodes, ends, next_tokens = walk_trees(sampled, token_ids, parents, offsets)
         outcomes = {}
-        first = 0
-        for part in parts:
-            tree_tokens, tree_parents = part.rows.tree_tokens, part.rows.tree_parents
-            rows = slice(first, first + 1 + len(tree_tokens))
-            first = rows.stop
+        begin = 0
+        for index, (part, end, next_token) in enumerate(
+            zip(parts, ends[1:].tolist(), next_tokens.tolist(), strict=True)
+        ):
             sequence = part.rows.sequence
-            is_rejection = sequence.sampling.params.acceptance == "rejection"
-            if is_rejection and part.item.tree.probs is not None and len(tree_tokens):
+            outcomes[sequence.seq_id] = (next_token, nodes[begin:end])
+            begin = end
+            if sequence.draws_from_probs and part.item.tree.probs is not None and len(part.rows.tree_tokens):
+                rows = slice(offsets[index] + index, offsets[index + 1] + index + 1)
                 outcomes[sequence.seq_id] = self._accept_by_rejection(part, logits[rows])
-            else:
-                path, next_token = walk_tree(sampled[rows], tree_tokens, tree_parents)
-                outcomes[sequence.seq_id] = (next_token, path)
         return outcomes
 
     def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
         assert part.item.tree.probs is not None
         tokens = part.rows.tree_tokens
         probs = part.item.tree.probs.first(len(tokens))
-        accepted, next_tokens = verify_rejections(logits, _row_sampling([part]), [tokens], [probs])
+        sampling = _row_sampling([part], *_trees_of([part]))
+        accepted, next_tokens = verify_rejections(logits, sampling, [tokens], [probs])
         return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
 
     answer = verify  # the name that every worker's engine has
@@ -243,7 +253,7 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
         begin=begin,
         token_ids=following,
         feature_rows=feature_rows,
-        slots=sequence.slots(begin + len(following)),
+        slots=sequence.slots(0, begin + len(following)),
         max_nodes=part.item.head_nodes if part.emits else 0,
     )
 
@@ -251,7 +261,8 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
     """Whether the tree is a chain with a draft distribution for each node, as the rejection rule needs."""
     count = len(tree) * probs.k
-    return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain(tree.parents)
+    is_chain = bool((tree.parents == np.arange(-1, len(tree) - 1)).all())
+    return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain
 
 
 def _most_probable(logits: torch.Tensor, count: int) -> Successors:
@@ -268,17 +279,21 @@ def _most_probable(logits: torch.Tensor, count: int) -> Successors:
 def _slots(rows: SequenceRows) -> np.ndarray:
     """Slots of the rows' keys and values, int64."""
     begin = rows.sequence.num_computed
-    return rows.sequence.slots(begin + rows.num_rows)[begin:]
+    return rows.sequence.slots(begin, begin + rows.num_rows)
 
 
-def _row_sampling(parts: Sequences[_Part]) -> RowSampling:
+def _trees_of(parts: Sequences[_Part]) -> tuple[np.ndarray, np.ndarray]:
+    """Parents of all draft nodes, int32, and where each part's begin and end, int64 [parts + 1]."""
+    parents = [part.rows.tree_parents for part in parts]
+    return np.concatenate(parents, dtype=np.int32), offsets_of([len(tree) for tree in parents])
+
+
+def _row_sampling(parts: Sequences[_Part], parents: np.ndarray, offsets: np.ndarray) -> RowSampling:
     """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
-    `length` + d."""
+    `length` + d. parents, offsets: as from `_trees_of`."""
     samplings = [part.rows.sequence.sampling for part in parts]
-    row_sequence = np.repeat(np.arange(len(parts)), [1 + len(part.rows.tree_tokens) for part in parts])
-    positions = np.concatenate(
-        [part.rows.sequence.length + np.append(0, depths_of(part.rows.tree_parents)) for part in parts]
-    )
+    lengths = np.array([part.rows.sequence.length for part in parts])
+    row_sequence, positions = logit_places(parents, offsets, lengths)
     paths = None
     if any(sampling.uses_history for sampling in samplings):
         paths = [path for part in parts for path in _paths(part.rows.tree_tokens, part.rows.tree_parents)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.engine.options import RoundLimits
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
@@ -15,28 +16,74 @@ _PROFILE_RUNS = 2  # the faster one counts: the first run of a shape compiles an
 def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     """Run a few forwards; (rows, seconds) of a forward by its rows, in a context of one token.
 
-    To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. One
-    token is sampled, because the first sampled token compiles kernels. The engine holds no sequence before or after.
+    To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. The
+    first round samples two sequences with draft trees, because the first of its kind compiles kernels. The engine holds
+    no sequence before or after.
     """
     prompt = np.ones(2, dtype=np.int32)
     sampled = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(prompt), "warm-up")
-    engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(1, 0, prompt), len(prompt), begin=sampled)]))
-    engine.verify(VerifyBatch(0, [], [1]))
+    items = [
+        VerifyItem(SequenceDelta(seq_id, 0, prompt), len(prompt), _flat_tree(2), begin=sampled) for seq_id in (1, 2)
+    ]
+    engine.verify(VerifyBatch(0, items))
+    engine.verify(VerifyBatch(0, [], [1, 2]))
     room = min(engine.vocab_size, engine.options.num_blocks * engine.options.block_size - 1)
     return [(rows, _fastest(engine, rows)) for rows in _PROFILE_ROWS if rows <= room]
 
 
-def _fastest(engine: TargetEngine, rows: int) -> float:
-    """Seconds of a forward of one committed token and rows - 1 draft nodes below it, all of depth 1, so that no
-    position exceeds the model's."""
-    begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
-    delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
-    count = rows - 1
-    tree = DraftTree(
+def largest_round_slots(limits: RoundLimits, longest: int, block_size: int) -> int:
+    """KV slots that `run_largest_round` fills."""
+    lengths = _prompt_chunks(limits, longest) + [1 + nodes for nodes in _tree_sizes(limits)]
+    return sum(-(-length // block_size) * block_size for length in lengths)
+
+
+def run_largest_round(engine: TargetEngine, limits: RoundLimits, longest: int) -> int:
+    """Run a round as large as rounds may be, sampled; its number of rows. longest: tokens of a sequence.
+
+    The engine holds no sequence before or after.
+    """
+    sampling = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9)
+    items: list[VerifyItem] = []
+    for rows in _prompt_chunks(limits, longest):
+        prompt = np.ones(rows + 1, dtype=np.int32)
+        begin = SequenceStart(sampling, len(prompt), "warm-up")
+        items.append(VerifyItem(SequenceDelta(len(items) + 1, 0, prompt), rows, begin=begin))
+    for nodes in _tree_sizes(limits):
+        begin = SequenceStart(sampling, 1, "warm-up")
+        delta = SequenceDelta(len(items) + 1, 0, np.ones(1, dtype=np.int32))
+        items.append(VerifyItem(delta, 1, _flat_tree(min(nodes, engine.vocab_size)), begin))
+    rows = engine.verify(VerifyBatch(0, items)).rows
+    engine.verify(VerifyBatch(0, [], [item.delta.seq_id for item in items]))
+    return rows
+
+
+def _prompt_chunks(limits: RoundLimits, longest: int) -> list[int]:
+    """Rows of prompts that are not yet whole."""
+    most = max(1, longest - 1)
+    full, rest = divmod(limits.prefill_rows, most)
+    return [most] * full + [rest] * (rest > 0)
+
+
+def _tree_sizes(limits: RoundLimits) -> list[int]:
+    """Draft nodes of each decoding sequence."""
+    each, rest = divmod(limits.draft_rows, limits.sequences)
+    return [each + (index < rest) for index in range(limits.sequences)]
+
+
+def _flat_tree(count: int) -> DraftTree:
+    """All of depth 1, so that no position exceeds the model's."""
+    return DraftTree(
         token_ids=np.arange(count, dtype=np.int32),
         parents=np.full(count, -1, dtype=np.int32),
         confidence=np.zeros(count, dtype=np.float32),
     )
+
+
+def _fastest(engine: TargetEngine, rows: int) -> float:
+    """Seconds of a forward of one committed token and rows - 1 draft nodes below it."""
+    begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
+    delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
+    tree = _flat_tree(rows - 1)
     seconds = []
     for _ in range(_PROFILE_RUNS):
         batch = VerifyBatch(0, [VerifyItem(delta, 1, tree, begin)])

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
-from actors.options import Dtype, Quantization, TargetOptions
+from actors.options import Quantization, TargetOptions
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = get_args(Dtype)
 _FALLBACK_MODEL_LEN = 2048  # for models that state no limit (ALiBi)
 
 
@@ -119,6 +118,15 @@ def refuse_encoder(source: ModelSource, what: str) -> None:
     config = load_config(source)
     if config.is_encoder_decoder:
         raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
+
+
+def check_exact(options: TargetOptions, device: str) -> None:
+    """Raises ModelError where `exact: bitwise` cannot be kept."""
+    if options.exact == "bitwise" and (device != "cpu" or options.tensor_parallel > 1):
+        raise ModelError(
+            f"exact is 'bitwise' with device {device!r} and tensor_parallel {options.tensor_parallel}; "
+            "it needs cpu and 1: kernels of GPUs and sums over ranks round by the shape of the batch"
+        )
 
 
 def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:

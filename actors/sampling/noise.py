@@ -18,22 +18,22 @@ ACCEPT = 1  # accept tests of rejection sampling
 RESIDUAL = 2  # replacements of rejected draft tokens
 DRAFT = 3  # draft tokens for rejection sampling
 
-_SEED_SALT = 0x6A09E667F3BCC909
+SEED_SALT = 0x6A09E667F3BCC909
 _STREAM_STEP = -0x4498517A7B3558C5  # odd, so distinct streams give distinct keys
-_POSITION_STEP = 0x3C6EF372FE94F82B  # odd, likewise
+POSITION_STEP = 0x3C6EF372FE94F82B  # odd, likewise
 _TOKEN_STEP, _MIX_1, _MIX_2 = map(signed, (STEP, MIX_1, MIX_2))
 
-_UNIFORM_SHIFT = 12  # 52 bits and a half below them: neither 0 nor 1, and exact in float64
-_UNIFORM_SCALE = 2.0**-52
+UNIFORM_SHIFT = 12  # 52 bits and a half below them: neither 0 nor 1, and exact in float64
+UNIFORM_SCALE = 2.0**-52
 
 MAX_NOISE = 36.75  # no value of `gumbel` is larger: -log(2**-53) = 36.74
 
 
 def row_keys(seeds: Tensor, positions: Tensor, stream: int = SAMPLE) -> Tensor:
     """Hash state of rows, int64 [R], before the token is mixed in. seeds, positions: int64 [R]."""
-    keys = _mix(seeds + _SEED_SALT)
+    keys = _mix(seeds + SEED_SALT)
     keys = _mix(keys + signed(stream * _STREAM_STEP))
-    return _mix(keys + positions * _POSITION_STEP)
+    return _mix(keys + positions * POSITION_STEP)
 
 
 def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor, stream: int = SAMPLE) -> Tensor:
@@ -62,8 +62,8 @@ def signed_seed(seed: int) -> int:
 
 
 def _unit(bits: Tensor) -> Tensor:
-    mantissa = (bits >> _UNIFORM_SHIFT) & ((1 << (64 - _UNIFORM_SHIFT)) - 1)
-    return mantissa.to(torch.float64).add_(0.5).mul_(_UNIFORM_SCALE)
+    mantissa = (bits >> UNIFORM_SHIFT) & ((1 << (64 - UNIFORM_SHIFT)) - 1)
+    return mantissa.to(torch.float64).add_(0.5).mul_(UNIFORM_SCALE)
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
+import numba
 import numpy as np
 
 from actors.messages import SamplingParams
@@ -30,6 +31,14 @@ class SequenceSampling:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self.adjusts = self.uses_history or bool(params.logit_bias)
+        is_hot = not params.is_greedy
+        # The row parameters of `RowSampling` that are whole numbers, and the others.
+        self.whole_numbers = (self.seed, is_hot, params.top_k)
+        self.real_numbers = (
+            params.temperature if is_hot else 1.0,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+        )
         # One slot for each distinct token that has a bias or has occurred. The arrays grow by doubling.
         self._slots: dict[int, int] = {}
         self._tokens = np.empty(0, np.int64)
@@ -163,22 +172,20 @@ def rows_for(
     """
     if paths is not None and len(paths) != len(row_sequence):
         raise ValueError(f"paths has {len(paths)} entries; it must have one per row, {len(row_sequence)}")
-    params = [sequence.params for sequence in sequences]
-    is_hot = np.array([not p.is_greedy for p in params], np.bool_)
     offsets, (tokens, divisor, subtrahend, bias) = _adjustments_of(sequences, row_sequence, paths)
-    seeds = np.array([sequence.seed for sequence in sequences], np.int64)
-    temperature = np.array([1.0 if p.is_greedy else p.temperature for p in params], np.float32)
-    top_k = np.array([p.top_k for p in params], np.int64)
-    top_p = np.array([p.top_p for p in params], np.float64)
-    min_log_ratio = np.array([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params], np.float32)
+    whole = np.array([sequence.whole_numbers for sequence in sequences], np.int64).reshape(-1, 3)
+    real = np.array([sequence.real_numbers for sequence in sequences], np.float64).reshape(-1, 3)
+    seeds, is_hot, temperature, top_k, top_p, min_log_ratio = _parameters(
+        whole, real, np.asarray(row_sequence, dtype=np.int64)
+    )
     return RowSampling(
-        seeds=seeds[row_sequence],
+        seeds=seeds,
         positions=np.asarray(positions, dtype=np.int64),
-        is_hot=is_hot[row_sequence],
-        temperature=temperature[row_sequence],
-        top_k=top_k[row_sequence],
-        top_p=top_p[row_sequence],
-        min_log_ratio=min_log_ratio[row_sequence],
+        is_hot=is_hot,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_log_ratio=min_log_ratio,
         offsets=offsets,
         tokens=tokens,
         divisor=divisor,
@@ -187,19 +194,36 @@ def rows_for(
     )
 
 
+@numba.njit(cache=True, nogil=True)
+def _parameters(whole, real, row_sequence):  # type: ignore[no-untyped-def]
+    """The parameters of each row, in the order of `RowSampling`. whole: int64 [S, 3]; real: float64 [S, 3]."""
+    count = len(row_sequence)
+    seeds, is_hot, temperature = np.empty(count, np.int64), np.empty(count, np.bool_), np.empty(count, np.float32)
+    top_k, top_p, min_log_ratio = np.empty(count, np.int64), np.empty(count, np.float64), np.empty(count, np.float32)
+    for row, s in enumerate(row_sequence):
+        seeds[row], is_hot[row], top_k[row] = whole[s, 0], whole[s, 1] != 0, whole[s, 2]
+        temperature[row], top_p[row], min_log_ratio[row] = real[s, 0], real[s, 1], real[s, 2]
+    return seeds, is_hot, temperature, top_k, top_p, min_log_ratio
+
+
 _Adjustments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_NO_ADJUSTMENTS: _Adjustments = (
+    np.empty(0, np.int64),
+    np.empty(0, np.float32),
+    np.empty(0, np.float32),
+    np.empty(0, np.float32),
+)
 
 
 def _adjustments_of(
     sequences: Sequence[SequenceSampling], row_sequence: np.ndarray, paths: Sequence[np.ndarray] | None
 ) -> tuple[np.ndarray, _Adjustments]:
-    none = np.empty(0, np.float32)
     if not any(sequence.adjusts for sequence in sequences):
-        return np.zeros(len(row_sequence) + 1, np.int64), (np.empty(0, np.int64), none, none, none)
+        return np.zeros(len(row_sequence) + 1, np.int64), _NO_ADJUSTMENTS
     if paths is None and any(sequence.uses_history for sequence in sequences):
         raise ValueError("paths is None; penalties need the draft tokens on the path to each row")
     lengths = np.zeros(len(row_sequence), np.int64)
-    parts: list[_Adjustments] = [(np.empty(0, np.int64), none, none, none)]
+    parts = [_NO_ADJUSTMENTS]
     for row, index in enumerate(row_sequence.tolist()):
         if sequences[index].adjusts:
             part = sequences[index].adjustments(None if paths is None else paths[row])

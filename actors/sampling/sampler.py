@@ -6,11 +6,14 @@ batch. At temperature 0 the noise is left out.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from actors.sampling import noise
+from actors.sampling import device_sampling, noise
 from actors.sampling.processors import adjust_logits, process_logits
 from actors.sampling.race import contenders, support
 from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
@@ -32,6 +35,8 @@ def sample_tokens(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = 
     logits = logits.detach()
     if rows.is_greedy:
         columns = logits.argmax(dim=-1)
+    elif _has_kernels(logits.device):
+        return device_sampling.draw(logits, rows, token_ids).tokens
     elif logits.device.type == "cpu" and logits.shape[-1] >= _MIN_RACE_WIDTH:
         columns = _sample_by_race(logits, rows, token_ids)
     else:
@@ -87,6 +92,14 @@ def draft_with_probs(
     sums = probs.to(torch.float64).log_() + noise.gumbel(seeds, positions, ids, noise.DRAFT)
     drawn = sums.argmax(dim=-1, keepdim=True)
     return ids.gather(-1, drawn).squeeze(-1), ids, probs
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether tokens are drawn by `device_sampling` there."""
+    if device.type == "cuda":
+        return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "meta"  # launches are counted there, not run
 
 
 def _sample_densely(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from actors.draft_tree import TopProbs
@@ -28,15 +29,40 @@ def walk_tree(target_tokens: np.ndarray, token_ids: np.ndarray, parents: np.ndar
     token_ids, parents: int [n], as in `DraftTree`. Returns the accepted nodes, int32 in order, and the token that the
     target emits after them: recovered where the draft said otherwise, bonus at a leaf.
     """
-    drawn = target_tokens.tolist()
-    path = []
-    node, wanted = -1, drawn[0]
-    # Parents come before children, so one pass meets every node of the walk in order.
-    for index, (parent, token) in enumerate(zip(parents.tolist(), token_ids.tolist(), strict=True)):
-        if parent == node and token == wanted:
-            path.append(index)
-            node, wanted = index, drawn[index + 1]
-    return np.array(path, dtype=np.int32), wanted
+    nodes, _, next_tokens = walk_trees(
+        np.array(target_tokens, np.int64),
+        np.array(token_ids, np.int32),
+        np.array(parents, np.int32),
+        np.array([0, len(token_ids)]),
+    )
+    return nodes, int(next_tokens[0])
+
+
+@njit(cache=True, nogil=True)
+def walk_trees(target_tokens, token_ids, parents, offsets):  # type: ignore[no-untyped-def]
+    """`walk_tree` of T trees of together n nodes, one after the other.
+
+    target_tokens: int64 [n + T]. token_ids, parents: int32 [n]. offsets: int64 [T + 1], where each tree's nodes begin
+    and end. Returns the accepted nodes of all trees, int32, where those of each tree begin and end, int64 [T + 1], and
+    the next tokens, int64 [T].
+    """
+    num_trees = len(offsets) - 1
+    nodes = np.empty(len(token_ids), np.int32)
+    ends = np.zeros(num_trees + 1, np.int64)
+    next_tokens = np.empty(num_trees, np.int64)
+    count = 0
+    for tree in range(num_trees):
+        first = offsets[tree]
+        root = first + tree
+        node, wanted = -1, target_tokens[root]
+        # Parents come before children, so one pass meets every node of the walk in order.
+        for index in range(offsets[tree + 1] - first):
+            if parents[first + index] == node and token_ids[first + index] == wanted:
+                nodes[count] = index
+                count += 1
+                node, wanted = index, target_tokens[root + 1 + index]
+        ends[tree + 1], next_tokens[tree] = count, wanted
+    return nodes[:count].copy(), ends, next_tokens
 
 
 def verify_rejections(

@@ -130,7 +130,7 @@ def draft_pool_application(
 ) -> serve.Application:
     """`workers` draft workers, or as many up to `max_workers` as `DraftPolicy` finds worth having."""
     options = settings.options
-    gpu = options.device.startswith("cuda")
+    gpus = (options.gpus or 1.0) if options.device.startswith("cuda") else 0
     limits = {
         "busy_share": scaling.draft_busy_share,
         "late_share": scaling.draft_late_share,
@@ -139,7 +139,7 @@ def draft_pool_application(
     deployment = serve.deployment(DraftReplica).options(
         name="DraftPool",
         **replica_options(options.workers, options.most_workers, scaling=scaling, policy=DraftPolicy, limits=limits),
-        ray_actor_options={"num_cpus": 0.5, "num_gpus": 1 if gpu else 0},
+        ray_actor_options={"num_cpus": 0.5, "num_gpus": gpus},
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for

@@ -1,4 +1,4 @@
-"""Environment variables for a Ray started by Paceline. Ray reads them on import, so it is not imported here."""
+"""Environment variables for a Ray that Paceline starts or joins. Ray reads them on import: it is not imported here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import secrets
 from pathlib import Path
 
+import psutil
+
 from actors.workers.kernel_cache import can_be_made
 
 OWN_RAY = {
@@ -14,6 +16,9 @@ OWN_RAY = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.gateway.proxy_errors.middlewares",
 }
 
+# As Ray does on macOS: a single machine, all ports listen on loopback.
+_LOOPBACK_ONLY = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+_GCS_ARGUMENT = "--gcs-address="
 _TOKEN_SETTINGS = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
@@ -22,10 +27,24 @@ def prepare_own_ray(gateway_host: str) -> None:
     for name, value in OWN_RAY.items():
         os.environ.setdefault(name, value)
     if is_loopback(gateway_host):
-        # As Ray does on macOS: a single machine, all ports listen on loopback.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault(*_LOOPBACK_ONLY)
     if _TOKEN_SETTINGS.isdisjoint(os.environ) and not _has_place_for_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # for the lifetime of this cluster
+
+
+def leave_loopback_addresses(address: str) -> None:
+    """Call before Ray is imported. Without the variable, Ray takes the address of the machine's network interface in
+    place of a loopback address, and a Ray that `prepare_own_ray` has restricted to loopback does not listen there."""
+    if is_loopback(address.rpartition(":")[0].strip("[]")):
+        os.environ.setdefault(*_LOOPBACK_ONLY)
+
+
+def local_ray_addresses() -> set[str]:
+    """HOST:PORT of each Ray that has a node on this machine, as its processes' arguments tell. Ray's own `auto` finds
+    them in the same way."""
+    raylets = [one.info["cmdline"] for one in psutil.process_iter(["name", "cmdline"]) if one.info["name"] == "raylet"]
+    words = [word for command in raylets for word in command or ()]
+    return {word.removeprefix(_GCS_ARGUMENT) for word in words if word.startswith(_GCS_ARGUMENT)}
 
 
 def _has_place_for_token() -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from actors.engine.options import RoundLimits
 from actors.models.source import ModelSource
 from actors.options import DraftPoolOptions, TargetGroupOptions
 
@@ -15,6 +16,7 @@ class TargetSettings:
     source: ModelSource
     options: TargetGroupOptions  # with the device chosen, and eagle_head "none" where there is no head
     fingerprint: str = ""  # fingerprint of the model's weights
+    limits: RoundLimits = field(default_factory=RoundLimits)  # of the routers' rounds
 
 
 @dataclass(frozen=True, slots=True)

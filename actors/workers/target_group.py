@@ -6,18 +6,21 @@ import asyncio
 import logging
 import os
 import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 from ray.util import get_current_placement_group, get_node_ip_address
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
+from actors.options import TargetGroupOptions
 from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, replica_options
 from actors.workers.directory import DemandReader, WorkerEntry
+from actors.workers.gpus import SEE_ALL_GPUS, rank_device
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.registration import Registration
 from actors.workers.settings import TargetSettings
@@ -59,6 +62,17 @@ def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
             )
 
 
+def rank_options(options: TargetGroupOptions, group: PlacementGroup | None, rank: int) -> dict[str, Any]:
+    """Ray's options of a rank's actor. In a placement group, bundle 0 is the replica's."""
+    on_gpu = options.device.startswith("cuda")
+    asked: dict[str, Any] = {"num_cpus": 0 if on_gpu else 1, "max_concurrency": 4}
+    if on_gpu:
+        asked |= {"num_gpus": options.gpus or 1.0, "runtime_env": {"env_vars": SEE_ALL_GPUS}}
+    if group is not None:
+        asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
+    return asked
+
+
 class TargetRank:
     """Actor of one rank. Rank 0 registers in the directory when the whole group serves."""
 
@@ -69,6 +83,9 @@ class TargetRank:
             configure_logging(observability, f"target rank {rank}")
         from actors.workers.target_worker import TargetWorker  # only here: the group's own process computes nothing
 
+        device = rank_device(settings.options.device)
+        if device != settings.options.device:
+            settings = replace(settings, options=settings.options.model_copy(update={"device": device}))
         self._worker: TargetWorker = TargetWorker(settings, rank, incarnation)
         self._incarnation = incarnation
         self._model = settings.fingerprint
@@ -132,13 +149,10 @@ class TargetGroup:
         incarnation = secrets.randbits(62)
         worker_id = f"target-{incarnation:x}"
         group = get_current_placement_group()
-        gpus = 1 if settings.options.device.startswith("cuda") else 0
         remote_rank = ray.remote(TargetRank)
         self._ranks = []
         for rank in range(settings.options.tensor_parallel):
-            options: dict[str, object] = {"num_cpus": 0 if gpus else 1, "num_gpus": gpus, "max_concurrency": 4}
-            if group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
+            options = rank_options(settings.options, group, rank)
             self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation, observability))
         try:
             async with asyncio.timeout(settings.options.start_timeout_s):
@@ -215,7 +229,7 @@ def target_group_application(
     options = settings.options
     scaling = scaling or AutoscalingConfig()
     limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
-    bundle = {"GPU": 1.0, "CPU": 1.0} if options.device.startswith("cuda") else {"CPU": 1.0}
+    bundle = {"GPU": options.gpus or 1.0, "CPU": 1.0} if options.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
         name="TargetGroup",
         **replica_options(options.groups, options.most_groups, scaling=scaling, policy=TargetPolicy, limits=limits),

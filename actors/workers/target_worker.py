@@ -8,13 +8,22 @@ import threading
 import torch
 
 from actors.build import build_target_engine
-from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.engine.rank_group import (
+    LeadingRank,
+    begin_rounds,
+    find_meeting,
+    follow,
+    join_group,
+    leave_group,
+    open_meeting,
+)
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import WorkerInfo
 from actors.models.loader import choose_device, length_limits, load_config
+from actors.workers.gpus import use_device
 from actors.workers.settings import TargetSettings
 from actors.workers.worker_loop import Engine, WorkerLoop
 
@@ -22,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class TargetWorker:
-    """Rank `rank` of a target group. `load` on all ranks at once, then `start`."""
+    """Rank `rank` of a target group. `load` on all ranks at once, then `start`.
+
+    Its threads use the device of the settings' options as their current one.
+    """
 
     def __init__(self, settings: TargetSettings, rank: int, incarnation: int) -> None:
         self.server: LinkServer | None = None  # rank 0 only
@@ -39,19 +51,25 @@ class TargetWorker:
 
     def open_meeting(self, host: str) -> tuple[str, int]:
         """On rank 0, before `load`: host and port by which the ranks find each other."""
-        self._meeting = open_meeting(host)
+        self._meeting = open_meeting(host, self._settings.options.start_timeout_s)
         return host, self._meeting.port
 
     def load(self, meeting: tuple[str, int] | None) -> None:
         """Load the model, together with the other ranks, and warm it up. meeting: the result of `open_meeting`."""
         options = self._settings.options
         torch.set_num_threads(options.threads)
+        use_device(options.device)
         if options.tensor_parallel > 1:
             assert meeting is not None, "ranks need a place to meet"
-            store = self._meeting or find_meeting(*meeting)
-            join_group(store, self._rank, options.tensor_parallel, choose_device(options.device))
-        self._engine = build_target_engine(self._settings.source, options, rank=self._rank)
+            limit_s = options.start_timeout_s
+            store = self._meeting or find_meeting(*meeting, limit_s)
+            join_group(store, self._rank, options.tensor_parallel, choose_device(options.device), limit_s)
+        self._engine = build_target_engine(
+            self._settings.source, options, rank=self._rank, limits=self._settings.limits
+        )
         self._step_times = warm_up(self._engine)
+        if options.tensor_parallel > 1:
+            begin_rounds()
 
     def start(self, host: str) -> None:
         """Start serving. Rank 0 listens on `host`. No client is admitted before `server.allow`."""
@@ -104,6 +122,7 @@ class TargetWorker:
     def _lead(self) -> None:
         assert self.loop is not None
         try:
+            use_device(self._settings.options.device)
             self.loop.run()
             if self._leading is not None:
                 self._leading.stop()
@@ -117,6 +136,7 @@ class TargetWorker:
     def _follow(self) -> None:
         assert self._engine is not None
         try:
+            use_device(self._settings.options.device)
             follow(self._engine)
             leave_group()
         except Exception as error:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from actors.home import paceline_home
 from cache_service.errors import SettingError
 from cache_service.formats.key_ring import KeyRing, parse_keys
 from cache_service.store.connection import ConnectionSettings
-from cluster.config import NO_CACHE, CacheConfig, paceline_home
+from cluster.config import NO_CACHE, CacheConfig
 from cluster.errors import ConfigError
 
 PASSWORD_VARIABLE = "PACELINE_CACHE_PASSWORD"

@@ -10,13 +10,13 @@ from typing import Any
 
 import typer
 
+from actors.home import paceline_home
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_tokenizer, read_model_info
 from cache_service.automata.corpus_index import CorpusIndex, open_index
 from cache_service.errors import CorpusError
 from cluster.cli.engine import SamplingOptions
 from cluster.cli.progress import progress_bars
-from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.generation import GenerationOptions
 from cluster.offline.corpus import build_corpus

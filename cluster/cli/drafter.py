@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from actors.errors import InvalidRequest
+from actors.home import paceline_home
 from actors.models.catalog import resolve_model
 from actors.models.source import ModelSource
 from actors.training.drafter_build import (
@@ -22,7 +23,6 @@ from actors.training.drafter_build import (
 from actors.training.recipes import TRAINING_RECIPE, DrafterRecipe, HeadRecipe
 from actors.training.seed_prompts import read_prompts
 from cluster.cli.progress import progress_bars, progress_in_file
-from cluster.config import paceline_home
 
 app = typer.Typer(no_args_is_help=True, help="Make draft models and heads.")
 _DEFAULT = DrafterRecipe()

@@ -41,7 +41,10 @@ class ModelOptions:
     branch: Annotated[
         int, typer.Option(min=1, max=8, help="Candidates for each token of the draft model; 1: a chain, else a tree.")
     ] = 2
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="auto: float32 on a CPU, 16 bits on a GPU."),
+    ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4"],
         typer.Option(help="Bits of the weights of linear layers, of model and draft model."),

@@ -6,9 +6,9 @@ import sys
 
 import typer
 
+from actors.home import paceline_home
 from actors.models.catalog import CATALOG, prepare_model, prepared_path
 from cluster.cli.progress import progress_bars
-from cluster.config import paceline_home
 
 app = typer.Typer(no_args_is_help=True, help="Prepare and find the models that are served by name.")
 

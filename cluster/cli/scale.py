@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actors.errors import Unavailable
-from cluster.cli.serve import start_ray
+from cluster.cli.ray_connection import prepare_to_join, start_ray
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,11 +75,12 @@ def _number(text: str, pool: _Pool) -> int:
 
 
 def _scale(pool: _Pool, number: int, address: str, wait_s: float) -> None:
+    if wait_s and not number:
+        raise ConfigError(f"--wait-s is {wait_s:g}; with {pool.option} auto there is no number to wait for")
+    prepare_to_join(address)
     import ray
     from ray.exceptions import RayError
 
-    if wait_s and not number:
-        raise ConfigError(f"--wait-s is {wait_s:g}; with {pool.option} auto there is no number to wait for")
     start_ray(0.0, address)
     try:
         directory = _directory(address)

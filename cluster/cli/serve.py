@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import re
 import signal
@@ -21,9 +20,11 @@ import httpx
 import typer
 
 from actors.errors import Unavailable
+from actors.home import paceline_home
 from actors.workers.ray_environment import prepare_own_ray
 from cluster.cli.progress import progress_bars
-from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, GatewayConfig, load_config, paceline_home
+from cluster.cli.ray_connection import gpus_of_nodes, listens, prepare_to_join, start_ray
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, GatewayConfig, load_config
 from cluster.errors import ConfigError
 from cluster.tenants.access import tenant_access
 
@@ -46,7 +47,7 @@ def serve(
     _require_free_ports(loaded.gateway)
     _, warning = tenant_access(loaded, paceline_home())
     if address is not None:
-        _require_listener(address)
+        prepare_to_join(address)
     else:
         prepare_own_ray(loaded.gateway.host)
     # Imports of seconds come after everything that can be wrong at once.
@@ -110,11 +111,11 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
     from ray import serve as ray_serve
 
     from cluster.gateway.deployment import start_proxies
-    from cluster.serve import APPLICATION, cluster_application
+    from cluster.serve import APPLICATION, cluster_application, told_gpu_shares, with_gpu_shares
 
     config: ClusterConfig = plan.config
     typer.echo(
-        f"target  {plan.info.name} ({plan.target.path}), {config.target.dtype} on {plan.target_device}, "
+        f"target  {plan.info.name} ({plan.target.path}), dtype {config.target.dtype} on {plan.target_device}, "
         f"tensor parallel {config.target.tensor_parallel}"
     )
     if plan.draft is not None:
@@ -135,6 +136,9 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
     runs_serve = False
     try:
         gateway = config.gateway
+        plan = with_gpu_shares(plan, gpus_of_nodes())
+        if (told := told_gpu_shares(plan)) is not None:
+            typer.echo(f"gpus    {told}")
         if not stop.is_set():
             runs_serve = True
             start_proxies(gateway)
@@ -170,48 +174,8 @@ def _end_serve() -> None:
     ending = threading.Thread(target=ray_serve.shutdown, name="end of Serve", daemon=True)
     ending.start()
     until = time.monotonic() + _SERVE_SHUTDOWN_S
-    while ending.is_alive() and time.monotonic() < until and _listens(gcs_address):
+    while ending.is_alive() and time.monotonic() < until and listens(gcs_address):
         ending.join(0.5)
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-    except (OSError, OverflowError):
-        return False
-    return True
-
-
-def start_ray(num_cpus: float, address: str | None) -> None:
-    """Start Ray here, with room for `num_cpus` at least, or join the cluster at an address. Raises ConfigError."""
-    import ray
-
-    from cluster.serve import APPLICATION
-
-    try:
-        if address is None:
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="WARNING",
-                namespace=APPLICATION,
-            )
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace=APPLICATION)
-    except Exception as error:  # Ray raises whatever its processes and its transport do
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if address is None:
-            raise ConfigError(f"Ray cannot be started on this machine: {reason}") from None
-        raise ConfigError(f"--address is {address!r}: no Ray cluster can be joined there: {reason}") from None
-
-
-def _require_listener(address: str) -> None:
-    """Ray itself tries for minutes to reach an address where nobody listens."""
-    if re.fullmatch(r".+:[0-9]+", address) and "/" not in address and not _listens(address):
-        raise ConfigError(f"--address is {address!r}: no Ray cluster can be joined there: nobody listens")
 
 
 def _refuse_a_serve_that_runs(address: str) -> None:

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import InvalidRequest
+from actors.home import paceline_home
 from cache_service.errors import CacheError
 from cluster.cli.output import parsed_seconds, print_columns, shown_seconds
 from cluster.cli.shared_options import ClusterOptions, JsonOption, with_options
-from cluster.config import ClusterConfig, paceline_home
+from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.administration import IssuedKey, TenantAdministration

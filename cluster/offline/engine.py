@@ -32,6 +32,7 @@ from actors.engine.beam_search import search_beams
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
+from actors.home import paceline_home
 from actors.messages import (
     DraftBatch,
     DraftResult,
@@ -46,15 +47,17 @@ from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.training.drafter_build import resolve_draft_model
+from actors.workers.gpu_shares import GpuDemand, share_gpus
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.shared_cache import SharedCache
-from cluster.config import ClusterConfig, SpeculationConfig, paceline_home
+from cluster.config import ClusterConfig, SpeculationConfig
 from cluster.generation import GenerationOptions, changed, generation_options
 from cluster.offline.options import local_config
 from cluster.offline.requests import LocalRequests, Prompt
 from cluster.router.core import RouterCore
 from cluster.router.cpu_drafting import check_required_rows, least_max_rows
 from cluster.router.guarded_sink import SharedLearning
+from cluster.router.prefill_budget import round_limits
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
 from cluster.router.trace import RoundTrace, trace_round
@@ -166,9 +169,12 @@ class LocalEngine:
         self.drafter_names = _drafter_names(config, source, draft_source)
         drafters = self._cpu_drafters(config, cache)
         speculation = _speculation(config.speculation, self.drafter_names, drafters)
+        has_draft_model = needs_draft_model(self.drafter_names) and draft_source is not None
+        if has_draft_model and config.target.device == config.draft.device:
+            config = _share_gpu(config)
         self.target = _build_target(config, source, self.drafter_names)
         self._draft: DraftEngine | RetokenizedDraftEngine | None = None
-        if needs_draft_model(self.drafter_names) and draft_source is not None:
+        if has_draft_model and draft_source is not None:
             self._draft = _build_draft(config, draft_source, source)
         self.acceptance = config.speculation.acceptance
         self.max_draft_tokens = config.speculation.max_draft_tokens
@@ -516,9 +522,18 @@ def _speculation(
     return config.model_copy(update={"drafters": names or ("none",), "max_rows": max_rows})
 
 
+def _share_gpu(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with shares of one GPU for both models; without meaning on a CPU."""
+    shares = share_gpus([1], GpuDemand(1, 1, 1), GpuDemand(1, 1, 1), config.target.gpus, config.draft.gpus)
+    if shares is None:
+        return config
+    target = config.target.model_copy(update={"gpus": shares.rank})
+    return config.model_copy(update={"target": target, "draft": config.draft.model_copy(update={"gpus": shares.draft})})
+
+
 def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, ...]) -> TargetEngine:
     options = config.target if EAGLE in names else config.target.model_copy(update={"eagle_head": "none"})
-    return build_target_engine(source, options)
+    return build_target_engine(source, options, limits=round_limits(config.router, config.speculation))
 
 
 def _build_draft(

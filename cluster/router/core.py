@@ -40,6 +40,7 @@ from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, seq
 from cluster.router.guarded_sink import GuardedSink, SharedLearning
 from cluster.router.head_drafting import HeadDrafting
 from cluster.router.open_requests import OpenRequests
+from cluster.router.prefill_budget import prefill_rows
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
@@ -200,9 +201,8 @@ class RouterCore:
             raise RuntimeError(f"round {self._open.round_id} is open; commit or abandon it first")
         self._requests.end_overdue(now)
         self._scheduler.admit(self.blocks.free)
-        entries = plan_entries(
-            sequences_in_turn(self._scheduler.running, self._round_id), self._config.max_prefill_rows
-        )
+        running = sequences_in_turn(self._scheduler.running, self._round_id)
+        entries = plan_entries(running, self._most_prefill_rows(running))
         if not entries and not self._requests.to_free and not self._drafting.workers.has_notices:
             return None, self._requests.take_events()
         self._round_id += 1
@@ -220,6 +220,12 @@ class RouterCore:
         self._drafting.remote.ask(round)
         self._drafting.head.ask(round)
         return round, self._requests.take_events()
+
+    def _most_prefill_rows(self, sequences: SequenceOf[Sequence]) -> int:
+        decoding = sum(sequence.num_uncomputed <= 1 for sequence in sequences)
+        if decoding == len(sequences):
+            return 0
+        return prefill_rows(self.step_times, decoding, self._config.max_prefill_rows)
 
     def exchange(self, now: float) -> None:
         """Drop purged namespaces, and exchange what was learnt with other routers. Call it between rounds, and

@@ -85,10 +85,10 @@ def write_file(file: Path, num_train: int, new_tokens: int, dtype: str, batch_si
     """Add to the file the answers it lacks: those to test with first."""
     import torch
 
+    from actors.home import paceline_home
     from actors.models.catalog import resolve_model
     from actors.models.loader import load_model, load_tokenizer, read_model_info
     from actors.training.target_text import encode_prompts, write_answers
-    from cluster.config import paceline_home
 
     answers = load_answers(file) if file.exists() else []
     tests, others = pick_rows(read_bench_prompts(None, QUESTIONS), TESTS_PER_TASK)

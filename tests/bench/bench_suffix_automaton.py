@@ -20,11 +20,11 @@ import numpy as np
 from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.drafters.registry import create_drafter
 from actors.errors import ModelError
+from actors.home import paceline_home
 from actors.messages import SamplingParams
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_tokenizer
 from cache_service.automata.suffix_automaton import Cursor, SuffixAutomaton, warm_up
-from cluster.config import paceline_home
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "data" / "spec_bench" / "question.jsonl"
 SAMPLING = SamplingParams(seed=0)

@@ -17,6 +17,7 @@ def ray_here() -> None:
     ray.init(
         address="local",
         num_cpus=16,
+        num_gpus=4,  # as far as Ray knows
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=80 * 1024 * 1024,

@@ -80,6 +80,7 @@ def test_what_was_generated_before_a_restart_is_drafted_after_it_and_the_answer_
     with serving_from_cache(model, tmp_path) as (server, started, client):
         texts, rounds_before, _ = ask(client)
         wait_for(lambda: metric(client, "paceline_cache_written_tokens_total") >= len(PROMPTS) * NEW_TOKENS, "a write")
+        assert scale_from_another_terminal("target", "--groups", "1") == "target groups: 1 running, 1 wanted\n"
         os.kill(server.pid, signal.SIGINT)
         assert_ends(server, started)
     with serving_from_cache(model, tmp_path) as (server, started, client):
@@ -120,6 +121,16 @@ def ask(client: httpx.Client) -> tuple[list[str], int, int]:
         rounds += stats["rounds"]
         accepted += stats["accepted_tokens"].get("cache", 0)
     return texts, rounds, accepted
+
+
+def scale_from_another_terminal(*arguments: str) -> str:
+    """What `paceline scale` prints, without the variables that the server has set for its own Ray."""
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_ADDRESS"}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    command = [str(Path(sys.executable).with_name("paceline")), "scale", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def metric(client: httpx.Client, name: str, **labels: str) -> float:

@@ -10,14 +10,28 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from actors.build import build_target_engine
-from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.engine.rank_group import (
+    LeadingRank,
+    begin_rounds,
+    find_meeting,
+    follow,
+    join_group,
+    least_of_ranks,
+    leave_group,
+    open_meeting,
+)
 from actors.errors import EngineBroken, ModelError, Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel
@@ -80,12 +94,12 @@ def run_rank(path: Path, rank: int, ports, answers, faults: dict[int, tuple[int,
 
     torch.set_num_threads(1)
     if rank == 0:
-        meeting = open_meeting("127.0.0.1")
+        meeting = open_meeting("127.0.0.1", 60.0)
         for _ in range(2):
             ports.put(meeting.port)
     else:
-        meeting = find_meeting("127.0.0.1", ports.get(timeout=60))
-    join_group(meeting, rank, 3, "cpu")
+        meeting = find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
+    join_group(meeting, rank, 3, "cpu", 60.0)
     source = ModelSource("tiny", "tiny", path)
     # The ranks have memory for pools of 32, 64 and 128 blocks.
     options = OPTIONS.model_copy(update={"tensor_parallel": 3, "kv_cache_tokens": 128 << rank})
@@ -168,8 +182,53 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(model_dir, ranks):
         check_tensor_parallel(ModelSource("tiny", "tiny", model_dir), ranks)
 
 
+def wait_for_a_late_rank(rank: int, ports, waits) -> None:
+    """Rank 1 is late, once while it loads and once in a round. Rank 0 tells how long it waited for it."""
+    if rank == 0:
+        meeting = open_meeting("127.0.0.1", 60.0)
+        ports.put(meeting.port)
+    else:
+        meeting = find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
+    join_group(meeting, rank, 2, "cpu", 60.0)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))  # as transformers does
+    for late_s in (3.0, 30.0):
+        started = time.monotonic()
+        if rank == 1:
+            time.sleep(late_s)
+        try:
+            if late_s == 3.0:
+                least_of_ranks(rank)
+            else:
+                dist.all_reduce(torch.zeros(1), group=mesh["shard"].get_group())
+        except RuntimeError:
+            assert late_s == 30.0
+        if rank == 0:
+            waits.put(time.monotonic() - started)
+        elif late_s == 3.0:
+            waits.put("loaded")
+        begin_rounds(timedelta(seconds=1))
+    waits.close()
+    waits.join_thread()
+    os._exit(0)  # the link of the other would wait for this one
+
+
+def test_ranks_wait_for_one_that_loads_longer_than_for_one_that_is_late_in_a_round():
+    context = multiprocessing.get_context("spawn")
+    ports, waits = context.Queue(), context.Queue()
+    ranks = [context.Process(target=wait_for_a_late_rank, args=(rank, ports, waits)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    first = [waits.get(timeout=120) for _ in range(2)]
+    assert "loaded" in first
+    assert 2.5 < min(said for said in first if said != "loaded") < 60.0
+    assert 0.5 < waits.get(timeout=120) < 20.0
+    for process in ranks:
+        process.kill()
+        process.join()
+
+
 def test_nobody_else_can_take_the_port_where_the_ranks_will_meet():
-    meeting = open_meeting("127.0.0.1")
+    meeting = open_meeting("127.0.0.1", 60.0)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", meeting.port))
     with socket.socket() as elsewhere:

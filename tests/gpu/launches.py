@@ -1,8 +1,9 @@
 """Counts what a round of the engine asks of a device, without one: kernels, copies and waits, on `meta` tensors.
 
-`python -m tests.gpu.launches [--json]`. A dispatch mode sees every operation that reaches a backend. One that makes a
-tensor on `meta` and is no view counts as a kernel; a copy between `meta` and the CPU as a copy, which the host waits
-for. The mode knows nothing of the engine. Two numbers of layers tell what a layer costs and what the rest does.
+`python -m tests.gpu.launches [--json] [--attention triton_tree]`. A dispatch mode sees every operation that reaches a
+backend. One that makes a tensor on `meta` and is no view counts as a kernel; a copy between `meta` and the CPU as a
+copy, which the host waits for. The mode knows nothing of the engine. Two numbers of layers tell what a layer costs and
+what the rest does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from actors.engine.options import EngineOptions
+from actors.engine.options import AttentionBackend, EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from paceline_testing.drafting import tree_to_verify
@@ -83,19 +84,22 @@ def counted() -> Iterator[Counting]:
         yield mode
 
 
-def engine_of(shape: str, layers: int, num_blocks: int) -> TargetEngine:
+def engine_of(shape: str, layers: int, num_blocks: int, attention: AttentionBackend = "padded") -> TargetEngine:
     config = LlamaConfig(
         vocab_size=128_256, num_hidden_layers=layers, max_position_embeddings=131_072, rope_theta=500_000.0,
         dtype="bfloat16", **SHAPES[shape],
     )  # fmt: skip
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK))
+    return TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK, attention=attention))
 
 
-def round_of(shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 64) -> Counting:
+def round_of(
+    shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 64,
+    attention: AttentionBackend = "padded",
+) -> Counting:  # fmt: skip
     """What one decoding round costs, after a prefill and a round like it."""
-    engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK))
+    engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK), attention)
     params = [SamplingParams(seed, temperature=0.8, top_p=0.9) if sampled else SamplingParams(seed, temperature=0.0)
               for seed in range(sequences)]  # fmt: skip
     prompt = np.arange(context, dtype=np.int32)
@@ -118,13 +122,14 @@ def round_of(shape: str, layers: int, *, sequences: int, nodes: int, sampled: bo
     return mode
 
 
-def table() -> list[dict[str, Any]]:
+def table(attention: AttentionBackend, context: int) -> list[dict[str, Any]]:
     rows = []
     for shape in SHAPES:
         for sequences in (1, 8, 32):
             for sampled in (False, True):
                 for nodes in (7, 31):
-                    few, many = (round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled).counts
+                    few, many = (round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled,
+                                          context=context, attention=attention).counts
                                  for layers in LAYERS)  # fmt: skip
                     a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
                     rows.append({
@@ -139,8 +144,10 @@ def table() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--attention", choices=get_args(AttentionBackend), default="padded")
+    parser.add_argument("--context", type=int, default=64, help="tokens of each sequence")
     given = parser.parse_args()
-    rows = table()
+    rows = table(given.attention, given.context)
     if given.json:
         print(json.dumps(rows, indent=1))
         return

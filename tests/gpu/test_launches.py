@@ -1,13 +1,16 @@
 """What a round asks of a device stays within what it asks today; see `launches`."""
 
 import numpy as np
+import pytest
 import torch
 
 from tests.gpu.launches import LAYERS, counted, engine_of, round_of
 
 
-def cost(sequences: int, *, sampled: bool = False, nodes: int = 7):
-    few, many = (round_of("8B", layers, sequences=sequences, nodes=nodes, sampled=sampled).counts for layers in LAYERS)
+def cost(sequences: int, *, sampled: bool = False, nodes: int = 7, **case):
+    few, many = (
+        round_of("8B", layers, sequences=sequences, nodes=nodes, sampled=sampled, **case).counts for layers in LAYERS
+    )
     a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
     return a_layer, few["kernels"] - LAYERS[0] * a_layer, few
 
@@ -20,6 +23,21 @@ def test_a_round_asks_for_the_same_whatever_the_number_of_sequences():
     few, many = cost(8, sampled=True), cost(32, sampled=True)
     assert few == many
     assert few[0] <= 46
+    assert few[1] <= 28
+
+
+@pytest.mark.parametrize(("context", "launches"), [(64, 1), (2048, 2)])
+def test_attention_of_a_layer_is_one_launch_and_one_more_for_splits_whatever_the_number_of_sequences(context, launches):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    for sequences in (1, 8):
+        case = {"sequences": sequences, "nodes": 7, "sampled": False, "context": context, "attention": "triton_tree"}
+        few, many = (round_of("8B", layers, **case) for layers in LAYERS)
+        kernels = many.kernels - few.kernels
+        added = LAYERS[1] - LAYERS[0]
+        assert kernels["tree_attend"] + kernels["tree_combine"] == launches * added
+        assert kernels["index_copy_"] == kernels["scaled_dot_product_attention"] == 0
+        assert kernels.total() <= (37 + launches) * added
+        assert few.counts["copies up"] == many.counts["copies up"]
 
 
 def test_a_copy_and_a_kernel_more_are_seen():

@@ -1,6 +1,6 @@
 """The engine's logits and tokens against the unpatched `transformers` model, for every architecture we name.
 
-Covers `actors.engine.attention` and `actors.engine.exact_attention`, too.
+Covers `actors.engine.attention` and `actors.engine.attention.exact`, too.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def test_kv_after_tree_rounds_equals_a_fresh_prefill_of_the_accepted_text(models
     other = fresh._table._sequences[1]
     kept, wanted = (
         {layer: (keys[slots], values[slots]) for layer, (keys, values) in one._runner.kv._layers.items()}
-        for one, slots in ((engine, held.slots(len(text))), (fresh, other.slots(len(text))))
+        for one, slots in ((engine, held.slots(0, len(text))), (fresh, other.slots(0, len(text))))
     )
     tolerance = 0.0 if exact == "bitwise" else 1e-5
     for layer, (keys, values) in wanted.items():

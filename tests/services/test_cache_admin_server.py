@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from actors.errors import InvalidRequest
+from actors.home import paceline_home
 from actors.models.catalog import resolve_model
 from cache_service.admin.administration import CacheAdministration
 from cache_service.admin.audit_log import AuditLog
@@ -25,7 +26,6 @@ from cluster.cache.admin.names import Names
 from cluster.cache.admin.server import AdminServerSettings, serve_admin
 from cluster.cache.admin.service import CacheAdminService
 from cluster.cache.admin.work import Work, lines, pulled
-from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.tenants.registry_file import read_registry
 from paceline_testing.cache_stores import PATIENCE_S, Namespace, piece

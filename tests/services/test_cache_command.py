@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 
+from actors.home import paceline_home
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from cache_service.formats.key_ring import KeyRing
@@ -24,7 +25,6 @@ from cluster.cache.admin.documents import whole_documents
 from cluster.cache.admin.migration import Migration
 from cluster.cache.admin.names import Names
 from cluster.cli import main as cli
-from cluster.config import paceline_home
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.registry_file import read_registry
 from paceline_testing.cache_stores import Namespace, piece, until

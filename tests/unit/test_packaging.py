@@ -145,7 +145,7 @@ def test_every_dependency_is_pinned_to_the_version_in_the_lock():
     extras = [name for extra in PROJECT["project"]["optional-dependencies"].values() for name in extra]
     requirements = PROJECT["project"]["dependencies"] + extras + PROJECT["dependency-groups"]["dev"]
     for requirement in requirements:
-        name, version = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", requirement).groups()
+        name, version = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)(?:; .+)?", requirement).groups()
         assert lock.get(normal(name)) == version, f"{requirement} is not what requirements.lock says: run `make lock`"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+from actors.home import paceline_home
 from cache_service.admin.administration import CacheAdministration
 from cache_service.admin.audit_log import AuditLog, os_user
 from cache_service.errors import AuditError, CacheError, ServerError
@@ -15,7 +16,7 @@ from cache_service.store.connection import Connection, ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer, running_server
 from cluster.cache.access import connection_settings, data_directory, key_ring
 from cluster.cache.promotion import terms_of
-from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, paceline_home
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.registry_file import read_registry

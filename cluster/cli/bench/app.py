@@ -45,9 +45,10 @@ def local(
     for option, value in {"--temperature": options.temperature or None, "--plot": plot}.items():
         if value is not None and not options.compare:
             raise InvalidRequest(option, str(value), "give --compare, too")
-    from cluster.cli.bench.local import run_local
+    from cluster.cli.bench.local import run_local, with_dtype
     from cluster.cli.bench.report import print_heading, print_local_report
 
+    options = with_dtype(options)
     facts = _facts(options, len(prompts))
     print_heading(facts, "wall time from prompt token ids to answer, prefill included, for every method", sys.stdout)
     with progress_bars() as progress:

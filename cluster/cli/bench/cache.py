@@ -16,6 +16,7 @@ from pathlib import Path
 
 from actors.drafters.registry import CACHE, NONE
 from actors.engine.warm_up import warm_up
+from actors.home import paceline_home
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, load_tokenizer, read_model_info
 from cache_service.counts.soft_exchange import SoftExchangeSettings
@@ -30,7 +31,6 @@ from cluster.cli.bench.options import CacheOptions
 from cluster.cli.bench.prompts import BenchPrompt, pick_rows
 from cluster.cli.engine import split_names
 from cluster.cli.row_times import parse_row_times
-from cluster.config import paceline_home
 from cluster.router.step_time import StepTimeCurve
 
 _FILLING_BATCH = 8

@@ -7,13 +7,17 @@ machine falls on all of them. Times are wall times from prompt token ids to answ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from actors.drafters.registry import NONE, needs_draft_model
+from actors.home import paceline_home
 from actors.models.catalog import Progress, resolve_model, silent
+from actors.models.dtypes import choose_dtype
 from actors.models.loader import (
     choose_device,
+    load_config,
     load_model,
     load_tokenizer,
     read_model_info,
@@ -27,7 +31,6 @@ from cluster.cli.bench.measure import Comparison, compare_methods, encode_prompt
 from cluster.cli.bench.methods import EngineMethod, GenerateMethod, Method, make_engine
 from cluster.cli.bench.options import LocalOptions
 from cluster.cli.bench.prompts import BenchPrompt, pick_rows, user_says
-from cluster.config import paceline_home
 
 _PROMPT_LOOKUP_TOKENS = 10
 _WARM_UP_TOKENS = 32
@@ -60,6 +63,12 @@ def run_local(prompts: Sequence[BenchPrompt], options: LocalOptions, progress: P
         seed=options.seed,
         progress=partial(progress, "measuring"),
     )
+
+
+def with_dtype(options: LocalOptions) -> LocalOptions:
+    """The options with what `auto` means for the model. Raises ModelError."""
+    config = load_config(resolve_model(options.model, paceline_home()))
+    return replace(options, dtype=choose_dtype(options.dtype, config, choose_device(options.device)))
 
 
 def create_engines(options: LocalOptions, longest: int) -> list[EngineMethod]:

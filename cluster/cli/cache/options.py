@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from actors.errors import InvalidRequest
+from actors.home import paceline_home
 from actors.models.catalog import Progress, resolve_model
 from cache_service.admin.audit_log import os_user
 from cluster.cache.access import data_directory
@@ -22,7 +23,7 @@ from cluster.cache.admin.names import Names
 from cluster.cache.admin.service import CacheAdminService, NamespaceQuery
 from cluster.cache.admin.store_access import administered
 from cluster.cli.shared_options import ClusterOptions
-from cluster.config import ClusterConfig, paceline_home
+from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
 from cluster.tenants.registry_file import read_registry

@@ -8,6 +8,7 @@ from dataclasses import fields
 import typer
 
 from actors.errors import InvalidRequest
+from actors.home import paceline_home
 from cluster.cli.api_key import ApiKeyOption
 from cluster.cli.chat.backend import Backend, LocalBackend, ServerBackend
 from cluster.cli.chat.lines import read_lines
@@ -15,7 +16,6 @@ from cluster.cli.chat.session import ChatSession
 from cluster.cli.chat.view import View
 from cluster.cli.engine import EngineOptions, SamplingOptions, local_engine
 from cluster.cli.shared_options import with_options
-from cluster.config import paceline_home
 
 
 @with_options

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cluster.config import RouterConfig, SpeculationConfig
+from cluster.config import MOST_PREFILL_ROWS, SpeculationConfig
 from cluster.deploy.size.hardware import Gpu
 from cluster.deploy.size.model_shape import ModelShape
 
@@ -19,7 +19,7 @@ MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # tried where the numbe
 # Bytes of a weight or number. int4: 4 bits, and a scale with an offset for each group of 128.
 NUM_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "int4": 0.53}
 QUANTIZED = ("int8", "int4")  # weights only: target.quantization
-_PREFILL_ROWS = RouterConfig().max_prefill_rows
+_PREFILL_ROWS = MOST_PREFILL_ROWS
 _RESERVE_BYTES = 2.0 * 2**30  # CUDA context, communicators, captured graphs, fragmentation
 _ALL_REDUCE_US_PER_GPU = 0.5  # on top of the link's own latency
 _ACTIVATION_BYTES = 2

@@ -11,12 +11,16 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
+from actors.workers.draft_pool import draft_pool_application
+from actors.workers.settings import DraftSettings
+from actors.workers.target_group import rank_options
 from cluster.config import CacheConfig, ClusterConfig, DraftConfig, GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.errors import ConfigError
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
 from cluster.offline.corpus import build_corpus
 from cluster.router.deployment import RouterSettings, router_application
-from cluster.serve import plan_cluster, served_model
+from cluster.serve import plan_cluster, served_model, told_gpu_shares, with_gpu_shares
 from paceline_testing.other_vocabularies import merging_tokenizer
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -171,3 +175,66 @@ def test_a_head_joins_auto_and_asking_for_one_that_is_not_there_is_an_error(mode
         plan_with_head(model, "/no/such/head", ["auto"])
     with pytest.raises(ValueError, match=r"eagle_head is .* with tensor_parallel 2; it needs 1"):
         plan_with_head(model, tmp_path, ["auto"], tensor_parallel=2)
+
+
+def plan_on_gpus(model, target=None, draft=None):
+    sections = {"target": {"model": str(model), **(target or {})}, "draft": {"model": str(model), **(draft or {})}}
+    config = ClusterConfig.model_validate(sections)
+    return plan_cluster(config, Path("/nonexistent"), choose=lambda device: "cuda" if device == "auto" else device)
+
+
+def test_bitwise_targets_that_cannot_be_are_refused_before_anything_is_started(model):
+    for target, message in (
+        ({"device": "cuda"}, "with device 'cuda' and tensor_parallel 1"),
+        ({"device": "cpu", "tensor_parallel": 2}, "with device 'cpu' and tensor_parallel 2"),
+    ):
+        with pytest.raises(ModelError, match=f"exact is 'bitwise' {message}; it needs cpu and 1"):
+            plan_on_gpus(model, {"exact": "bitwise", **target})
+    assert plan_on_gpus(model, {"exact": "bitwise", "device": "cpu"}).target_device == "cpu"
+
+
+def asked_gpus(plan):
+    """Of Ray, by a rank and by a draft worker."""
+    rank = rank_options(plan.config.target.model_copy(update={"device": plan.target_device}), None, 0)
+    settings = DraftSettings(plan.draft, plan.config.draft.model_copy(update={"device": plan.draft_device}))
+    pool = draft_pool_application(settings, "d", plan.config.autoscaling)._bound_deployment
+    return rank.get("num_gpus", 0), pool.ray_actor_options["num_gpus"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "target", "draft", "asked"),
+    [
+        ([2], {}, {}, (1.0, 1.0)),
+        ([1], {}, {}, (0.8, 0.2)),
+        ([1], {"device": "cpu"}, {}, (0, 1.0)),
+        ([1], {}, {"device": "cpu"}, (1.0, 0)),
+        ([], {"device": "cpu"}, {"device": "cpu"}, (0, 0)),
+        ([], {"gpus": 1.0}, {"gpus": 0.5}, (1.0, 0.5)),  # both given: nodes may come later
+    ],
+)
+def test_a_draft_worker_has_a_place_on_the_gpus_that_there_are(model, nodes, target, draft, asked):
+    placed = with_gpu_shares(plan_on_gpus(model, target, draft), nodes)
+    assert asked_gpus(placed) == asked
+    told = told_gpu_shares(placed)
+    assert (told is None) == (min(share or 1.0 for share in asked) == 1.0)
+    assert told is None or told.endswith(f"of one, a draft worker {asked[1]:g}")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "target", "draft", "message"),
+    [
+        ([], {}, {}, r"needs 1 GPU\(s\); this Ray cluster has 0 on 0 node\(s\)"),
+        ([1], {"groups": 2}, {}, r"needs 2 GPU\(s\); this Ray cluster has 1 on 1"),
+        ([1], {}, {"gpus": 1.0}, r"needs 2 GPU\(s\); this Ray cluster has 1 on 1 node\(s\)"),
+    ],
+)
+def test_too_few_gpus_are_told_with_their_numbers(model, nodes, target, draft, message):
+    with pytest.raises(ConfigError, match=f"the configuration {message}"):
+        with_gpu_shares(plan_on_gpus(model, target, draft), nodes)
+
+
+def test_a_numbered_gpu_is_refused_where_ray_chooses(model):
+    for section in ("target", "draft"):
+        with pytest.raises(InvalidRequest, match=rf"{section}\.device is 'cuda:1'; Ray chooses the GPU of each worker"):
+            plan_on_gpus(model, **{section: {"device": "cuda:1"}})
+    assert plan_on_gpus(model, {"device": "cuda:0"}).target_device == "cuda"

@@ -1,6 +1,5 @@
 """The cache's moves, against copies that are made one after the other."""
 
-import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,12 +30,10 @@ def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
     layers = [cache.layer(layer, torch.zeros(1, 1, 2), torch.zeros(1, 1, 3)) for layer in range(2)]
     wanted = [tensor.clone() for pair in layers for tensor in pair]
     for move in moves:
-        source, destination = (
-            np.array(slots, dtype=np.int64) for slots in (zip(*move, strict=True) if move else ((), ()))
-        )
+        source, destination = (list(slots) for slots in (zip(*move, strict=True) if move else ((), ())))
         for tensor in wanted:
             tensor[destination] = tensor[source].clone()
-        cache.move(source, destination)
+        cache.move(dict(zip(destination, source, strict=True)))
     cache.settle()
     cache.settle()
     for tensor, same in zip([tensor for pair in layers for tensor in pair], wanted, strict=True):

@@ -14,8 +14,9 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
+from actors.engine.cpu_kernels.threads import has_openmp
 from actors.engine.kv_cache import KvCache
-from actors.engine.model_runner import ROW_TILE, ModelRunner, row_tier
+from actors.engine.model_runner import ROW_TILE, ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.target_engine import TargetEngine
@@ -94,7 +95,7 @@ def test_a_prompt_sent_ahead_of_its_first_guess_is_computed_ahead(length):
     assert (ahead.seq_ids, len(ahead.trees[0].token_ids)) == ([1], 0)
     rows.clear()
     guess = engine.draft(DraftBatch(2, [DraftItem(SequenceDelta(1, length, no_tokens()), 1)]))
-    assert rows == [row_tier(1)]
+    assert rows == [1]
     whole = engine.draft(DraftBatch(3, [DraftItem(SequenceDelta(2, 0, prompt), 1, begin)]))
     assert guess.trees[0].token_ids.tolist() == whole.trees[0].token_ids.tolist()
     check_integrity(engine)
@@ -102,10 +103,19 @@ def test_a_prompt_sent_ahead_of_its_first_guess_is_computed_ahead(length):
 
 def test_the_row_steps_are_those_that_forwards_are_filled_up_to():
     model = make_tiny_model()
-    steps = ModelRunner(model, 64).row_steps
+    model.lm_head.register_forward_hook(lambda *_: None)  # so it stays the library's, whose forwards are padded
+    runner = ModelRunner(model, 64)
     for rows in range(1, 257):
-        assert row_tier(rows) == next(step for step in steps if step >= rows)
+        assert runner.padded(rows) == next(step for step in runner.row_steps if step >= rows)
+    assert runner.row_steps[:4] == [1, 2, 4, 8]
     assert ModelRunner(model, 64, "bitwise").row_steps[:3] == [ROW_TILE, 2 * ROW_TILE, 3 * ROW_TILE]
+
+
+@pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
+def test_forwards_of_a_model_in_panels_are_not_padded():
+    runner = ModelRunner(make_tiny_model(), 64)
+    assert runner.row_steps == []
+    assert [runner.padded(rows) for rows in (1, 3, 77)] == [1, 3, 77]
 
 
 def test_a_sequence_that_a_batch_names_twice_is_computed_once(next_token):
@@ -219,7 +229,7 @@ def test_experts_are_refused_in_bitwise_mode_only():
     ModelRunner(tiny_llama(num_local_experts=4), 64)
 
 
-@pytest.mark.parametrize("argument", ["s_aux", "position_bias"])
+@pytest.mark.parametrize("argument", ["alibi", "position_bias"])
 def test_attention_with_an_argument_that_is_not_computed_is_an_error_not_another_text(argument):
     model = tiny_llama()
     engine = TargetEngine(model, EngineOptions(8, 4))

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
-from actors.engine.packed_linear import pack_linears
+from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.errors import ModelError
 from actors.models.loader import load_draft_model, load_model
 from actors.models.quantization import Int4Linear, Int8Linear, has_byte_product, quantize_linears
@@ -95,7 +95,8 @@ def test_layers_that_int4_does_not_fit_have_int8_and_none_is_packed_again(tmp_pa
     assert kinds["model.layers.0.mlp.down_proj"] is Int4Linear
     assert kinds["lm_head"] is Int8Linear
     assert nn.Linear not in kinds.values()
-    assert pack_linears(model) == 0
+    replace_linears(model)
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
     narrow = ModelSource("narrow", "narrow", save_tiny_model(tmp_path / "narrow", hidden_size=48))
     layer = load_model(narrow, quantization="int4").model.layers[0]
     assert type(layer.self_attn.q_proj) is Int8Linear  # 48 inputs

@@ -2,10 +2,11 @@
 
 import pytest
 
+from actors.home import paceline_home
 from cache_service.errors import SettingError
 from cache_service.formats.key_ring import parse_keys
 from cluster.cache.access import KEYS_VARIABLE, PASSWORD_VARIABLE, connection_settings, data_directory, key_ring
-from cluster.config import CacheConfig, load_config, paceline_home
+from cluster.config import CacheConfig, load_config
 from cluster.errors import ConfigError
 
 SECRET = "sesame"

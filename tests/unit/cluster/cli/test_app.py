@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from cluster.cli import app as commands
-from cluster.cli import serve
+from cluster.cli import ray_connection
 from cluster.errors import ConfigError
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -71,7 +71,7 @@ def test_a_taken_port_is_named_with_its_setting_and_the_remedy(refuse, free_port
         ("routr: {}", "routr: unknown key"),
         ("router:\n  max_runing: 3", "router.max_runing: unknown key"),
         ("router:\n  max_running: 0", "router.max_running is 0; it must be at least 1"),
-        ("target:\n  dtype: int8", "target.dtype is 'int8'; it must be 'float32', "),
+        ("target:\n  dtype: int8", "target.dtype is 'int8'; it must be 'auto', 'float32', "),
         ("gateway:\n  http_port: 9000", "gateway.http_port and gateway.grpc_port are both 9000; they must differ"),
         ("- target", "the top level is a list; it must be a mapping of sections"),
         ("target: {model: [", "not valid YAML"),
@@ -110,6 +110,28 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_started(refuse, fre
 def test_an_address_where_nobody_listens_is_refused_at_once(refuse, free_ports):
     line = refuse("serve", *free_ports, "--address", "127.0.0.1:1")
     assert line.startswith("--address is '127.0.0.1:1': no Ray cluster can be joined there: ")
+
+
+@pytest.mark.parametrize(
+    ("running", "told"),
+    [
+        (set(), "--address is 'auto': no Ray cluster runs on this machine"),
+        (
+            {"127.0.0.1:2", "10.0.0.1:1"},
+            "--address is 'auto': several run on this machine; name one of 10.0.0.1:1",
+        ),
+        ({"127.0.0.1:1"}, "--address is 'auto': no Ray cluster can be joined there: nobody listens at 127.0.0.1:1"),
+    ],
+)
+def test_scale_is_told_at_once_that_there_is_no_one_ray_to_join(refuse, monkeypatch, running, told):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_connection, "local_ray_addresses", lambda: running)
+    assert refuse("scale", "draft", "--workers", "2").startswith(told)
+
+
+def test_an_address_from_the_environment_is_named_in_the_error(refuse, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert refuse("scale", "draft", "--workers", "2").startswith("RAY_ADDRESS is '127.0.0.1:1': ")
 
 
 def test_a_home_that_cannot_be_written_is_refused_before_ray_is_started(
@@ -376,7 +398,10 @@ def test_a_model_that_is_not_prepared_is_no_traceback(run, monkeypatch, tmp_path
         ),
         (["generate", "--gamma", "0"], "--gamma is 0; it must be at least 1; see `paceline generate --help`"),
         (["generate", "--gamma", "x"], "--gamma is x; it must be a whole number; "),
-        (["generate", "--dtype", "int9"], "--dtype is int9; it must be one of 'float32', 'bfloat16', 'float16'; see"),
+        (
+            ["generate", "--dtype", "int9"],
+            "--dtype is int9; it must be one of 'auto', 'float32', 'bfloat16', 'float16'; see",
+        ),
         (["corpus", "build", "x"], "--out is missing; see `paceline corpus build --help`"),
         (["corpus", "build", "--out"], "--out needs a value"),
         (["model", "list", "x"], "unexpected argument: x; see `paceline model list --help`"),
@@ -470,4 +495,4 @@ def test_an_interrupt_in_a_callback_that_drops_it_is_not_lost(run, monkeypatch):
 def test_serve_says_in_one_line_that_ray_cannot_be_started(monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "/proc/nowhere")
     with pytest.raises(ConfigError, match=r"Ray cannot be started on this machine: .*/proc/nowhere"):
-        serve.start_ray(2.0, None)
+        ray_connection.start_ray(2.0, None)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.home import paceline_home
 from actors.models.catalog import resolve_model, silent
 from actors.models.loader import read_model_info
 from cache_service.automata.corpus_index import ARRAYS_FILE, HEADER_FILE, CorpusIndex, open_index
 from cache_service.automata.suffix_automaton import Cursor
-from cluster.config import paceline_home
 from cluster.errors import ConfigError
 from cluster.offline.corpus import build_corpus
 from cluster.text.documents import _PIECE_CHARS, read_documents

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from numba import njit
 
-from actors.engine.attention import Scoring
-from actors.engine.batch import PackedBatch, visible
+from actors.engine.attention.interface import Scoring, write_slots
+from actors.engine.attention.visibility import visible_slots
+from actors.engine.batch import PackedBatch
 from actors.engine.kv_cache import KvCache
+from actors.errors import ModelError
 
 
 # Reassociation lets a dot product use vector lanes. Its order depends only on head_dim and context.
@@ -76,17 +78,27 @@ class ExactPlan:
     later one, so a batch can be computed tile by tile.
     """
 
-    def __init__(self, contexts: RowContexts, kv: KvCache, first: int, tile: int) -> None:
+    def __init__(self, batch: PackedBatch, kv: KvCache, first: int, tile: int) -> None:
         self.kv = kv
-        self._contexts = contexts
+        self._batch = batch
         self._first = first
-        self._last = min(first + tile, contexts.num_rows)
+        self._last = min(first + tile, batch.num_rows)
+        # Visible slots of the rows, by sliding window, as `visible_slots` gives them
+        self._contexts: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
         slots = np.full(tile, kv.padding_slot, dtype=np.int64)
-        slots[: self._last - first] = contexts.slots[first : self._last]
+        slots[: self._last - first] = batch.slots[first : self._last]
         self.slots = torch.from_numpy(slots)
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        context, starts = self._contexts.rows(scoring.sliding_window, self._first, self._last)
+    def attend(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        if scoring.sinks is not None:
+            raise ModelError("exact is 'bitwise' and the model has attention sinks, which are not computed bit for bit")
+        keys, values = write_slots(self.kv, layer, self.slots, keys, values)
+        window = scoring.sliding_window
+        if window not in self._contexts:
+            self._contexts[window] = visible_slots(self._batch, self._first, self._last, window)
+        context, starts = self._contexts[window]
         if keys.dtype != torch.float32:  # converts only the slots that are read
             used, context = np.unique(context, return_inverse=True)
             index = torch.from_numpy(used)
@@ -103,26 +115,3 @@ class ExactPlan:
             output,
         )
         return torch.from_numpy(output).to(query.dtype)
-
-
-class RowContexts:
-    """Visible slots of every row of a batch, in order of position, by sliding window."""
-
-    def __init__(self, batch: PackedBatch) -> None:
-        self.num_rows = batch.num_rows
-        self.slots = batch.slots
-        self._spans = batch.spans
-        self._by_window: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
-
-    def rows(self, sliding_window: int | None, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of rows first to last - 1, concatenated, int64, and int64 [last - first + 1] offsets into them."""
-        found = self._by_window.get(sliding_window)
-        if found is None:
-            # Ancestors come in order of depth because parents precede children.
-            contexts = [span.slots[row] for span in self._spans for row in visible(span, sliding_window)]
-            starts = np.zeros(len(contexts) + 1, dtype=np.int64)
-            np.cumsum([len(context) for context in contexts], out=starts[1:])
-            found = (np.concatenate(contexts), starts)
-            self._by_window[sliding_window] = found
-        context, starts = found
-        return context[starts[first] : starts[last]], starts[first : last + 1] - starts[first]

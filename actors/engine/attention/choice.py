@@ -1,0 +1,20 @@
+"""Chooses how a device attends."""
+
+from __future__ import annotations
+
+import torch
+
+from actors.engine.options import AttentionBackend
+
+_LEAST_CAPABILITY = (8, 0)  # Ampere: asynchronous copies and bfloat16 products
+
+
+def choose_attention(device: torch.device) -> AttentionBackend:
+    """`triton_tree` where its kernels can be compiled, `padded` elsewhere."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return "padded"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "padded"
+    return "triton_tree"

@@ -1,0 +1,171 @@
+"""Chooses the kernel of each linear layer by measuring on this machine, at the first start with a shape.
+
+Processors differ too much for a rule: matrix instructions, widths of vectors, bandwidth, and libraries that favour
+their maker's. What was measured is kept in $PACELINE_HOME/cpu_kernels.json, so that later starts choose the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+from torch import Tensor, nn
+
+from actors.engine.cpu_kernels.packed_linear import PackedLinear
+from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelLinear
+from actors.engine.cpu_kernels.threads import has_openmp
+from actors.home import paceline_home
+from actors.models.quantization import Int4Linear, Int8Linear
+
+logger = logging.getLogger(__name__)
+
+_LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear)
+KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "panel": PanelLinear,
+    "packed": PackedLinear,
+    "plain": lambda linear: linear,
+}
+_ROWS = (1, 2, 4, 8, 16, 64)  # decoding without and with drafts, alone and in company, and prefill
+_RUNS = 3
+_HOPELESS = 4.0  # a kernel so many times slower than another is not measured further
+_BYTES = 64 << 20  # weights of a measurement: more than caches hold, as a model has
+_MOST_COPIES = 32
+_SMALL = 1 << 18  # bytes of weights for which the call costs more than the product
+
+
+def replace_linears(model: nn.Module) -> bool:
+    """Replace plain `nn.Linear`s of a CPU model in place by the kernels chosen for their shapes.
+
+    Returns whether forwards should be padded to few different row counts: libraries keep a kernel and memory for each.
+    Other devices, tensor-parallel shards and layers with hooks stay as they are. Tied weights stay tied for the module
+    that is no Linear: an embedding keeps its own copy.
+    """
+    choices = _choices_of(paceline_home() / "cpu_kernels.json")
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if _is_plain(child):
+                kernel = choices.kernel(child.weight.dtype, child.in_features, child.out_features)
+                setattr(module, name, KERNELS[kernel](child))
+    choices.save()
+    return any(isinstance(module, _LIBRARY_LINEARS) for module in model.modules())
+
+
+def _is_plain(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    weight = module.weight.data
+    # A tensor-parallel shard is a DTensor, which carries its plan with it.
+    return type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype in DTYPES
+
+
+@lru_cache
+def _choices_of(path: Path) -> KernelChoices:
+    """One for a process: models with equal shapes, such as a draft model and a copy of it, get equal kernels."""
+    return KernelChoices(path)
+
+
+class KernelChoices:
+    """Names of the fastest kernels by dtype and shape, from a file of this machine or measured."""
+
+    def __init__(self, path: Path) -> None:
+        """The file need not exist; one that cannot be read is measured anew."""
+        self._path = path
+        self._machine = _machine()
+        self._is_saved = True
+        try:
+            self._all: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+            self._known = {key: name for key, name in self._all.get(self._machine, {}).items() if name in KERNELS}
+        except (OSError, ValueError, AttributeError):
+            self._all, self._known = {}, {}
+
+    def kernel(self, dtype: torch.dtype, in_features: int, out_features: int) -> str:
+        if in_features * out_features * dtype.itemsize <= _SMALL and has_openmp():
+            return "panel"
+        key = f"{str(dtype).removeprefix('torch.')} {in_features}x{out_features}"
+        if key not in self._known:
+            self._known[key] = fastest_kernel(measure(dtype, in_features, out_features))
+            self._is_saved = False
+            logger.info("linear layers of %s: kernel %r is the fastest here", key, self._known[key])
+        return self._known[key]
+
+    def save(self) -> None:
+        """Keep what was measured. A home that cannot be written costs the next start the same time."""
+        if self._is_saved:
+            return
+        self._is_saved = True
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self._all | {self._machine: self._known}, indent=1), encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            logger.info("measured kernels are not kept: %s", error)
+
+
+def _machine() -> str:
+    """What the speed of a kernel depends on, as far as it can change under one home."""
+    cpu = f"{platform.machine()} {llvm.get_host_cpu_name()}"
+    return (
+        f"{cpu} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
+
+
+def fastest_kernel(seconds: dict[str, list[float]]) -> str:
+    """The kernel with the smallest product of its times, which counts ratios at all row counts alike."""
+    return min(seconds, key=lambda name: sum(map(math.log, seconds[name])))
+
+
+@torch.inference_mode()
+def measure(dtype: torch.dtype, in_features: int, out_features: int) -> dict[str, list[float]]:
+    """Seconds of a product by kernel, for each of `_ROWS`, in memory that no cache holds; inf for what was given up.
+
+    Of large matrices, a part of the outputs is measured.
+    """
+    bytes_per_output = in_features * dtype.itemsize
+    outputs = min(out_features, max(16, _BYTES // 4 // bytes_per_output))
+    copies = max(2, min(_MOST_COPIES, _BYTES // (outputs * bytes_per_output)))
+    best = [math.inf] * len(_ROWS)
+    seconds = {}
+    for name, layers in _built(dtype, in_features, outputs, copies):
+        seconds[name] = [math.inf] * len(_ROWS)
+        for index, rows in enumerate(_ROWS):
+            inputs = torch.randn(1, rows, in_features, dtype=dtype)
+            seconds[name][index] = min(_time(layers, inputs) for _ in range(_RUNS))
+            if seconds[name][index] > _HOPELESS * best[index]:
+                break
+            best[index] = min(best[index], seconds[name][index])
+    return seconds
+
+
+def _built(
+    dtype: torch.dtype, in_features: int, out_features: int, copies: int
+) -> Iterator[tuple[str, list[nn.Module]]]:
+    weight = torch.randn(out_features, in_features).to(dtype)
+    for name, make in KERNELS.items():
+        layers = []
+        for _ in range(copies):
+            linear = nn.Linear(in_features, out_features, bias=False, device="meta", dtype=dtype)
+            linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+            try:
+                layers.append(make(linear))
+            except (RuntimeError, OSError):  # this processor lacks instructions for it, or torch its library
+                break
+        if layers:
+            yield name, layers
+
+
+def _time(layers: list[nn.Module], inputs: Tensor) -> float:
+    """Seconds of one product, the mean over the layers."""
+    started = time.perf_counter()
+    for layer in layers:
+        layer(inputs)
+    return (time.perf_counter() - started) / len(layers)

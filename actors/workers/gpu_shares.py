@@ -1,0 +1,71 @@
+"""How target ranks and draft workers divide the GPUs of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+_UNITS = 10_000  # Ray counts shares of a GPU in these
+_MOST_ON_A_GPU = 10  # draft workers
+_BESIDE_A_RANK = 0.2  # of its GPU, for draft workers
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShares:
+    """What each process asks of Ray. A rank takes more than half a GPU, so that no two ranks are on one."""
+
+    rank: float = 1.0
+    draft: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDemand:
+    """Processes that need a GPU."""
+
+    groups: int  # target groups; 0: they run on CPUs
+    tensor_parallel: int  # ranks of a group, all on one node
+    workers: int  # draft workers; 0: none, or on CPUs
+
+    @property
+    def ranks(self) -> int:
+        return self.groups * self.tensor_parallel
+
+
+def share_gpus(
+    nodes: Sequence[int], least: GpuDemand, most: GpuDemand, rank: float | None = None, draft: float | None = None
+) -> GpuShares | None:
+    """The largest shares with which all can be placed: what autoscaling may start, or else what is there at first.
+
+    nodes: GPUs of each node. least, most: the bounds of autoscaling. rank, draft: shares that are given; None: to be
+    chosen. Ranks have GPUs of their own where the draft workers fit on the others; else the draft workers of a GPU have
+    a fifth of it together. None: not even `least` can be placed.
+    """
+    for demand in (most, least):
+        for shares in _candidates(rank, draft):
+            if _can_be_placed(nodes, demand, shares):
+                return shares
+    return None
+
+
+def needed_gpus(demand: GpuDemand, rank: float | None = None, draft: float | None = None) -> int:
+    """The fewest GPUs of one node on which all can be placed."""
+    return next(gpus for gpus in count(1) if share_gpus([gpus], demand, demand, rank, draft) is not None)
+
+
+def _candidates(rank: float | None, draft: float | None) -> Iterator[GpuShares]:
+    """From large to small."""
+    beside = _BESIDE_A_RANK if draft is None or draft >= 0.5 else draft
+    ranks = (1.0, round(1.0 - beside, 4)) if rank is None else (rank,)
+    drafts = [_UNITS // number / _UNITS for number in range(1, _MOST_ON_A_GPU + 1)] if draft is None else [draft]
+    for rank_share in ranks:
+        for draft_share in drafts:
+            yield GpuShares(rank_share, draft_share)
+
+
+def _can_be_placed(nodes: Sequence[int], demand: GpuDemand, shares: GpuShares) -> bool:
+    rank, draft = round(shares.rank * _UNITS), round(shares.draft * _UNITS)
+    if sum(gpus // demand.tensor_parallel for gpus in nodes) < demand.groups:
+        return False
+    alone = (sum(nodes) - demand.ranks) * (_UNITS // draft)
+    return demand.workers <= alone + demand.ranks * ((_UNITS - rank) // draft)

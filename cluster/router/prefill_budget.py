@@ -1,0 +1,36 @@
+"""How many prompt rows a round computes."""
+
+from __future__ import annotations
+
+from math import inf
+
+from actors.engine.options import RoundLimits
+from cluster.config import MOST_PREFILL_ROWS, RouterConfig, SpeculationConfig
+from cluster.router.step_time import StepTimeCurve
+
+_LEAST_ROWS = 256
+_MOST_SLOWDOWN = 4.0  # of a round that decodes, by the prompts beside it
+_WORTH_DOUBLING = 1.8  # times as long for twice the rows: below, a prompt is sooner computed in larger rounds
+
+
+def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) -> int:
+    """Prompt rows of a round with `decoding` sequences that decode. given: router.max_prefill_rows.
+
+    Unless given, a power of two from 256 on. It is doubled as long as that makes rows cheaper and lets those who
+    decode wait at most four times as long as without prompts.
+    """
+    if given is not None:
+        return given
+    longest_s = _MOST_SLOWDOWN * step_times.seconds(decoding) if decoding else inf
+    rows, seconds = _LEAST_ROWS, step_times.seconds(decoding + _LEAST_ROWS)
+    while rows < MOST_PREFILL_ROWS:
+        doubled_s = step_times.seconds(decoding + 2 * rows)
+        if doubled_s > min(longest_s, _WORTH_DOUBLING * seconds):
+            break
+        rows, seconds = 2 * rows, doubled_s
+    return rows
+
+
+def round_limits(router: RouterConfig, speculation: SpeculationConfig) -> RoundLimits:
+    """The largest round that a router with this configuration sends."""
+    return RoundLimits(router.max_prefill_rows or MOST_PREFILL_ROWS, router.max_running, speculation.max_rows)

@@ -1,0 +1,81 @@
+"""Random batches of the engine: prefill chunks, decoding with draft trees, trees that have grown before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from actors.draft_tree import ancestor_mask, depths_of
+from actors.engine.batch import PackedBatch, SequenceRows, pack
+from actors.engine.block_pool import BlockPool
+from actors.engine.sequence import Sequence
+from actors.messages import SamplingParams, SequenceStart
+
+
+@dataclass(frozen=True)
+class Forest:
+    parts: list[SequenceRows]
+    batch: PackedBatch
+    block_size: int
+    num_slots: int
+
+    def visible(self, index: int, window: int | None) -> np.ndarray:
+        """bool [rows, context]: which logical slots each row of a sequence may attend to."""
+        part = self.parts[index]
+        known = part.sequence.num_computed + part.count
+        positions = slot_positions(part)
+        context = len(positions)
+        allowed = np.tri(context, dtype=bool)
+        allowed[known:, known:] = ancestor_mask(part.tree_parents)
+        if window is not None:
+            allowed &= positions[:, None] - positions[None] < window
+        return allowed[context - part.num_rows :]
+
+
+def slot_positions(part: SequenceRows) -> np.ndarray:
+    """int64 [context]: positions of a sequence's committed tokens and draft nodes."""
+    known = part.sequence.num_computed + part.count
+    return np.append(np.arange(known), known - 1 + depths_of(part.tree_parents))
+
+
+def forest_of(parts: list[tuple[int, int, list[int], int]], block_size: int = 4) -> Forest:
+    """parts: known tokens, how many of them are computed, parents of the draft tree, and its first node to compute.
+
+    Blocks are taken in turn, so that sequences are not contiguous.
+    """
+    ends = [known + len(parents) for known, _, parents, _ in parts]
+    num_blocks = sum(-(-end // block_size) for end in ends) + 1
+    pool = BlockPool(num_blocks, block_size)
+    sequences = []
+    for index, (known, computed, _, _) in enumerate(parts):
+        sequence = Sequence(index + 1, SequenceStart(SamplingParams(seed=1), known), pool)
+        sequence.extend(np.arange(known, dtype=np.int32))
+        sequence.num_computed = computed
+        sequences.append(sequence)
+    for room in range(block_size, max(ends) + block_size, block_size):
+        for sequence, end in zip(sequences, ends, strict=True):
+            assert sequence.reserve(min(room, end))
+    rows = [
+        SequenceRows(
+            sequence, known - computed, np.arange(len(parents), dtype=np.int32), np.array(parents, np.int32), first_node
+        )
+        for sequence, (known, computed, parents, first_node) in zip(sequences, parts, strict=True)
+    ]
+    return Forest(rows, pack(rows), block_size, num_blocks * block_size)
+
+
+@st.composite
+def forests(draw: st.DrawFn, max_sequences: int = 3, max_known: int = 60, max_nodes: int = 12) -> Forest:
+    parts = []
+    for _ in range(draw(st.integers(1, max_sequences))):
+        known = draw(st.integers(1, max_known))
+        size = draw(st.sampled_from([0, 1, 3, max_nodes // 2, max_nodes]))
+        parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+        if draw(st.booleans()):
+            parents = list(range(-1, size - 1))
+        grows = size > 1 and draw(st.booleans())
+        computed = known if grows else draw(st.sampled_from([0, known // 2, known - 1]))
+        parts.append((known, computed, parents, draw(st.integers(1, size - 1)) if grows else 0))
+    return forest_of(parts, draw(st.sampled_from([1, 4, 16])))

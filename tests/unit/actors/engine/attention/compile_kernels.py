@@ -1,0 +1,83 @@
+"""Compiles the kernels of `triton_tree` for NVIDIA GPUs, without one; prints a JSON line for each.
+
+A program of its own, because it must import Triton without its interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from actors.engine.attention import tree_kernels
+from actors.engine.attention.triton_tree import attend_constants, combine_constants
+
+NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+INT64, FLOAT32 = ("slots", "ancestors"), ("scale", "softcap")
+POINTERS = ("first_rows", "begins", "tree_starts", "block_tables", "visible_ends", "row_positions", "node_positions")
+
+
+def compiled(kernel: Any, capability: int, constants: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
+    """Shared memory and spilled registers of one kernel, in bytes."""
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name.endswith("_stride")
+    }
+    options = {"num_warps": 4, "num_stages": 2}
+    source = ASTSource(kernel, signature, constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(made.asm["ptx"])
+        file.flush()
+        command = [ptxas, "-v", f"-arch={architecture}", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", told)))
+    return {"kernel": made.name, "architecture": architecture, "shared": made.metadata.shared, "spilled": spilled}
+
+
+def attend(capability: int, dtype: torch.dtype, **case: Any) -> dict[str, Any]:
+    types = dict.fromkeys(POINTERS, "*i32") | dict.fromkeys(INT64, "*i64") | dict.fromkeys(FLOAT32, "fp32")
+    types |= dict.fromkeys(("query", "keys", "values", "pool_keys", "pool_values", "sinks"), NAMES[dtype])
+    types |= {"output": "*fp32" if case["is_split"] else NAMES[dtype], "log_sums": "*fp32"}
+    constants = attend_constants(dtype=dtype, block_size=16, **case)
+    return {**compiled(tree_kernels.attend_kernel, capability, constants, types), "dtype": str(dtype), **case}
+
+
+def main() -> None:
+    llama = {
+        "heads": 32, "kv_heads": 8, "head_dim": 128, "value_dim": 128, "rows_per_sequence": 64, "is_split": True,
+        "window": 0, "has_softcap": False, "has_sinks": False,
+    }  # fmt: skip
+    everything = {
+        "heads": 9, "kv_heads": 3, "head_dim": 256, "value_dim": 80, "rows_per_sequence": 64, "is_split": False,
+        "window": 1024, "has_softcap": True, "has_sinks": True,
+    }  # fmt: skip
+    for line in (
+        attend(90, torch.bfloat16, **llama),
+        attend(80, torch.bfloat16, **everything),
+        compiled(
+            tree_kernels.combine_kernel,
+            80,
+            combine_constants(heads=32, kv_heads=8, value_dim=128, num_splits=128, has_sinks=True),
+            dict.fromkeys(("parts", "log_sums"), "*fp32")
+            | dict.fromkeys(("output", "sinks"), "*bf16")
+            | dict.fromkeys(("first_rows", "begins"), "*i32"),
+        ),
+    ):
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

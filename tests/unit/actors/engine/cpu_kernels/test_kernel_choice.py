@@ -1,0 +1,105 @@
+"""Which kernel a linear layer gets, and that a machine is measured once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from actors.engine.cpu_kernels import kernel_choice
+from actors.engine.cpu_kernels.kernel_choice import (
+    KERNELS,
+    KernelChoices,
+    fastest_kernel,
+    measure,
+    replace_linears,
+)
+from actors.engine.cpu_kernels.panel_linear import PanelLinear
+from actors.engine.cpu_kernels.threads import has_openmp
+from paceline_testing.tiny_models import make_tiny_model
+
+SHAPE = (torch.float32, 512, 256)
+
+
+@pytest.fixture
+def small_measurements(monkeypatch):
+    monkeypatch.setattr(kernel_choice, "_BYTES", 1 << 20)
+    monkeypatch.setattr(kernel_choice, "_ROWS", (1, 4))
+    monkeypatch.setattr(kernel_choice, "_SMALL", 0)
+
+
+def test_the_kernel_with_the_smallest_product_of_times_wins():
+    assert fastest_kernel({"a": [1.0, 8.0], "b": [2.0, 3.0], "c": [1.0, float("inf")]}) == "b"
+
+
+def test_measuring_times_every_kernel_that_this_processor_has(small_measurements):
+    seconds = measure(*SHAPE)
+    assert "plain" in seconds
+    assert set(seconds) <= set(KERNELS)
+    assert all(times[0] > 0.0 for times in seconds.values())
+
+
+def test_bfloat16_is_measured_on_processors_without_its_instructions(small_measurements):
+    # oneDNN's packed layout raises there.
+    assert "plain" in measure(torch.bfloat16, 512, 256)
+
+
+def test_what_was_measured_is_kept_for_the_next_process(small_measurements, tmp_path, monkeypatch):
+    path = tmp_path / "home" / "cpu_kernels.json"
+    choices = KernelChoices(path)
+    kernel = choices.kernel(*SHAPE)
+    choices.save()
+    assert list(tmp_path.joinpath("home").iterdir()) == [path]
+    monkeypatch.setattr(kernel_choice, "measure", None)  # would raise
+    assert KernelChoices(path).kernel(*SHAPE) == kernel
+
+
+def test_another_machine_under_the_same_home_is_measured_too(small_measurements, tmp_path, monkeypatch):
+    path = tmp_path / "cpu_kernels.json"
+    path.write_text(json.dumps({"another machine": {"float32 512x256": "plain"}}))
+    choices = KernelChoices(path)
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"packed": [1.0], "plain": [2.0]})
+    assert choices.kernel(*SHAPE) == "packed"
+    choices.save()
+    kept = json.loads(path.read_text())
+    assert kept.pop("another machine") == {"float32 512x256": "plain"}
+    assert list(kept.values()) == [{"float32 512x256": "packed"}]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "\0"])
+def test_a_file_that_is_no_record_is_measured_anew(text, small_measurements, tmp_path, monkeypatch):
+    path = tmp_path / "cpu_kernels.json"
+    path.write_text(text)
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"plain": [2.0]})
+    choices = KernelChoices(path)
+    assert choices.kernel(*SHAPE) == "plain"
+    choices.save()
+    assert KernelChoices(path).kernel(*SHAPE) == "plain"
+
+
+def test_a_home_that_cannot_be_written_keeps_nothing_and_serves(small_measurements, tmp_path):
+    (tmp_path / "file").touch()
+    choices = KernelChoices(tmp_path / "file" / "cpu_kernels.json")
+    assert choices.kernel(*SHAPE) in KERNELS
+    choices.save()
+
+
+@pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
+def test_linears_are_replaced_but_those_with_hooks_and_a_model_of_panels_alone_is_not_padded():
+    model = make_tiny_model("llama")
+    hooked = model.model.layers[0].mlp.up_proj
+    hooked.register_forward_hook(lambda *_: None)
+    assert replace_linears(model)
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    assert kinds["model.layers.0.mlp.up_proj"] is nn.Linear
+    assert kinds["lm_head"] is PanelLinear
+    assert not replace_linears(make_tiny_model("llama"))
+
+
+def test_other_devices_keep_their_linears():
+    with torch.device("meta"):
+        model = make_tiny_model("llama")
+    assert replace_linears(model)
+    assert type(model.lm_head) is nn.Linear

@@ -1,0 +1,122 @@
+"""Products by panels against torch's in float64, for every shape, format and number of threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from actors.engine.cpu_kernels.microkernel import panels_at_once
+from actors.engine.cpu_kernels.panel_linear import PanelLinear
+from actors.engine.cpu_kernels.threads import has_openmp
+
+pytestmark = pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
+
+_EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+def linear(in_features: int, out_features: int, *, bias: bool = False, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    generator = torch.Generator().manual_seed(in_features * 1000 + out_features)
+    made = nn.Linear(in_features, out_features, bias=bias, dtype=dtype)
+    for parameter in made.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
+        parameter.requires_grad_(False)
+    return made
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(0, 20),
+    in_features=st.sampled_from([1, 3, 64, 200, 1024, 1025, 2100]),
+    out_features=st.integers(1, 140),
+    bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_outputs_are_the_products_to_within_rounding(rows, in_features, out_features, bias, dtype):
+    layer = linear(in_features, out_features, bias=bias, dtype=dtype)
+    inputs = torch.randn(1, rows, in_features, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    outputs = PanelLinear(layer)(inputs)
+    exact = nn.functional.linear(inputs.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    magnitude = nn.functional.linear(inputs.double().abs(), layer.weight.double().abs()) + 1.0
+    assert outputs.dtype == dtype
+    assert outputs.shape == exact.shape
+    assert ((outputs.double() - exact).abs() <= magnitude * (2.0**-18) + exact.abs() * _EPSILON[dtype]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_of_a_row_depend_neither_on_other_rows_nor_on_its_place(dtype):
+    layer = PanelLinear(linear(1100, 120, dtype=dtype))
+    inputs = torch.randn(23, 1100).to(dtype)
+    together = layer(inputs)
+    for count in (1, 2, 3, 5, 8, 13):
+        for first in range(0, 23 - count, 4):
+            assert torch.equal(layer(inputs[first : first + count]), together[first : first + count])
+
+
+def test_the_bits_do_not_depend_on_the_number_of_threads():
+    layer, inputs = PanelLinear(linear(300, 1000)), torch.randn(7, 300)
+    threads = torch.get_num_threads()
+    outputs = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            outputs.append(layer(inputs))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_weights_of_16_bits_take_half_the_bytes_and_give_the_same_bits(dtype):
+    layer = linear(96, 80)
+    layer.weight.data = layer.weight.to(dtype).float()
+    narrow = PanelLinear(layer)
+    assert narrow._panels.dtype == dtype
+    wide = linear(96, 96)
+    wide.weight.data = torch.cat([layer.weight, torch.full((16, 96), 1.0 + 2.0**-20)])  # the last panel needs 32 bits
+    inputs = torch.randn(5, 96)
+    assert PanelLinear(wide)._panels.dtype == torch.float32
+    assert torch.equal(PanelLinear(wide)(inputs)[:, :80], narrow(inputs))
+
+
+def test_inputs_that_are_views_are_read_right():
+    layer, wide = linear(32, 48), torch.randn(6, 64)
+    panels = PanelLinear(layer)
+    assert torch.equal(panels(wide[:, :32]), panels(wide[:, :32].contiguous()))
+    assert torch.equal(panels(wide[::2, :32].unsqueeze(0)), panels(wide[::2, :32].contiguous()).unsqueeze(0))
+
+
+def test_blocks_fit_into_the_registers_of_each_instruction_set():
+    assert panels_at_once({"avx512f": True, "avx2": True}) == (6, 6)
+    assert panels_at_once({"avx2": True, "avx512f": False}) == (1, 2)
+    assert panels_at_once({"neon": True}) == (1, 2)
+    assert panels_at_once({}) == (0, 1)
+
+
+_PRODUCT = """
+import torch
+from actors.engine.cpu_kernels.panel_linear import PanelLinear
+torch.manual_seed(1)
+layer = torch.nn.Linear(500, 100)
+for rows in (1, 2, 3, 4, 5, 6, 9):
+    inputs = torch.randn(rows, 500)
+    assert torch.allclose(PanelLinear(layer)(inputs), layer(inputs), atol=1e-4), rows
+print("right")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="names processors of x86-64")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
+def test_processors_with_fewer_instructions_get_right_products(processor, tmp_path):
+    masked = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _PRODUCT]
+    done = subprocess.run(command, env=os.environ | masked, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "right\n", done.stderr

@@ -1,0 +1,372 @@
+"""The kernels draw the same tokens as the tensor operations on a CPU, bit for bit.
+
+They run under Triton's interpreter, and with TRITON_INTERPRET=0 on the GPU.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from actors.messages import SamplingParams
+from actors.sampling import device_sampling, noise, sampler
+from actors.sampling.device_sampling import draw, draw_packed, tokens_of_shards, walk_trees
+from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows
+from actors.sampling.processors import columns_of, process_logits
+from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.verification import walk_tree
+from tests.gpu.launches import Counting
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+from actors.sampling.triton_kernels import gumbel  # noqa: E402  # needs triton
+
+# The interpreter is slow; shrinking a failure would take minutes.
+few = settings(max_examples=20, derandomize=True, phases=[Phase.explicit, Phase.generate])
+DEVICE = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
+NARROW = 256  # columns of a program in most tests, for rows of several tiles
+HISTORY = np.array([3, 9, 9, 5, 77, 5, 2], np.int64)
+
+params = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7, 40.0]),
+    top_k=st.sampled_from([0, 0, 1, 7, 200, 100_000]),
+    top_p=st.sampled_from([1.0, 1e-9, 0.5, 0.9, 0.999, 1.0 - 2.0**-53]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 1.0]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.2]),
+    repetition_penalty=st.sampled_from([1.0, 1.4]),
+    logit_bias=st.sampled_from([(), ((3, 4.0), (9, -100.0), (700, 30.0), (5_000, 1.0))]),
+)
+TRUNCATING: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_k": 40, "temperature": 0.7},
+    {"top_p": 0.5},
+    {"top_p": 0.95, "temperature": 1.4},
+    {"top_p": 0.9, "logit_bias": ((3, 9.0), (4, 9.0))},
+    {"min_p": 0.03},
+    {"top_k": 300, "top_p": 0.9, "min_p": 0.001, "repetition_penalty": 1.3},
+    {"top_k": 450, "top_p": 0.999999},
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def narrow_tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_sampling, "TILE", NARROW)
+        yield
+
+
+def put(values: np.ndarray | Tensor) -> Tensor:
+    return torch.as_tensor(values).to(DEVICE)
+
+
+def by_tensors(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+    columns = sampler._sample_densely(logits, rows, token_ids)
+    return columns if token_ids is None else token_ids[columns]
+
+
+def rows_with(options: list[SamplingParams], *, first_position: int = 7) -> RowSampling:
+    """A row of each of these, at successive positions, with ever longer paths."""
+    sequences = [SequenceSampling(one, 3) for one in options]
+    for sequence in sequences:
+        sequence.extend(HISTORY)
+    count = len(options)
+    positions = np.arange(count) + first_position
+    return rows_for(sequences, np.arange(count), positions, [HISTORY[:row] for row in range(count)])
+
+
+def logits_of(shape: str, num_rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(width)
+    logits = torch.randn(num_rows, width, generator=generator) * 3
+    if shape == "tied":
+        logits = (logits * 0.7).round()
+    elif shape == "masked":
+        logits = torch.where(torch.rand(num_rows, width, generator=generator) < 0.97, -math.inf, logits)
+    elif shape == "zeros":
+        logits = torch.where(logits > 0, 0.0, -0.0)
+    elif shape == "nothing allowed":
+        logits = torch.full_like(logits, -math.inf)
+    elif shape == "flat":
+        logits = logits * 1e-4
+    elif shape == "large":
+        logits = logits * 50 + 1_000
+    return logits.to(dtype)
+
+
+SHAPES = ["usual", "tied", "masked", "zeros", "nothing allowed", "flat", "large"]
+shapes, dtypes = st.sampled_from(SHAPES), st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+@few
+@given(st.lists(params, min_size=1, max_size=4), shapes, dtypes, st.sampled_from([1, 5, 256, 1000]))
+def test_kernels_draw_what_tensor_operations_draw(
+    options: list[SamplingParams], shape: str, dtype: torch.dtype, width: int
+) -> None:
+    rows = rows_with(options)
+    logits = logits_of(shape, len(options), width, dtype)
+    there = put(logits.clone())
+    assert draw(there, rows).tokens.tolist() == by_tensors(logits, rows).tolist()
+    assert torch.equal(there.cpu(), logits)
+
+
+@settings(few, max_examples=8)
+@given(st.lists(params, min_size=1, max_size=3), st.sampled_from([60, 400]))
+def test_a_reduced_vocabulary_draws_the_ids_that_tensor_operations_draw(
+    options: list[SamplingParams], width: int
+) -> None:
+    token_ids = torch.randperm(3 * width, generator=torch.Generator().manual_seed(7))[:width].sort().values
+    token_ids[:2] = torch.tensor([3, 5])
+    logits, rows = logits_of("tied", len(options), width), rows_with(options)
+    assert draw(put(logits), rows, put(token_ids)).tokens.tolist() == by_tensors(logits, rows, token_ids).tolist()
+
+
+def test_every_tile_of_a_whole_vocabulary_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_sampling, "TILE", 8192)
+    options = [SamplingParams(3), SamplingParams(4, top_p=0.97), SamplingParams(5, temperature=1.5, top_k=3000)]
+    logits, rows = logits_of("usual", 3, 49_152, torch.bfloat16), rows_with(options)
+    assert draw(put(logits), rows).tokens.tolist() == by_tensors(logits, rows).tolist()
+
+
+def test_rows_of_a_wider_tensor_are_read_in_place() -> None:
+    wide = put(logits_of("usual", 2, 900))
+    rows = rows_with([SamplingParams(1), SamplingParams(2, top_p=0.8)])
+    for logits in (wide[:, :700], wide.repeat_interleave(2, dim=1)[:, ::2]):
+        assert draw(logits, rows).tokens.tolist() == by_tensors(logits.cpu().contiguous(), rows).tolist()
+
+
+def kept_by_kernels(logits: Tensor, rows: RowSampling) -> Tensor:
+    """bool [R, V]: the columns above the cut of top-k and top-p, and within min-p of the best."""
+    ops, packed, there = torch.ops.paceline, put(pack_rows(rows)), put(logits)
+    bests, adjusted, counts, masses, _ = ops.sample_score(there, packed, None, None, len(rows), True, False, 0)
+    peaks = ops.sample_histogram(there, packed, None, adjusted, bests, counts, masses)
+    cuts = ops.sample_cut(there, packed, None, adjusted, counts, masses, peaks).cpu()
+    off = np.full(len(rows), -np.inf, np.float32)
+    plain = replace(rows, top_k=rows.top_k * 0, top_p=np.ones(len(rows)), min_log_ratio=off)
+    scores = process_logits(logits, plain)
+    image = (scores + 0.0).view(torch.int32)
+    image = torch.where(image < 0, image ^ 0x7FFFFFFF, image).to(torch.int64)
+    keys = (image << 32) + (0xFFFFFFFF - torch.arange(scores.shape[-1]))
+    best = scores.max(dim=-1, keepdim=True).values
+    return (keys >= cuts.unsqueeze(-1)) & (scores - best >= torch.from_numpy(rows.min_log_ratio).unsqueeze(-1))
+
+
+@pytest.mark.parametrize("shape", ["usual", "tied", "zeros", "flat", "large"])
+def test_truncation_keeps_exactly_the_columns_that_sorting_keeps(shape: str) -> None:
+    rows = rows_with([SamplingParams(1, **options) for options in TRUNCATING])
+    logits = logits_of(shape, len(rows), 700)
+    expected = process_logits(logits, rows) > -math.inf
+    assert 0 < expected.sum() < expected.numel()
+    assert torch.equal(kept_by_kernels(logits, rows), expected)
+
+
+def test_truncation_cuts_right_where_too_many_columns_are_equally_near_to_be_kept_aside() -> None:
+    rows = rows_with([SamplingParams(1, **options) for options in ({"top_k": 4500}, {"top_p": 0.7})])
+    logits = logits_of("flat", len(rows), 6000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_sampling, "TILE", 2048)
+        assert torch.equal(kept_by_kernels(logits, rows), process_logits(logits, rows) > -math.inf)
+
+
+@triton.jit
+def noise_kernel(words, token_ids, result, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    index = tl.arange(0, BLOCK)
+    values = gumbel(words, row, tl.load(token_ids + index, mask=index < count, other=0))
+    tl.store(result + row * count + index, values, mask=index < count)
+
+
+def test_noise_has_the_same_bits_as_the_tensor_operations_noise() -> None:
+    generator = np.random.default_rng(5)
+    seeds = [0, 1, 2**63, 2**64 - 1, *generator.integers(0, 2**64, 60, np.uint64).tolist()]
+    rows = rows_with([SamplingParams(seed) for seed in seeds])
+    rows.positions[:] = [0, 2**31, 2**40, 1, *generator.integers(0, 200_000, 60)]
+    token_ids = torch.from_numpy(np.append([0, 1, 2**31, 2**40], generator.integers(0, 300_000, 3_996)))
+    drawn = put(torch.empty(len(rows), len(token_ids)))
+    noise_kernel[(len(rows),)](put(pack_rows(rows)), put(token_ids), drawn, len(token_ids), BLOCK=4096)
+    assert torch.equal(
+        drawn.cpu(), noise.gumbel(torch.from_numpy(rows.seeds), torch.from_numpy(rows.positions), token_ids)
+    )
+
+
+@pytest.mark.parametrize("width", [70, 600])
+def test_tokens_that_a_grammar_forbids_are_as_if_their_logits_were_masked(width: int) -> None:
+    rows = rows_with([SamplingParams(1), SamplingParams(2, temperature=0.0), SamplingParams(3, top_p=0.9),
+                      SamplingParams(4, top_k=5, logit_bias=((3, 8.0), (4, 8.0)))])  # fmt: skip
+    logits = logits_of("usual", len(rows), width)
+    allowed = np.random.default_rng(1).random((len(rows), width)) < 0.3
+    allowed[:, 3] = False
+    bits = np.packbits(np.pad(allowed, ((0, 0), (0, -width % 32))), axis=1, bitorder="little").view(np.int32)
+    expected = by_tensors(logits.masked_fill(~torch.from_numpy(allowed), -math.inf), rows)
+    assert draw(put(logits), rows, allowed=put(bits)).tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
+    rows = rows_with([SamplingParams(1), SamplingParams(2, temperature=0.0, logit_bias=((3, 30.0),)),
+                      SamplingParams(3, top_p=0.9, temperature=0.5)])  # fmt: skip
+    logits = logits_of("masked", len(rows), 1000, dtype)
+    drawn = draw(put(logits), rows, with_logprobs=True)
+    assert drawn.logprobs is not None
+    expected = logits.double().log_softmax(dim=-1).gather(-1, drawn.tokens.cpu().unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(drawn.logprobs.cpu(), expected.float(), atol=2e-6, rtol=1e-6)
+    assert draw(put(logits), rows).logprobs is None
+
+
+@given(st.lists(params, max_size=5))
+def test_packed_parameters_can_be_read_back(options: list[SamplingParams]) -> None:
+    rows = rows_with(options)
+    packed = pack_rows(rows).view(np.uint8)
+    records, entries = packed[: len(rows) * ROW.itemsize].view(ROW), packed[len(rows) * ROW.itemsize :].view(ENTRY)
+    read = {
+        "seeds": records["seed"], "positions": records["position"], "is_hot": (records["flags"] & IS_HOT) != 0,
+        "truncates": (records["flags"] & TRUNCATES) != 0, "temperature": records["temperature"],
+        "top_k": records["top_k"], "top_p": records["top_p"], "min_log_ratio": records["min_log_ratio"],
+        "offsets": np.append(0, records["end"]), "tokens": entries["column"], "divisor": entries["divisor"],
+        "subtrahend": entries["subtrahend"], "bias": entries["bias"],
+    }  # fmt: skip
+    assert read.keys() >= set(RowSampling.__dataclass_fields__)
+    for name, values in read.items():
+        assert values.tolist() == getattr(rows, name).tolist(), name
+    assert records["begin"].tolist() == rows.offsets[:-1].tolist()
+    adjusting = np.flatnonzero(records["slot"] >= 0)
+    assert adjusting.tolist() == np.flatnonzero(records["end"] > records["begin"]).tolist()
+    assert records["slot"][adjusting].tolist() == list(range(len(adjusting)))
+
+
+def test_rows_packed_into_a_larger_batch_draw_the_same_and_the_rest_are_argmax() -> None:
+    rows = rows_with([SamplingParams(1, top_p=0.9), SamplingParams(2, repetition_penalty=1.5)])
+    logits = logits_of("tied", 4, 300)
+    packed = put(pack_rows(rows, columns_of(rows.tokens, 300, None), num_rows=4, num_entries=50))
+    tokens = draw_packed(put(logits), packed, num_slots=4, truncates=True).tokens
+    assert tokens[:2].tolist() == by_tensors(logits[:2], rows).tolist()
+    assert tokens[2:].tolist() == logits[2:].argmax(dim=-1).tolist()
+    with pytest.raises(ValueError, match="do not fit 1 with"):
+        pack_rows(rows, num_rows=1)
+
+
+@settings(few, max_examples=10)
+@given(
+    st.lists(st.integers(1, 699), max_size=3, unique=True).map(sorted),
+    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.sampled_from([0.0, 0.7, 1.0])), min_size=1, max_size=3),
+    st.sampled_from(["usual", "tied", "zeros", "nothing allowed"]),
+)
+def test_any_split_of_the_vocabulary_draws_the_same_tokens(
+    cuts: list[int], options: list[tuple[int, float]], shape: str
+) -> None:
+    rows = rows_with([SamplingParams(seed, temperature=temperature) for seed, temperature in options])
+    logits = logits_of(shape, len(rows), 700)
+    packed = put(pack_rows(rows))
+    keys = []
+    for first, end in zip([0, *cuts], [*cuts, 700], strict=True):
+        shard = draw_packed(put(logits)[:, first:end], packed, num_slots=0, truncates=False, first_id=first)
+        keys.append(shard.best_keys)
+    assert tokens_of_shards(torch.cat(keys, dim=1)).tolist() == by_tensors(logits, rows).tolist()
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    size = draw(st.integers(0, 12))
+    tokens = draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))  # siblings may be equal
+    return tokens, [draw(st.integers(-1, index - 1)) for index in range(size)]
+
+
+@settings(few, max_examples=60)
+@given(st.lists(trees(), min_size=1, max_size=4), st.data())
+def test_trees_are_walked_as_on_the_cpu(forest: list[tuple[list[int], list[int]]], data: st.DataObject) -> None:
+    sizes = [len(tokens) for tokens, _ in forest]
+    num_rows = sum(sizes) + len(forest)
+    drawn = np.array(data.draw(st.lists(st.integers(0, 3), min_size=num_rows, max_size=num_rows)), np.int64)
+    tokens, parents = (np.array([x for tree in forest for x in tree[part]], np.int32) for part in (0, 1))
+    offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
+    walked = walk_trees(*map(put, (drawn, tokens, parents, offsets)), max(*sizes, 1)).cpu().numpy()
+    for index, (begin, end) in enumerate(pairwise(offsets.tolist())):
+        path, following = walk_tree(drawn[begin + index :][: end - begin + 1], tokens[begin:end], parents[begin:end])
+        assert walked[index, :2].tolist() == [len(path), following]
+        assert walked[index, 2:].tolist() == path.tolist() + [-1] * (walked.shape[1] - 2 - len(path))
+
+
+def test_launches_and_copies_do_not_grow_with_the_rows() -> None:
+    plain = {"temperature": 0.7}
+    for options, kernels in (([plain, {"temperature": 0.0}], 2), ([plain, {"logit_bias": ((3, 1.0),)}], 2),
+                             ([plain, *TRUNCATING], 5)):  # fmt: skip
+        for repeats in (1, 20):
+            rows = rows_with([SamplingParams(1, **one) for one in options * repeats])
+            logits = torch.empty(len(rows), 128_256, dtype=torch.bfloat16, device="meta")
+            with Counting() as mode:
+                tokens = sampler.sample_tokens(logits, rows)
+            assert tokens.shape == (len(rows),)
+            assert mode.counts == {"kernels": kernels, "copies up": 1}, mode.kernels
+
+
+def test_the_sampler_draws_by_kernels_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_with([SamplingParams(1, top_p=0.9), SamplingParams(2)])
+    logits = logits_of("usual", 2, 300)
+    expected = sampler.sample_tokens(logits, rows)
+    calls = []
+    monkeypatch.setattr(sampler, "_has_kernels", lambda device: calls.append(device) or True)
+    assert torch.equal(sampler.sample_tokens(put(logits), rows).cpu(), expected)
+    assert calls == [put(logits).device]
+
+
+def test_operators_do_what_their_schemas_and_shapes_say() -> None:
+    rows = rows_with([SamplingParams(1, top_p=0.9), SamplingParams(2, top_k=3, logit_bias=((3, 1.0),))])
+    logits, packed, ids = put(logits_of("usual", 2, 300)), put(pack_rows(rows)), put(torch.arange(300))
+    ops = torch.ops.paceline
+
+    def checked(operator: Any, *arguments: Any) -> Any:
+        torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+        return operator(*arguments)
+
+    bests, adjusted, counts, masses, sums = checked(ops.sample_score, logits, packed, None, ids, 1, True, True, 0)
+    peaks = checked(ops.sample_histogram, logits, packed, None, adjusted, bests, counts, masses)
+    cuts = checked(ops.sample_cut, logits, packed, None, adjusted, counts, masses, peaks)
+    bests = checked(ops.sample_draw, logits, packed, None, ids, adjusted, bests, peaks, cuts)
+    tokens, _ = checked(ops.sample_reduce, bests, logits, ids, sums)
+    tree = [put(np.array(values, np.int32)) for values in ([4], [-1], [0, 1])]
+    checked(ops.walk_trees, tokens, *tree, 1)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+import triton
+from actors.sampling import triton_kernels
+
+ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted="*fp32", counts="*i32", masses="*i64",
+            token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64", drawn="*i64",
+            results="*i64", logprobs="*fp32", num_rows="i32", num_parts="i32", width="i32", first_id="i32")
+TREES = dict(drawn="*i64", tokens="*i32", parents="*i32", offsets="*i32", walked="*i64", width="i32")
+CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64)
+for name, types, warps in (("score", ROWS, 8), ("histogram", ROWS, 8), ("cut", ROWS, 16), ("draw", ROWS, 8),
+                           ("reduce", ROWS, 1), ("walk", TREES, 1)):
+    kernel = getattr(triton_kernels, name + "_kernel")
+    signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
+    constants = {(kernel.arg_names.index(key),): value for key, value in CONSTANTS.items() if key in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = dict(num_warps=warps, enable_fp_fusion=False)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert built.asm["cubin"]
+    assert "div.full" not in built.asm["ptx"], name  # not correctly rounded
+print("compiled")
+"""
+
+
+@pytest.mark.whole
+def test_kernels_compile_for_hopper(tmp_path: Any) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "compiled\n", done.stderr

@@ -1,0 +1,60 @@
+"""How many prompt rows a round computes, by what rounds have taken."""
+
+import pytest
+
+from cluster.config import MOST_PREFILL_ROWS, RouterConfig, SpeculationConfig
+from cluster.router.prefill_budget import prefill_rows, round_limits
+from cluster.router.step_time import StepTimeCurve
+
+ROWS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def curve(seconds, rows=ROWS) -> StepTimeCurve:
+    return StepTimeCurve([(count, seconds(count)) for count in rows])
+
+
+def gpu(flat_s: float, row_s: float) -> StepTimeCurve:
+    """The weights are read in flat_s; beyond, products take row_s a row."""
+    return curve(lambda rows: max(flat_s, rows * row_s) + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("step_times", "decoding", "rows"),
+    [
+        # 70B on 8 GPUs: reading takes as long as computing 250 rows. Decoding waits for at most 4 times that.
+        (gpu(6e-3, 24e-6), 0, 256),
+        (gpu(6e-3, 6e-6), 0, 1024),
+        (gpu(6e-3, 3e-6), 8, 2048),
+        (gpu(6e-3, 0.5e-6), 8, MOST_PREFILL_ROWS),
+        # each row costs as much as the first
+        (curve(lambda rows: 5e-3 * rows), 0, 256),
+        (curve(lambda rows: 5e-3 * rows), 4, 256),
+        # a CPU, measured up to 64 rows
+        (curve(lambda rows: 30e-3 + 4e-3 * rows, ROWS[:4]), 0, 256),
+        (curve(lambda rows: 30e-3 + 4e-3 * rows, ROWS[:4]), 4, 256),
+        # rows get cheaper, but others would wait too long for it
+        (curve(lambda rows: 6e-3 + 1e-3 * rows**0.75), 0, MOST_PREFILL_ROWS),
+        (curve(lambda rows: 6e-3 + 1e-3 * rows**0.75), 1, 256),
+    ],
+)
+def test_as_many_as_make_rows_cheaper_and_keep_no_one_waiting(step_times, decoding, rows):
+    assert prefill_rows(step_times, decoding, None) == rows
+
+
+def test_a_given_number_is_kept():
+    assert prefill_rows(gpu(6e-3, 0.5e-6), 8, 17) == 17
+
+
+def test_a_round_that_was_slower_than_thought_makes_the_next_ones_smaller():
+    step_times = gpu(6e-3, 0.5e-6)
+    assert prefill_rows(step_times, 1, None) == MOST_PREFILL_ROWS
+    for _ in range(3):
+        step_times.observe(1, 6e-3)
+        step_times.observe(MOST_PREFILL_ROWS + 1, 1.0)
+    assert prefill_rows(step_times, 1, None) < MOST_PREFILL_ROWS
+
+
+def test_the_largest_round_of_a_router():
+    limits = round_limits(RouterConfig(max_running=3), SpeculationConfig(max_rows=50))
+    assert (limits.prefill_rows, limits.sequences, limits.draft_rows) == (MOST_PREFILL_ROWS, 3, 50)
+    assert round_limits(RouterConfig(max_prefill_rows=9), SpeculationConfig()).prefill_rows == 9
