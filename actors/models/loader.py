@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
+from actors.models.dtypes import choose_dtype
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
-from actors.options import Quantization, TargetOptions
+from actors.options import Dtype, Quantization, TargetOptions
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 
 def load_model(
     source: ModelSource,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     device: str = "cpu",
     *,
     tensor_parallel: int = 1,
@@ -192,7 +193,8 @@ def load_model(
     if quantization != "none":
         refuse_encoder(source, f"quantization {quantization!r}")
     device = choose_device(device)
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": False}
+    torch_dtype = getattr(torch, choose_dtype(dtype, config, device))
+    options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False}
     if not config.is_encoder_decoder:  # encoder-decoder models do not all have every implementation
         options["attn_implementation"] = "sdpa"
     if tensor_parallel > 1:
@@ -214,7 +216,7 @@ def load_model(
 
 def load_draft_model(
     source: ModelSource,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     device: str = "cpu",
     *,
     quantization: Quantization = "none",
