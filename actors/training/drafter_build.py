@@ -25,6 +25,7 @@ from actors.models.loader import ModelInfo, choose_device, load_model, load_toke
 from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.models.staging import directory_lock, staged_directory
+from actors.options import Dtype
 from actors.training.recipes import DrafterRecipe, check_recipe, output_vocab_size
 from actors.training.target_text import Answer
 from actors.training.target_writer import TargetWriter, Writing
@@ -191,7 +192,7 @@ def check_weights(of: str, weights: Iterable[torch.Tensor], learning_rate: float
         raise ModelError(f"the training of the {of} has diverged; its learning_rate is {learning_rate}")
 
 
-def fast_dtype(device: str) -> str:
+def fast_dtype(device: str) -> Dtype:
     """bfloat16 where the hardware multiplies it, else float32. Used for writing text and soft labels only."""
     import torch
 
