@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -188,6 +188,30 @@ class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     num_successors: int = 0  # most probable next tokens wanted of every row with logits; 0: none
 
 
+class AheadItem(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence of a round that is sent ahead. It takes part if the round before emits tokens of it."""
+
+    seq_id: int
+    tree: DraftTree | None  # texts that may follow the committed tokens of the round *before*; None: no guess
+    max_nodes: int  # draft nodes that may be verified
+    gain: float = 0.0  # tokens that a draft made after the round before is expected to bring
+
+
+class VerifyAhead(msgspec.Struct, frozen=True, array_like=True, tag="ahead"):
+    """The next round, sent while round `after` is computed, so that the target need not wait for the router.
+
+    `actors.round_ahead.pick` makes the round's batch from it and from the outcome of round `after`, or declines it.
+    """
+
+    round_id: int
+    after: int  # round id
+    items: list[AheadItem]
+    finished: list[int] = []  # sequences to free before anything else, if the round is carried out
+    num_successors: int = 0
+    least_confidence: float = 0.0  # nodes less probable after the round before are not verified
+    most_lost: float = 0.0  # the round is declined if its sequences lose more tokens by drafts that are missing
+
+
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """The target's result for one sequence. next_token is -1 while its tokens are not all computed."""
 
@@ -222,6 +246,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     drafted_seq_ids: list[int] = []  # sequences for which the EAGLE head drafts the next round
     drafts: list[DraftTree] = []  # their trees: behind the verdict's next token, likeliest nodes first
     head_s: float = 0.0  # the head's time
+    is_declined: bool = False  # a round sent ahead that is not carried out: nothing has changed
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -248,7 +273,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     reason: str
 
 
-Message = Hello | WorkerInfo | Failure | DraftBatch | DraftResult | VerifyBatch | VerifyResult
+Message = Hello | WorkerInfo | Failure | DraftBatch | DraftResult | VerifyBatch | VerifyAhead | VerifyResult
 
 _EXT_INT32, _EXT_FLOAT32 = 1, 2
 _EXT_OF_DTYPE = {np.dtype(np.int32): _EXT_INT32, np.dtype(np.float32): _EXT_FLOAT32}

@@ -15,12 +15,22 @@ from actors.links.codec import FrameError, pack, unpack
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.settings import LinkSettings, milliseconds
 from actors.links.stats import LinkStats, count_event, open_monitor
-from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, VerifyBatch, VerifyResult, WorkerInfo
+from actors.messages import (
+    DraftBatch,
+    DraftResult,
+    Failure,
+    Hello,
+    Message,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
 
-Request = Hello | DraftBatch | VerifyBatch
+Request = Hello | DraftBatch | VerifyBatch | VerifyAhead
 Answer = WorkerInfo | DraftResult | VerifyResult | Failure
 
-_ROUND_ANSWER: dict[type, type] = {DraftBatch: DraftResult, VerifyBatch: VerifyResult}
+_ROUND_ANSWER: dict[type, type] = {DraftBatch: DraftResult, VerifyBatch: VerifyResult, VerifyAhead: VerifyResult}
 _READS_PER_TURN = 64  # messages read before other work of the event loop gets its turn
 _serial = itertools.count()
 

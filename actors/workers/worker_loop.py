@@ -9,14 +9,26 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from actors.errors import EngineBroken, LinkError
-from actors.links.server import LinkServer
-from actors.messages import DraftBatch, DraftResult, Failure, Hello, Message, VerifyBatch, VerifyResult, WorkerInfo
+from actors.links.server import LinkServer, Peer
+from actors.messages import (
+    DraftBatch,
+    DraftResult,
+    Failure,
+    Hello,
+    Message,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
+from actors.round_ahead import pick, warm_up
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2  # delay of a stop while nothing arrives
 _IDLE_S = 60.0  # sequences that are not mentioned for so long belong to a dead router
 _SWEEP_S = 10.0
+_MAX_PEERS = 64  # whose last round is kept
 
 
 class Engine(Protocol):
@@ -57,6 +69,29 @@ class IdleSequences:
         return idle
 
 
+class LastRounds:
+    """Each router's last round, which a round sent ahead follows."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[Peer, tuple[VerifyBatch, VerifyResult]] = {}
+
+    def note(self, peer: Peer, batch: VerifyBatch, result: VerifyResult) -> None:
+        self._rounds.pop(peer, None)
+        if len(self._rounds) >= _MAX_PEERS:
+            del self._rounds[next(iter(self._rounds))]
+        self._rounds[peer] = batch, result
+
+    def clear(self) -> None:
+        """The engine has dropped its sequences."""
+        self._rounds.clear()
+
+    def batch_of(self, peer: Peer, ahead: VerifyAhead) -> VerifyBatch | None:
+        """The batch that the round becomes; None: it is declined, or does not follow this router's last round."""
+        last = self._rounds.get(peer)
+        picked = None if last is None else pick(ahead, *last)
+        return None if picked is None else picked.batch
+
+
 class WorkerLoop:
     """Serves one engine on one link, in the thread that calls `run`."""
 
@@ -77,6 +112,9 @@ class WorkerLoop:
         self._on_idle = on_idle
         self._work_ahead = work_ahead
         self._idle = IdleSequences()
+        self._last_rounds = LastRounds()
+        if info.role == "target":
+            warm_up()
         self._batch_type = VerifyBatch if info.role == "target" else DraftBatch
         self._turned_at: float | None = None
         self._busy_since: float | None = None
@@ -111,7 +149,7 @@ class WorkerLoop:
             received = self._server.recv(0.0 if has_more else _POLL_S)
             if received is not None:
                 peer, message = received
-                answer = self._answer(message)
+                answer = self._answer(peer, message)
                 if answer is not None:
                     self._send(peer, answer)
                 has_more = self._work_ahead is not None
@@ -126,9 +164,14 @@ class WorkerLoop:
                 self._engine.answer(empty or DraftBatch(0, [], forgotten))
         self._turned_at = None
 
-    def _answer(self, message: Message) -> Message | None:
+    def _answer(self, peer: Peer, message: Message) -> Message | None:
         if isinstance(message, Hello):
             return self._info
+        if isinstance(message, VerifyAhead) and self._info.role == "target":
+            batch = self._last_rounds.batch_of(peer, message)
+            if batch is None:
+                return VerifyResult(message.round_id, [], is_declined=True)
+            message = batch
         if not isinstance(message, self._batch_type):
             return None
         assert isinstance(message, VerifyBatch | DraftBatch)
@@ -141,6 +184,7 @@ class WorkerLoop:
             # The engine may have stopped half-way: drop everything, so that no wrong KV survives.
             logger.exception("round %d failed", message.round_id)
             self._engine.clear()
+            self._last_rounds.clear()
             return Failure(message.round_id, type(error).__name__)
         finally:
             self._busy_before_s += self.busy_s
@@ -148,6 +192,8 @@ class WorkerLoop:
             # Noted after the round, so that a long one does not make its own sequences idle.
             self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         self.num_batches += 1
+        if isinstance(message, VerifyBatch) and isinstance(answer, VerifyResult):
+            self._last_rounds.note(peer, message, answer)
         return answer
 
     def _send(self, peer: bytes, answer: Message) -> None:

@@ -159,7 +159,7 @@ class DraftChoice:
                     record.add(verified[index].tolist(), accepted[index].tolist(), expected[index].tolist())
         self._learn_chains(round, emitted)
         self._calibration.end_round(round.entries[index].sequence.namespace for index, _, _ in emitted)
-        if emitted:
+        if emitted and not round.is_ahead:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
             num_tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             share = self._share_of_decoding(round)
@@ -269,7 +269,8 @@ class DraftChoice:
             rows += count
         return expected, rows
 
-    def _choose_nodes(self, round: Round, chain_tokens: float, chain_rows: int, fixed_s: float) -> None:
+    def merge(self, round: Round) -> MergedTrees | None:
+        """One tree for each entry, of all that is proposed for it under the coupled rule; None: nothing is."""
         proposals: list[Proposal] = []
         stop_tokens: list[int] = []
         stop_start = [0]
@@ -285,10 +286,9 @@ class DraftChoice:
                 stop_tokens.extend(entry.sequence.stop_tokens)
             stop_start.append(len(stop_tokens))
         if not proposals:
-            return
-        max_nodes = np.array([entry.max_nodes for entry in round.entries], np.int32)
+            return None
         limits = SequenceLimits(
-            max_nodes,
+            np.array([entry.max_nodes for entry in round.entries], np.int32),
             np.array([entry.sequence.num_left - 1 for entry in round.entries], np.int32),
             np.array(stop_tokens, np.int32),
             np.array(stop_start, np.int32),
@@ -299,6 +299,19 @@ class DraftChoice:
             for proposal, is_valid in zip(proposals, is_valid_tree.tolist(), strict=True):
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
+        return merged
+
+    def price_of_a_node(self, round: Round) -> float:
+        """The probability from which a node pays in a round that nobody waits for."""
+        size = round.size
+        verify_s = self._step_times.times_of_drafts(size.num_rows, size.num_running, round.budget.rows + 1)
+        return min(1.0, _ROW_CAUTION * price_of_a_row(float(size.num_running), 0.0, verify_s))
+
+    def _choose_nodes(self, round: Round, chain_tokens: float, chain_rows: int, fixed_s: float) -> None:
+        merged = self.merge(round)
+        if merged is None:
+            return
+        max_nodes = np.array([entry.max_nodes for entry in round.entries], np.int32)
         num_required = int(np.count_nonzero(merged.nodes["is_required"]))
         room = min(len(merged) - num_required, max(0, round.budget.rows - chain_rows))
         expected_tokens = round.size.num_running + chain_tokens

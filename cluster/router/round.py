@@ -97,4 +97,5 @@ class Round:
     asked: AskedDrafters = field(default_factory=AskedDrafters)
     chosen: MergedTrees | None = None  # the nodes sent to the target; None: no tree was merged
     is_assembled: bool = False  # its batch is written: sequences may end before the target's answer
+    is_ahead: bool = False  # it was sent ahead, so the target began it before the router knew what it follows
     assembled_at: float = 0.0  # on the clock of `planned_at`; 0: unknown
