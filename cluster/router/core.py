@@ -18,6 +18,7 @@ from actors.messages import (
     DraftResult,
     GenerationRequest,
     SequenceDelta,
+    VerifyAhead,
     VerifyBatch,
     VerifyItem,
     VerifyResult,
@@ -44,6 +45,7 @@ from cluster.router.prefill_budget import prefill_rows
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
+from cluster.router.sending_ahead import SendingAhead
 from cluster.router.sequence import DraftState, Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.target_blocks import TargetBlocks
@@ -115,6 +117,14 @@ class RouterCore:
         self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
         self.blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
         self._teaching = Teaching(self._drafting, self._scheduler, shared, target.vocab_size)
+        self.ahead = SendingAhead(
+            config.send_ahead,
+            choice=self._choice,
+            drafting=self._drafting,
+            requests=self._requests,
+            scheduler=self._scheduler,
+            max_running=config.max_running,
+        )
         self._sink = GuardedSink(
             shared.token_sink, self, self.counters, cache_source=names.index(CACHE) if CACHE in names else None
         )
@@ -203,6 +213,8 @@ class RouterCore:
         self._scheduler.admit(self.blocks.free)
         running = sequences_in_turn(self._scheduler.running, self._round_id)
         entries = plan_entries(running, self._most_prefill_rows(running))
+        if not entries:
+            self.ahead.pause()
         if not entries and not self._requests.to_free and not self._drafting.workers.has_notices:
             return None, self._requests.take_events()
         self._round_id += 1
@@ -277,6 +289,27 @@ class RouterCore:
             self._drafting.num_successors_of(round),
         )
 
+    def plan_ahead(self, round: Round, now: float) -> VerifyAhead | None:
+        """While the target computes this round: the message that sends the next one ahead, or None if the next one is
+        planned when this one is done."""
+        if round is not self._open or not round.is_assembled:
+            return None
+        self._requests.end_overdue(now)
+        message = self.ahead.plan(round, self._round_id + 1, now)
+        if message is not None:
+            self._round_id = message.round_id
+        return message
+
+    def begin_ahead(self, batch: VerifyBatch, result: VerifyResult, now: float) -> tuple[Round, VerifyBatch] | None:
+        """Open the round that was sent ahead behind `batch`, whose result has been committed; the target computes it
+        already. Returns the round and its batch; None: there is none, or the target has declined it."""
+        if self._open is not None:
+            return None
+        begun = self.ahead.begin(batch, result, now)
+        if begun is not None:
+            self._open = begun[0]
+        return begun
+
     def commit(self, round: Round, result: VerifyResult, now: float) -> list[RouterEvent]:
         """Commit and emit the target's tokens, end finished requests, learn from the round.
 
@@ -293,6 +326,7 @@ class RouterCore:
         self.step_times.observe(result.rows, result.elapsed_s)
         taken = self._verdicts.take(round, result, now)
         self._learn(round, result, taken.emitted, now)
+        self.ahead.observe(round, result, taken.emitted, now)
         for sequence in taken.finished:
             self._sink.finished(sequence)
             self._requests.release(sequence, now)
@@ -310,6 +344,8 @@ class RouterCore:
         if round is not self._open:
             return
         self._open = None
+        self.ahead.drop()
+        self.ahead.pause()
         self.counters.abandoned_rounds += 1
         self._requests.to_free = round.finished + self._requests.to_free
         for entry in round.entries:
@@ -328,6 +364,8 @@ class RouterCore:
         if self._open is not None:
             self._count_failure(self._open)
             self._open = None
+        self.ahead.drop()
+        self.ahead.pause()
         self._requests.to_free = []
         self.blocks.free = 0
         for sequence in self._scheduler.running:

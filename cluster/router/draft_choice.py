@@ -15,7 +15,7 @@ from cluster.router.counters import RouterCounters
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
-from cluster.router.merged_trees import Proposal, SequenceLimits, merge_trees
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, merge_trees
 from cluster.router.planner import (
     choose_nodes,
     most_nodes_that_can_pay,
@@ -300,6 +300,11 @@ class DraftChoice:
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
         return merged
+
+    @property
+    def requires_rows(self) -> bool:
+        """Whether a drafter requires rows of every round."""
+        return bool(self._most_required)
 
     def price_of_a_node(self, round: Round) -> float:
         """The probability from which a node pays in a round that nobody waits for."""

@@ -15,12 +15,21 @@ from contextlib import suppress
 from actors.errors import LinkError, RouterLost, Unavailable
 from actors.links.client import AsyncLink
 from actors.links.heartbeat import Heartbeat
-from actors.messages import Failure, GenerationRequest, Hello, TokenChunk, VerifyBatch, VerifyResult, WorkerInfo
+from actors.messages import (
+    Failure,
+    GenerationRequest,
+    Hello,
+    TokenChunk,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
 from cluster.router.connections import Connections
 from cluster.router.core import RouterCore
 from cluster.router.linked_drafts import LinkedDrafts
 from cluster.router.round import RequestFailed, RouterEvent
-from cluster.router.run_round import RoundHooks, RoundStage, run_round
+from cluster.router.run_round import RoundHooks, RoundStage, run_rounds
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +215,7 @@ class RouterDriver:
             if not await self._is_target_ready():
                 await asyncio.sleep(_IDLE_POLL_S)
                 continue
-            outcome = await run_round(self.core, self._drafts, self._verify, self._hooks)
+            outcome = await run_rounds(self.core, self._drafts, self._verify, self._hooks)
             if outcome.round is None or _is_starved(outcome.result):
                 await asyncio.sleep(_IDLE_POLL_S)
 
@@ -263,7 +272,7 @@ class RouterDriver:
         self._silent = None
         return self._target is link
 
-    async def _verify(self, batch: VerifyBatch) -> VerifyResult | Failure | None:
+    async def _verify(self, batch: VerifyBatch | VerifyAhead) -> VerifyResult | Failure | None:
         link = self._target
         if link is None or not link.is_alive:
             return None

@@ -114,6 +114,15 @@ class MergedTrees:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def tree(self, index: int) -> DraftTree:
+        """The tree of a sequence, with the calibrated probabilities."""
+        nodes = self.nodes[self.start[index] : self.start[index + 1]]
+        return DraftTree(
+            np.ascontiguousarray(nodes["token_id"]),
+            np.ascontiguousarray(nodes["parent"]),
+            nodes["probability"].astype(np.float32),
+        )
+
     @staticmethod
     def empty(num_sequences: int) -> MergedTrees:
         return MergedTrees(np.zeros(num_sequences + 1, np.int32), np.empty(0, MERGED_NODE))

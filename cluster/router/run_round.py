@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from actors.messages import DraftBatch, DraftResult, Failure, VerifyBatch, VerifyResult
+from actors.messages import DraftBatch, DraftResult, Failure, VerifyAhead, VerifyBatch, VerifyResult
 from cluster.router.core import RouterCore
 from cluster.router.round import Round, RouterEvent
 
@@ -49,6 +50,7 @@ class RoundHooks:
 
 
 _NO_HOOKS = RoundHooks()
+_MOST_ROUNDS = 32  # of one call; between calls, requests are admitted and other routers' learning is exchanged
 
 
 async def run_round(
@@ -61,6 +63,65 @@ async def run_round(
 
     CPU drafters run while draft workers draft. Exceptions of `drafts` and `verify` leave the round open.
     """
+    planned = await _begin_round(core, drafts, hooks)
+    if isinstance(planned, RoundOutcome):
+        return planned
+    round, batch, events = planned
+    hooks.begin("verify")
+    result = await verify(batch)
+    return _end_round(core, round, batch, result, hooks, events)
+
+
+async def run_rounds(
+    core: RouterCore,
+    drafts: DraftSource,
+    verify: Callable[[VerifyBatch | VerifyAhead], Coroutine[None, None, VerifyResult | Failure | None]],
+    hooks: RoundHooks = _NO_HOOKS,
+) -> RoundOutcome:
+    """One round, and behind it those that are sent ahead, each while the target computes the one before.
+
+    verify: it sends the message before it first waits. Returns the outcome of the last round, with all events.
+    """
+    planned = await _begin_round(core, drafts, hooks)
+    if isinstance(planned, RoundOutcome):
+        return planned
+    round, batch, events = planned
+    asked: list[asyncio.Task[VerifyResult | Failure | None]] = []
+    try:
+        answer = await _send(verify(batch), asked)
+        for rounds_left in reversed(range(_MOST_ROUNDS)):
+            hooks.begin("draft")
+            ahead = core.plan_ahead(round, hooks.now()) if rounds_left else None
+            next_answer = None if ahead is None else await _send(verify(ahead), asked)
+            hooks.begin("verify")
+            result = await answer
+            outcome = _end_round(core, round, batch, result, hooks, events)
+            if next_answer is None or not isinstance(result, VerifyResult):
+                break
+            begun = core.begin_ahead(batch, result, hooks.now())
+            if begun is None:
+                break
+            (round, batch), answer, events = begun, next_answer, outcome.events
+        return outcome
+    finally:
+        for task in asked:
+            task.cancel()  # the answers of rounds that were not begun
+
+
+async def _send(
+    answer: Coroutine[None, None, VerifyResult | Failure | None],
+    asked: list[asyncio.Task[VerifyResult | Failure | None]],
+) -> asyncio.Task[VerifyResult | Failure | None]:
+    task = asyncio.create_task(answer)
+    asked.append(task)
+    await asyncio.sleep(0)
+    return task
+
+
+async def _begin_round(
+    core: RouterCore, drafts: DraftSource, hooks: RoundHooks
+) -> tuple[Round, VerifyBatch, list[RouterEvent]] | RoundOutcome:
+    """The round that the target is asked for, its batch and the events so far; an outcome if there is none."""
     hooks.begin("plan")
     round, events = core.plan_round(hooks.now())
     hooks.deliver(events)
@@ -75,10 +136,19 @@ async def run_round(
     hooks.begin("assemble")
     batch = core.assemble(round, results)
     round.assembled_at = hooks.now()
-    hooks.begin("verify")
-    result = await verify(batch)
+    return round, batch, events
+
+
+def _end_round(
+    core: RouterCore,
+    round: Round,
+    batch: VerifyBatch,
+    result: VerifyResult | Failure | None,
+    hooks: RoundHooks,
+    events: list[RouterEvent],
+) -> RoundOutcome:
     hooks.begin("commit")
-    if isinstance(result, VerifyResult):
+    if isinstance(result, VerifyResult) and not result.is_declined:
         committed = core.commit(round, result, hooks.now())
         hooks.deliver(committed)
         events = events + committed
