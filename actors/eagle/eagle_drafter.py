@@ -26,7 +26,7 @@ from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.feature_tap import FeatureTap
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
-from actors.engine.model_runner import row_tier
+from actors.engine.row_tiers import row_tier
 from actors.options import EagleOptions
 
 _SCRATCH_SLOTS = 4096  # slots for keys and values of growing trees
@@ -116,7 +116,7 @@ class EagleDrafter(Drafter[HeadRows]):
         scratch = max(_SCRATCH_SLOTS, self._scratch_per_tree)
         self._trees_at_a_time = scratch // self._scratch_per_tree
         self._first_scratch = num_slots
-        self._kv = KvCache(num_slots + scratch, device)
+        self._kv = KvCache(num_slots + scratch, device, [head.kv_shape])
         self._is_known = np.zeros(num_slots, np.bool_)  # slots whose position the head has seen
 
     def computed(self, slots: np.ndarray) -> None:
