@@ -57,7 +57,7 @@ class DeviceRounds:
             next_tokens=walked[:own, 1].tolist(),
             paths=paths,
             successors=_successors(values[2 * size :].reshape(2, num_logits, -1)[:, : len(rows)]),
-            logits=logits[: len(rows)],
+            logits=logits,
         )
 
     def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:

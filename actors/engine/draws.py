@@ -36,7 +36,7 @@ class Emitted:
     next_tokens: list[int]
     paths: list[np.ndarray]  # accepted nodes, int32
     successors: Successors | None  # None: not asked for
-    logits: torch.Tensor  # [T + N, vocab]
+    logits: torch.Tensor  # [T + N or more, vocab]
 
 
 def most_probable(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
