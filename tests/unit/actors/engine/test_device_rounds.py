@@ -182,7 +182,7 @@ def test_all_rounds_of_a_shape_run_the_same_operations_on_the_same_places():
         nodes = int(rounds.rng.integers(0, 4))
         operations = operations_of(rounds, nodes)
         sequences = len(rounds.texts)
-        context = max(len(text) for text in rounds.texts.values()) + nodes
+        context = max(rounds.sent.values()) + nodes
         kind = row_tier(sequences * (1 + nodes)), row_tier(sequences), 1 << (context - 1).bit_length()
         kind += (1 << (max(1, nodes) - 1).bit_length(),)
         if kind in known:  # the first round of a kind finds places for its inputs
