@@ -16,8 +16,7 @@ from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
 from actors.sampling import device_sampling
-from actors.sampling.packed_rows import pack_rows
-from actors.sampling.processors import columns_of
+from actors.sampling.packed_rows import pack_sampling
 
 
 class _Shape(NamedTuple):
@@ -62,22 +61,17 @@ class DeviceRounds:
 
     def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:
         sampling, trees = draws.sampling, draws.trees
-        packed = pack_rows(
-            sampling,
-            columns_of(sampling.tokens, self._vocab_size, None),
-            num_rows=num_logits,
-            num_entries=power_tier(len(sampling.tokens)),
-        )
+        packed = pack_sampling(sampling, self._vocab_size, num_logits)
         num_nodes = num_logits - num_trees
         more = [
-            Part(packed, packed.shape),
+            Part(packed.words, packed.words.shape),
             Part(trees.tokens, (num_nodes,)),
             Part(trees.parents, (num_nodes,)),
             Part(trees.offsets.astype(np.int32), (num_trees + 1,), len(trees.tokens)),
         ]
         return more, _Shape(
-            adjusted_rows=power_tier(int(np.count_nonzero(np.diff(sampling.offsets)))),
-            truncates=bool(sampling.truncates.any()),
+            adjusted_rows=packed.num_slots,
+            truncates=packed.truncates,
             nodes=power_tier(max(1, int(np.diff(trees.offsets).max()))),
             successors=min(draws.num_successors, self._vocab_size),
         )

@@ -83,6 +83,11 @@ class ModelRunner:
         self._arena = Arena(self.device) if self._attention == "triton_tree" else None
 
     @property
+    def num_outputs(self) -> int:
+        """Columns of the logits."""
+        return int(self.model.get_output_embeddings().out_features)
+
+    @property
     def row_steps(self) -> list[int]:
         """Row counts that forwards of decoding rounds are padded to; empty: no padding."""
         if self._exact == "bitwise":

@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig
 
 from actors.draft_model.draft_engine import DraftEngine
+from actors.engine.arena import Arena
 from actors.engine.attention.interface import Scoring
 from actors.engine.attention.padded import PaddedPlan
-from actors.engine.arena import Arena
 from actors.engine.attention.tree_rows import TreeRows
 from actors.engine.device_inputs import send_inputs
 from actors.engine.kv_cache import KvCache, LayerShape
