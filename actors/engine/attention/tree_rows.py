@@ -9,7 +9,7 @@ import torch
 
 class TreeRows(NamedTuple):
     """The arrays of a `PackedBatch` of S sequences. Rows from first_rows[S] on are padding, which see nothing;
-    sequences without rows may follow the batch's own."""
+    sequences without rows may follow the batch's own. All are contiguous."""
 
     slots: torch.Tensor  # int64 [rows]: where each row's keys and values are written
     first_rows: torch.Tensor  # int32 [S + 1]
