@@ -13,13 +13,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
 import torch
 from torch import Tensor, nn
 
+from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
 from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelLinear
 from actors.engine.cpu_kernels.threads import has_openmp
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 _LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear)
 KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "panel": PanelLinear,
+    "panel ahead": partial(PanelLinear, ahead_bytes=AHEAD_BYTES),
     "packed": PackedLinear,
     "plain": lambda linear: linear,
 }
